@@ -1,0 +1,333 @@
+"""The GPUPool: what a user knows better than labels do, and pools that have no node right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link
+from tilecast.manifests.door import Door, Rule, Toleration, check, envelope, shown
+from tilecast.manifests.instances import NodeType, default_network, node_types
+from tilecast.manifests.trainingjob import MAX_GPUS, Condition
+from tilecast.spec import SpecError
+
+KIND = "GPUPool"
+NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+
+
+class Rates(Door):
+    """One positive number per precision; leave out what the GPU cannot run."""
+
+    fp32: float | None = Field(default=None, gt=0, le=1e6, description="Plain FP32.")
+    tf32: float | None = Field(default=None, gt=0, le=1e6, description="TF32 matrix units.")
+    fp16: float | None = Field(default=None, gt=0, le=1e6, description="FP16 matrix units.")
+    bf16: float | None = Field(default=None, gt=0, le=1e6, description="BF16 matrix units.")
+    fp8: float | None = Field(default=None, gt=0, le=1e6, description="FP8 matrix units.")
+
+
+class GpuFacts(Door):
+    """Data-sheet facts of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
+
+    product: str = Field(min_length=1, max_length=128, description="Product name as the driver prints it.")
+    architecture: str = Field(min_length=1, max_length=64, description="Architecture, for instance hopper.")
+    compute_capability: float = Field(gt=0, le=100, description="CUDA compute capability, for instance 9.0.")
+    sm_count: int = Field(ge=1, le=4096, description="Streaming multiprocessors.")
+    memory_gib: float = Field(gt=0, le=65536, description="Memory in GiB.")
+    memory_bandwidth_gb_per_s: float = Field(gt=0, le=1e6, description="Memory bandwidth in 10^9 bytes per second.")
+    l2_mib: float = Field(gt=0, le=65536, alias="l2Mib", description="L2 cache in MiB.")
+    l2_bandwidth_gb_per_s: float = Field(
+        gt=0, le=1e6, alias="l2BandwidthGbPerS", description="L2 read bandwidth in 10^9 bytes per second."
+    )
+    boost_clock_mhz: float = Field(gt=0, le=1e5, description="Boost clock in MHz.")
+    tdp_w: float = Field(gt=0, le=1e5, description="Thermal design power in watts.")
+    intra_link: str = Field(
+        min_length=1, max_length=63, description="Usual link between GPUs of a node, for instance nvlink4."
+    )
+    peak_tflops: Rates = Field(description="Peak in 10^12 floating-point operations per second, by precision.")
+
+
+class GpuSource(Door):
+    """The pool's GPU: one that Tilecast knows by name or product, or its facts under a new name."""
+
+    name: str = Field(
+        min_length=1, max_length=63, description="Name or product string of a known GPU, or a new name with facts."
+    )
+    facts: GpuFacts | None = Field(default=None, description="Data-sheet facts; they win over what Tilecast ships.")
+
+    def gpu(self) -> Gpu:
+        """The GPU these fields mean.
+
+        Raises:
+            SpecError: the name is unknown and no facts are given, or the facts are no GPU.
+        """
+        if self.facts is None:
+            try:
+                return find_gpu(self.name)
+            except SpecError as error:
+                raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
+        facts = self.facts.model_dump(exclude_none=True)
+        return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.facts) || self.name.matches('^[a-z0-9][a-z0-9.-]*$')",
+            lambda m: (
+                m.facts is None or all(ch.isascii() and (ch.islower() or ch.isdigit() or ch in ".-") for ch in m.name)
+            ),
+            "a new GPU's name has other characters than a-z, 0-9, dot and dash",
+            "write it in lower case with dashes",
+        ),
+    )
+
+
+class PoolLinks(Door):
+    """Links by name, as in tilecast's `hardware/links`."""
+
+    intra_node: str | None = Field(
+        default=None, min_length=1, max_length=63, description="Between GPUs of a node, for instance nvlink4 or pcie4."
+    )
+    inter_node: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Between nodes, for instance infiniband-ndr-8x400 or ethernet-100.",
+    )
+
+
+class Price(Door):
+    """What one GPU costs. Replaces every price that Tilecast ships."""
+
+    per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU for one hour.")
+    spot: float | None = Field(
+        default=None, ge=0, le=1e6, description="Price of one GPU for one hour on nodes that are labelled as spot."
+    )
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$", max_length=3, description="ISO 4217 code.")
+
+
+class GPUPoolSpec(Door):
+    """Which nodes the pool has, or could have, and what they are."""
+
+    selector: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="Labels of the pool's nodes; empty means those of nodeType."
+    )
+    gpu: GpuSource | None = Field(default=None, description="The GPU; absent takes what the nodes or nodeType say.")
+    gpus_per_node: int | None = Field(
+        default=None, ge=1, le=128, description="GPUs of one node; absent takes what nodes say."
+    )
+    node_type: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Instance type; prices a pool that has no node right now.",
+    )
+    max_nodes: int | None = Field(
+        default=None, ge=0, le=MAX_GPUS, description="Most nodes the pool can have; absent takes the nodes it has."
+    )
+    links: PoolLinks | None = Field(
+        default=None, description="Links; absent takes those of the instance type or the GPU."
+    )
+    price: Price | None = Field(
+        default=None, description="Price; absent takes the instance type's list price, if known."
+    )
+    tolerations: list[Toleration] | None = Field(
+        default=None, max_length=16, description="What jobs must tolerate; absent takes the taints of the nodes."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.selector) && size(self.selector) > 0 || has(self.nodeType) || has(self.gpu)",
+            lambda m: bool(m.selector) or m.node_type is not None or m.gpu is not None,
+            "says neither which nodes nor which GPU",
+            "give selector, nodeType or gpu",
+        ),
+    )
+
+
+class PoolGpus(Door):
+    """GPUs of the pool's nodes."""
+
+    total: int = Field(ge=0, description="Physical GPUs.")
+    allocatable: int = Field(ge=0, description="GPUs that pods may use.")
+
+
+class Fact(Door):
+    """A value and where it came from."""
+
+    value: str = Field(max_length=253, description="The value.")
+    layer: str = Field(
+        max_length=64, description="Where it came from: override, a label's owner, instance type or default."
+    )
+
+
+class PoolSummary(Door):
+    """Flat strings for `kubectl get`."""
+
+    gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
+    shape: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
+    price: str | None = Field(default=None, max_length=32, description="Price of one GPU for one hour.")
+    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
+
+
+class GPUPoolStatus(Door):
+    """What was found. Written by the operator only."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was read.")
+    nodes: int | None = Field(default=None, ge=0, description="Nodes of the pool now.")
+    gpus: PoolGpus | None = Field(default=None, description="GPUs of those nodes.")
+    facts: dict[str, Fact] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="gpu, gpusPerNode, intraNode, interNode, price and their layers.",
+    )
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Ready: whether jobs can be advised onto the pool.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    summary: PoolSummary | None = Field(default=None, description="Flat strings for kubectl get.")
+
+
+Facts = dict[str, tuple[str, str]]
+"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, price."""
+
+
+def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
+    """Name and checked spec of a GPUPool document.
+
+    Raises:
+        SpecError: with the path of the first field that is wrong.
+    """
+    name, spec = envelope(document, KIND)
+    return name, check(GPUPoolSpec, spec, "spec")
+
+
+def pool(document: Mapping[str, Any]) -> Pool:
+    """The pool that a GPUPool document describes by itself, without looking at nodes.
+
+    Raises:
+        SpecError: a field is wrong, or the document leaves open which GPU it is or how many.
+    """
+    return override(*parse(document))[0]
+
+
+def override(
+    name: str, spec: GPUPoolSpec, found: Pool | None = None, facts: Facts | None = None, spot: bool = False
+) -> tuple[Pool, Facts]:
+    """The pool after the user's word was put over what its nodes say.
+
+    Args:
+        name: name of the GPUPool.
+        spec: what the user wrote.
+        found: the pool as its nodes show it; None if there are none now.
+        facts: the layers of `found`.
+        spot: whether every node of the pool is sold as spot.
+
+    Returns:
+        The pool, and the layer of every fact in it.
+
+    Raises:
+        SpecError: neither the user, nor the nodes, nor the instance type say which GPU, or how many per node.
+    """
+    layers = dict(facts or {})
+    kind = _node_type(spec)
+    gpu = _gpu(spec, kind, found, layers)
+    gpus_per_node = spec.gpus_per_node or (found.gpus_per_node if found else kind.gpus if kind else None)
+    if gpus_per_node is None:
+        raise SpecError("spec.gpusPerNode", "is missing and no node shows it", "write how many GPUs a node has")
+    if spec.gpus_per_node or found is None:
+        layers["gpusPerNode"] = (str(gpus_per_node), "override" if spec.gpus_per_node else "instance type")
+    max_nodes = spec.max_nodes if spec.max_nodes is not None else (found.max_nodes if found else None)
+    if max_nodes is None:
+        raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
+    intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers)
+    price, currency = _price(spec, kind, found, spot, layers)
+    node_type = spec.node_type or (found.node_type if found else "")
+    selector = dict(spec.selector) or (dict(found.node_selector) if found else {NODE_TYPE_LABEL: node_type})
+    if spec.tolerations is not None:
+        tolerations: tuple[Mapping[str, str], ...] = tuple(item.plain() for item in spec.tolerations)
+    else:
+        tolerations = found.tolerations if found else ()
+    return Pool(
+        name=name,
+        gpu=gpu,
+        gpus_per_node=gpus_per_node,
+        max_nodes=max_nodes,
+        intra=intra,
+        inter=inter,
+        node_type=node_type,
+        node_selector={key: value for key, value in selector.items() if value},
+        tolerations=tolerations,
+        price_per_gpu_hour=price,
+        currency=currency,
+        layer="override",
+    ), layers
+
+
+def _node_type(spec: GPUPoolSpec) -> NodeType | None:
+    return node_types().get(spec.node_type) if spec.node_type else None
+
+
+def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: Facts) -> Gpu:
+    if spec.gpu is not None:
+        gpu = spec.gpu.gpu()
+        layers["gpu"] = (gpu.name, "override")
+        return gpu
+    if found is not None:
+        return found.gpu
+    if kind is not None:
+        layers["gpu"] = (kind.gpu, "instance type")
+        return find_gpu(kind.gpu)
+    remedy = "write spec.gpu.name"
+    if spec.node_type:
+        raise SpecError("spec.nodeType", f"{shown(spec.node_type)} is not a known instance type", remedy)
+    raise SpecError("spec.gpu", "is missing and no node shows it", remedy)
+
+
+def _links(
+    spec: GPUPoolSpec, gpu: Gpu, gpus_per_node: int, kind: NodeType | None, found: Pool | None, layers: Facts
+) -> tuple[Link, Link]:
+    wanted = spec.links or PoolLinks()
+    if wanted.intra_node:
+        intra, layer = _link(wanted.intra_node, "spec.links.intraNode"), "override"
+    elif found and spec.gpu is None:
+        intra, layer = found.intra, ""
+    else:
+        intra, layer = find_link(gpu.intra_link), "gpu"
+    if layer:
+        layers["intraNode"] = (intra.name, layer)
+    if wanted.inter_node:
+        inter, layer = _link(wanted.inter_node, "spec.links.interNode"), "override"
+    elif found:
+        inter, layer = found.inter, ""
+    elif kind:
+        inter, layer = kind.inter, "instance type"
+    else:
+        inter, layer = default_network(gpu, gpus_per_node), "default"
+    if layer:
+        layers["interNode"] = (inter.name, layer)
+    return intra, inter
+
+
+def _link(name: str, field: str) -> Link:
+    try:
+        return find_link(name)
+    except SpecError as error:
+        raise SpecError(field, error.problem, error.remedy) from None
+
+
+def _price(
+    spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts
+) -> tuple[float | None, str]:
+    if spec.price is not None:
+        own = spec.price.spot if spot and spec.price.spot is not None else spec.price.per_gpu_hour
+        layers["price"] = (f"{own:g} {spec.price.currency}", "override")
+        return own, spec.price.currency
+    if found is not None:
+        return found.price_per_gpu_hour, found.currency
+    if kind is not None and kind.price_per_gpu_hour is not None:
+        layers["price"] = (f"{kind.price_per_gpu_hour:g} {kind.currency}", "instance type")
+        return kind.price_per_gpu_hour, kind.currency
+    return None, "USD"

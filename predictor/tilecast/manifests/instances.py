@@ -1,0 +1,74 @@
+"""Instance types of the clouds, as data: which GPUs a node has, its network, its list price.
+
+The files are `hardware/nodes/*.toml`; each names its sources.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tilecast.hardware import Gpu, Link, find_link
+
+GIGABIT_BYTES_PER_S = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One instance type."""
+
+    name: str
+    gpu: str
+    gpus: int
+    inter: Link
+    price_per_hour: float | None
+    """List price of the whole node, on demand; None where no source is at hand."""
+    currency: str
+
+    @property
+    def price_per_gpu_hour(self) -> float | None:
+        return None if self.price_per_hour is None else self.price_per_hour / self.gpus
+
+
+@cache
+def node_types() -> Mapping[str, NodeType]:
+    """Every instance type that ships with Tilecast, by name."""
+    found: dict[str, NodeType] = {}
+    for table in _tables().values():
+        for row in table.get("nodes", ()):
+            inter = find_link(row["inter"]) if "inter" in row else ethernet(row["network_gbit_per_s"])
+            found[row["type"]] = NodeType(
+                row["type"], row["gpu"], row["gpus"], inter, row.get("price_per_hour"), table["currency"]
+            )
+    return found
+
+
+def ethernet(gbit_per_s: float) -> Link:
+    """Ethernet of that rate per node, with the overheads of the shipped 10 Gb/s link."""
+    rate = gbit_per_s * GIGABIT_BYTES_PER_S
+    return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
+
+
+def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
+    """The network assumed for nodes of which nothing but the GPU is known."""
+    rows = _tables()["defaults.toml"]["network"]
+    fitting = (
+        row
+        for row in rows
+        if gpu.name in row.get("gpus", (gpu.name,)) and row.get("gpus_per_node", gpus_per_node) == gpus_per_node
+    )
+    return find_link(next(fitting)["inter"])
+
+
+@cache
+def _tables() -> Mapping[str, dict[str, Any]]:
+    entries = sorted(files("tilecast.hardware").joinpath("nodes").iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name: tomllib.loads(entry.read_text(encoding="utf-8"))
+        for entry in entries
+        if entry.name.endswith(".toml")
+    }

@@ -1,0 +1,494 @@
+"""The TrainingJob: what a user asks for, and the status that answers it.
+
+The models here are the source of `crds/trainingjobs.yaml`. A field exists only once something honours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tilecast import models
+from tilecast.advise import Baseline, Constraints, Request
+from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
+from tilecast.spec import Attention, Execution, Model, Objective, Optimizer, Precision, SpecError, Workload
+
+KIND = "TrainingJob"
+Mode = Literal["Off", "Advise"]
+
+MAX_BATCH = 2**24
+MAX_SEQUENCE = 2**24
+MAX_GPUS = 2**17
+
+
+class Transformer(Door):
+    """Dimensions of a dense transformer, for a model that no preset describes."""
+
+    family: Literal["decoder", "encoder"] = Field(
+        default="decoder", description="decoder attends to earlier tokens only (GPT, Llama), encoder to all (BERT)."
+    )
+    layers: int = Field(ge=1, le=1024, description="Transformer blocks.")
+    hidden_size: int = Field(ge=1, le=2**18, description="Width of the residual stream.")
+    attention_heads: int = Field(ge=1, le=4096, description="Query heads of one block.")
+    key_value_heads: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Key and value heads; fewer than attentionHeads is grouped-query attention.",
+    )
+    head_size: int | None = Field(
+        default=None, ge=1, le=4096, description="Width of one head; hiddenSize / attentionHeads if absent."
+    )
+    feed_forward_size: int | None = Field(
+        default=None, ge=1, le=2**20, description="Inner width of the MLP; four times hiddenSize if absent."
+    )
+    vocabulary_size: int = Field(ge=1, le=2**22, description="Rows of the embedding and columns of the output layer.")
+    learned_positions: int = Field(
+        default=0, ge=0, le=MAX_SEQUENCE, description="Rows of a learned position embedding; 0 if there is none."
+    )
+    rotary: bool = Field(default=False, description="Whether queries and keys are rotated by position (RoPE).")
+    gated_feed_forward: bool = Field(default=False, description="Whether the MLP has a gate (SwiGLU and its kin).")
+    rms_norm: bool = Field(default=False, description="RMSNorm instead of LayerNorm.")
+    bias: bool = Field(default=True, description="Whether linear layers add a bias.")
+    tied_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
+    dropout: bool = Field(default=False, description="Whether the training run uses dropout.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.headSize) || self.hiddenSize % self.attentionHeads == 0",
+            lambda m: m.head_size is not None or m.hidden_size % m.attention_heads == 0,
+            "hiddenSize is not a multiple of attentionHeads",
+            "correct one of them, or give headSize",
+        ),
+        Rule(
+            "!has(self.keyValueHeads) || self.attentionHeads % self.keyValueHeads == 0",
+            lambda m: m.key_value_heads is None or m.attention_heads % m.key_value_heads == 0,
+            "attentionHeads is not a multiple of keyValueHeads",
+            "let every key/value head serve the same number of query heads",
+        ),
+    )
+
+    def model(self, name: str) -> Model:
+        """These dimensions as a `Model`."""
+        return models.model_from(
+            {
+                "name": name,
+                "family": self.family,
+                "layers": self.layers,
+                "hidden": self.hidden_size,
+                "heads": self.attention_heads,
+                "kv_heads": self.key_value_heads or self.attention_heads,
+                "head_dim": self.head_size or self.hidden_size // self.attention_heads,
+                "ffn_hidden": self.feed_forward_size or 4 * self.hidden_size,
+                "vocab": self.vocabulary_size,
+                "positions": self.learned_positions,
+                "gated_mlp": self.gated_feed_forward,
+                "rms_norm": self.rms_norm,
+                "rotary": self.rotary,
+                "causal": self.family == "decoder",
+                "bias": self.bias,
+                "tied_embeddings": self.tied_embeddings,
+                "dropout": self.dropout,
+            }
+        )
+
+
+class ModelSource(Door):
+    """The architecture: a preset by name, or its dimensions. Exactly one of the fields is set."""
+
+    preset: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Name of an architecture that Tilecast knows, for instance llama-2-7b, bert-large or resnet-50.",
+    )
+    transformer: Transformer | None = Field(default=None, description="Dimensions of a dense transformer.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.preset) != has(self.transformer)",
+            lambda m: (m.preset is None) != (m.transformer is None),
+            "needs exactly one of preset and transformer",
+            "write for instance preset: llama-2-7b",
+        ),
+    )
+
+
+class Training(Door):
+    """How the model is trained (or, for inference, run)."""
+
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_SEQUENCE,
+        description="Tokens of one sample, padding included. Required by models that read tokens; images have none.",
+    )
+    global_batch_size: int = Field(ge=1, le=MAX_BATCH, description="Samples of one optimizer step, over all GPUs.")
+    micro_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Samples of one forward pass on one GPU; absent leaves it to the search.",
+    )
+    precision: Precision = Field(default="bf16", description="Precision of the matrix multiplications.")
+    optimizer: Optimizer | None = Field(
+        default=None,
+        description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
+    )
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
+        default="auto",
+        description="What the backward pass computes again to save memory; auto leaves it to the search.",
+    )
+    attention: Attention = Field(
+        default="auto",
+        description="flash never writes the attention matrix to memory, eager does; auto takes flash if it runs.",
+    )
+    execution: Execution = Field(
+        default="eager", description="How kernels are launched, which decides the overhead of each."
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Optimizer steps of the whole run; with them time and cost to finish appear.",
+    )
+    tokens: int | None = Field(default=None, ge=1, le=10**18, description="Tokens of the whole run, instead of steps.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.microBatchSize) || self.globalBatchSize % self.microBatchSize == 0",
+            lambda m: m.micro_batch_size is None or m.global_batch_size % m.micro_batch_size == 0,
+            "globalBatchSize is not a multiple of microBatchSize",
+            "correct one of them, or leave microBatchSize out",
+        ),
+        Rule(
+            "!(has(self.steps) && has(self.tokens))",
+            lambda m: m.steps is None or m.tokens is None,
+            "steps and tokens both say how long the run is",
+            "keep one of them",
+        ),
+        Rule(
+            "!has(self.tokens) || has(self.sequenceLength)",
+            lambda m: m.tokens is None or m.sequence_length is not None,
+            "tokens needs sequenceLength",
+            "give sequenceLength, or steps instead of tokens",
+        ),
+    )
+
+
+class JobConstraints(Door):
+    """Limits on the answer. What is absent is not limited."""
+
+    gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use exactly this many GPUs.")
+    max_gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many GPUs.")
+    max_nodes: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many nodes.")
+    max_tensor_parallel: int | None = Field(
+        default=None, ge=1, le=4096, description="Split no layer over more GPUs than this."
+    )
+    allowed_pools: list[str] = Field(
+        default_factory=list, max_length=64, description="Names of the pools to consider; empty considers every pool."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.gpus) || !has(self.maxGpus) || self.gpus <= self.maxGpus",
+            lambda m: m.gpus is None or m.max_gpus is None or m.gpus <= m.max_gpus,
+            "gpus is above maxGpus",
+            "lower gpus or raise maxGpus",
+        ),
+    )
+
+
+class JobBaseline(Door):
+    """What you would run today; it is priced as a row of its own."""
+
+    pool: str = Field(min_length=1, max_length=63, description="Name of the pool.")
+    gpus: int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
+
+
+class TrainingJobSpec(Door):
+    """The desired training run and the limits of the advice."""
+
+    workload: Literal["training", "inference"] = Field(
+        default="training",
+        description="training prices forward, backward and optimizer; inference prices forward alone.",
+    )
+    model: ModelSource = Field(description="Architecture of the model.")
+    training: Training = Field(description="How it is trained.")
+    constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
+    objective: Objective = Field(
+        default="time", description="What is best: the shortest step (time) or the cheapest (cost)."
+    )
+    baseline: JobBaseline | None = Field(default=None, description="What you would run today, for comparison.")
+    mode: Mode = Field(
+        default="Advise",
+        description="Advise writes status, annotations and Events; Off writes the status only. Write it in quotes.",
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.workload == 'training' || !has(self.training.optimizer) || self.training.optimizer == 'none'",
+            lambda m: m.workload == "training" or m.training.optimizer in (None, "none"),
+            "inference has no optimizer",
+            "leave training.optimizer out",
+        ),
+        Rule(
+            "self.workload == 'training' || self.training.activationCheckpointing in ['auto', 'none']",
+            lambda m: m.workload == "training" or m.training.activation_checkpointing in ("auto", "none"),
+            "inference has no backward pass to recompute for",
+            "leave training.activationCheckpointing out",
+        ),
+    )
+
+
+class Condition(Door):
+    """One aspect of the state, as Kubernetes writes it."""
+
+    type: str = Field(max_length=64, description="What the condition is about.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: int = Field(ge=0, description="Generation of the spec that was looked at.")
+    last_transition_time: str = Field(
+        max_length=32,
+        description="When status last changed.",
+        json_schema_extra={"format": "date-time"},
+    )
+    reason: str = Field(min_length=1, max_length=64, description="Why, in one stable CamelCase word.")
+    message: str = Field(max_length=1024, description="Why and what to do about it, in a sentence.")
+
+
+class Parallelism(Door):
+    """How the job is split, in Megatron's words."""
+
+    data: int = Field(ge=1, description="Replicas that see different samples.")
+    tensor: int = Field(ge=1, description="GPUs that share each layer.")
+    pipeline: int = Field(ge=1, description="Stages of consecutive layers.")
+    context: int = Field(ge=1, description="GPUs that share one sequence.")
+    expert: int = Field(ge=1, description="GPUs that share the experts.")
+    zero_stage: int = Field(
+        ge=0, le=3, description="What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights."
+    )
+    micro_batch_size: int = Field(ge=1, description="Samples of one forward pass on one GPU.")
+    gradient_accumulation: int = Field(ge=1, description="Micro-batches of one rank and optimizer step.")
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(description="What is recomputed.")
+
+
+class StepSeconds(Door):
+    """The forecast of one optimizer step with its range."""
+
+    target: float = Field(ge=0, description="The forecast.")
+    lower_bound: float = Field(ge=0, description="Lower end of the 90 % range.")
+    upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
+
+
+class MemoryBytes(Door):
+    """Memory of one GPU."""
+
+    used: int = Field(ge=0, description="Peak that the plan needs.")
+    available: int = Field(ge=0, description="What the GPU leaves to the job.")
+
+
+class Alternative(Door):
+    """The best plan of one pool."""
+
+    pool: str = Field(max_length=63, description="Name of the pool.")
+    nodes: int = Field(ge=1, description="Nodes.")
+    gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
+    gpus: int = Field(ge=1, description="GPUs in all.")
+    plan: str = Field(max_length=128, description="The split in short.")
+    step_seconds: StepSeconds = Field(description="Forecast of one step.")
+    cost_per1000_steps: float | None = Field(
+        default=None,
+        alias="costPer1000Steps",
+        ge=0,
+        description="Price of 1000 steps; absent where the pool has no price.",
+    )
+    reason: str = Field(max_length=256, description="What decides its place.")
+
+
+class Recommendation(Door):
+    """The best plan of all pools."""
+
+    pool: str = Field(max_length=63, description="Name of the pool.")
+    node_type: str | None = Field(default=None, max_length=63, description="Instance type of its nodes, where known.")
+    node_selector: dict[str, str] = Field(max_length=16, description="Labels that select the pool's nodes.")
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=16, description="Taints of the pool that the job must tolerate."
+    )
+    nodes: int = Field(ge=1, description="Nodes.")
+    gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
+    gpus: int = Field(ge=1, description="GPUs in all.")
+    parallelism: Parallelism = Field(description="How to split the job.")
+    step_seconds: StepSeconds = Field(description="Forecast of one step.")
+    breakdown: dict[str, float] = Field(
+        max_length=16, description="Parts of the step in seconds; they sum to the target."
+    )
+    memory_bytes: MemoryBytes = Field(description="Memory of one GPU.")
+    tokens_per_second: float = Field(ge=0, description="Throughput in tokens, or in samples where there are no tokens.")
+    cost_per1000_steps: float | None = Field(
+        default=None,
+        alias="costPer1000Steps",
+        ge=0,
+        description="Price of 1000 steps; absent where the pool has no price.",
+    )
+    currency: str | None = Field(default=None, max_length=3, description="Currency of the price.")
+    finish_seconds: float | None = Field(
+        default=None, ge=0, description="Seconds of the whole run, where its length is known."
+    )
+    reason: str = Field(max_length=256, description="Why it is best.")
+
+
+class RejectedPool(Door):
+    """Why a pool has no plan."""
+
+    pool: str = Field(max_length=63, description="Name of the pool.")
+    code: str = Field(max_length=64, description="The reason as a stable code.")
+    message: str = Field(max_length=512, description="The reason with the number that decided.")
+    remedy: str = Field(max_length=512, description="The nearest change that would help.")
+
+
+class ModelVersion(Door):
+    """The predictor that made the forecast."""
+
+    version: str = Field(max_length=64, description="Version of the utilization model.")
+    sha256: str = Field(max_length=64, description="Digest of its file.")
+
+
+class Summary(Door):
+    """Flat strings for `kubectl get`."""
+
+    pool: str | None = Field(default=None, max_length=63, description="Recommended pool.")
+    gpus: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
+    plan: str | None = Field(default=None, max_length=128, description="The split in short.")
+    step: str | None = Field(default=None, max_length=32, description="Forecast of one step.")
+    range: str | None = Field(default=None, max_length=32, description="Its 90 % range.")
+    speedup: str | None = Field(default=None, max_length=32, description="Against the baseline.")
+    cost_per1000_steps: str | None = Field(
+        default=None, alias="costPer1000Steps", max_length=32, description="Price of 1000 steps."
+    )
+    error: str | None = Field(default=None, max_length=32, description="Measured against forecast, once measured.")
+    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
+    fits_now: str | None = Field(default=None, max_length=32, description="Whether the GPUs are free now, where known.")
+    finish: str | None = Field(default=None, max_length=32, description="Time of the whole run.")
+    memory: str | None = Field(default=None, max_length=32, description="GiB used of available on one GPU.")
+    confidence: str | None = Field(
+        default=None, max_length=32, description="Half-width of the range, relative to the step."
+    )
+    target: str | None = Field(default=None, max_length=253, description="The job this advice is for.")
+
+
+class TrainingJobStatus(Door):
+    """The answer. Written by the operator only."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was advised.")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    recommendation: Recommendation | None = Field(default=None, description="The best plan of all pools.")
+    baseline: Alternative | None = Field(default=None, description="What you would run today, priced alike.")
+    uncapped: Alternative | None = Field(
+        default=None, description="The best plan if constraints did not limit the GPUs."
+    )
+    alternatives: list[Alternative] = Field(
+        default_factory=list, max_length=16, description="The best plan of every pool, best first."
+    )
+    rejected: list[RejectedPool] = Field(
+        default_factory=list, max_length=64, description="Pools without a plan, and why."
+    )
+    plans_evaluated: int | None = Field(default=None, ge=0, description="How many plans were compared.")
+    model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
+    inputs_hash: str | None = Field(
+        default=None, max_length=64, description="Digest of everything that decided the advice."
+    )
+    summary: Summary | None = Field(default=None, description="Flat strings for kubectl get.")
+
+
+def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
+    """The spec of a TrainingJob document, checked field by field.
+
+    Raises:
+        SpecError: with the path of the first field that is wrong.
+    """
+    return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
+
+
+def read(document: Mapping[str, Any]) -> Request:
+    """The advice that a TrainingJob document asks for.
+
+    Raises:
+        SpecError: a field is wrong, or the model is unknown.
+    """
+    name, _ = envelope(document, KIND)
+    return request(name, parse(document))
+
+
+def request(name: str, spec: TrainingJobSpec) -> Request:
+    """A checked spec as a `Request`.
+
+    Raises:
+        SpecError: the preset is unknown, or the sequence length does not suit the model.
+    """
+    training = spec.training
+    model = _model(name, spec.model)
+    sequence_length = _sequence_length(model, training)
+    steps = training.steps
+    if training.tokens is not None:
+        steps = -(-training.tokens // (training.global_batch_size * sequence_length))
+    is_training = spec.workload == "training"
+    checkpointing = "none" if not is_training else training.activation_checkpointing
+    workload = Workload(
+        model=model,
+        sequence_length=sequence_length,
+        global_batch=training.global_batch_size,
+        precision=training.precision,
+        training=is_training,
+        optimizer=(training.optimizer or "adamw") if is_training else "none",
+        micro_batch=training.micro_batch_size,
+        checkpointing=None if checkpointing == "auto" else checkpointing,
+        attention=training.attention,
+        execution=training.execution,
+        steps=steps,
+    )
+    limits = spec.constraints or JobConstraints()
+    return Request(
+        name=name,
+        workload=workload,
+        objective=spec.objective,
+        constraints=Constraints(
+            gpus=limits.gpus,
+            max_gpus=limits.max_gpus,
+            max_nodes=limits.max_nodes,
+            max_tensor=limits.max_tensor_parallel,
+            allowed_pools=tuple(limits.allowed_pools),
+        ),
+        baseline=Baseline(spec.baseline.pool, spec.baseline.gpus) if spec.baseline else None,
+    )
+
+
+def _model(name: str, source: ModelSource) -> Model:
+    try:
+        if source.transformer is not None:
+            return source.transformer.model(name)
+        return models.preset(str(source.preset))
+    except SpecError as error:
+        field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
+        raise SpecError(field, error.problem, error.remedy) from None
+
+
+def _sequence_length(model: Model, training: Training) -> int:
+    """Tokens of one sample; 1 for a model without a vocabulary, which counts samples."""
+    field = "spec.training.sequenceLength"
+    given = training.sequence_length
+    if model.vocab == 0:
+        if given not in (None, 1):
+            raise SpecError(field, f"{model.name} reads images, not tokens", "leave sequenceLength out")
+        return 1
+    if given is None:
+        raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
+    if model.positions and given > model.positions:
+        raise SpecError(field, f"{given} is above the {model.positions} positions that {model.name} has", "shorten it")
+    return given

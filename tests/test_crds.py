@@ -1,0 +1,145 @@
+"""The CRDs: generated, structural, described, bounded, and with rules that the models share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from tilecast.manifests import crds, gpupool, trainingjob
+from tilecast.manifests.door import Door
+
+ROOT = Path(__file__).parent.parent
+JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
+
+
+def walk(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for key, value in schema.get("properties", {}).items():
+        yield from walk(value, f"{path}.{key}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from walk(schema[key], f"{path}[{key}]")
+
+
+def every_node() -> list[tuple[str, dict[str, Any]]]:
+    models = {resource.kind: resource for resource in crds.RESOURCES}
+    return [
+        row
+        for kind, resource in models.items()
+        for part in ("spec", "status")
+        for row in walk(crds.schema(getattr(resource, part)), f"{kind}.{part}")
+    ]
+
+
+def test_files_are_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert crds.main(["--check", "--output-dir", str(ROOT / "crds")]) == 0, capsys.readouterr().err
+
+
+def test_check_notices_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert crds.main(["--output-dir", str(tmp_path)]) == 0
+    (tmp_path / "gpupools.yaml").write_text("changed\n", encoding="utf-8")
+    assert crds.main(["--check", "--output-dir", str(tmp_path)]) == 1
+    assert "gpupools.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "schema"), every_node(), ids=[path for path, _ in every_node()])
+def test_every_field_is_typed_described_and_bounded(path: str, schema: dict[str, Any]) -> None:
+    assert schema.get("type") in {"object", "array", "string", "integer", "number", "boolean"}
+    assert not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "$defs"}
+    assert not ("properties" in schema and "additionalProperties" in schema)
+    if not path.endswith("]"):
+        assert schema.get("description", "").strip().endswith("."), "kubectl explain prints it"
+    if schema["type"] == "string":
+        assert "maxLength" in schema or "enum" in schema
+    if schema["type"] == "array":
+        assert "maxItems" in schema
+    if "additionalProperties" in schema:
+        assert "maxProperties" in schema
+    if path.split(".")[1] == "spec" and schema["type"] in ("integer", "number"):
+        assert "minimum" in schema and "maximum" in schema
+
+
+def test_columns_are_those_of_the_design() -> None:
+    columns = [column.plain() for column in crds.TRAINING_JOB.columns]
+    always = [column["name"].upper() for column in columns if "priority" not in column]
+    wide = [column["name"].upper() for column in columns if column.get("priority") == 1]
+    assert always == ["POOL", "GPUS", "PLAN", "STEP", "RANGE", "SPEEDUP", "COST/1K", "ERROR", "REASON", "AGE"]
+    assert wide == ["FITS-NOW", "FINISH", "MEMORY", "CONFIDENCE", "TARGET"]
+
+
+@pytest.mark.parametrize("resource", crds.RESOURCES, ids=lambda resource: resource.kind)
+def test_columns_point_at_fields(resource: crds.Resource) -> None:
+    summary = crds.schema(resource.status)["properties"]["summary"]["properties"]
+    for column in resource.columns:
+        if column.path.startswith(".status.summary."):
+            assert column.path.rsplit(".", 1)[1] in summary
+
+
+def test_names() -> None:
+    job, pool = (crds.crd(resource)["spec"] for resource in crds.RESOURCES)
+    assert job["names"]["shortNames"] == ["tjob"] and job["names"]["categories"] == ["tilecast"]
+    assert (job["scope"], pool["scope"]) == ("Namespaced", "Cluster")
+    assert job["versions"][0]["subresources"] == {"status": {}}
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_examples_satisfy_the_schema(path: Path) -> None:
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    schema = crds.schema(trainingjob.TrainingJobSpec)
+    jsonschema.Draft4Validator(schema).validate(document["spec"])
+
+
+PASSING: dict[type[Door], dict[str, Any]] = {
+    trainingjob.Transformer: {
+        "layers": 2, "hiddenSize": 64, "attentionHeads": 4, "keyValueHeads": 2, "vocabularySize": 9
+    },
+    trainingjob.ModelSource: {"preset": "gpt2"},
+    trainingjob.Training: {"globalBatchSize": 8, "microBatchSize": 2, "sequenceLength": 4, "tokens": 64},
+    trainingjob.JobConstraints: {"gpus": 8, "maxGpus": 8},
+    trainingjob.TrainingJobSpec: {
+        "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
+    },
+    gpupool.GpuSource: {"name": "h100-sxm"},
+    gpupool.GPUPoolSpec: {"nodeType": "p5.48xlarge"},
+}  # fmt: skip
+FACTS = {
+    "product": "x", "architecture": "x", "computeCapability": 9.0, "smCount": 1, "memoryGib": 1.0,
+    "memoryBandwidthGbPerS": 1.0, "l2Mib": 1.0, "l2BandwidthGbPerS": 1.0, "boostClockMhz": 1.0, "tdpW": 1.0,
+    "intraLink": "pcie4", "peakTflops": {"fp32": 1.0},
+}  # fmt: skip
+FAILING: dict[type[Door], list[dict[str, Any]]] = {
+    trainingjob.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
+    trainingjob.ModelSource: [{"preset": None}],
+    trainingjob.Training: [{"microBatchSize": 3}, {"steps": 5}, {"sequenceLength": None}],
+    trainingjob.JobConstraints: [{"gpus": 9}],
+    trainingjob.TrainingJobSpec: [
+        {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
+        {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
+    ],
+    gpupool.GpuSource: [{"name": "Not A Name", "facts": FACTS}],
+    gpupool.GPUPoolSpec: [{"nodeType": None}],
+}
+
+
+def with_rules(model: type[Door]) -> set[type[Door]]:
+    return {item for item in crds.models(model) if item.rules}
+
+
+def test_every_rule_has_a_sample() -> None:
+    everything = {model for resource in crds.RESOURCES for model in with_rules(resource.spec)}
+    assert everything == PASSING.keys() == FAILING.keys()
+    for model in everything:
+        assert len(FAILING[model]) == len(model.rules)
+
+
+@pytest.mark.parametrize("model", PASSING, ids=lambda model: model.__name__)
+def test_each_rule_fails_alone(model: type[Door]) -> None:
+    model.model_validate(PASSING[model])
+    for rule, change in zip(model.rules, FAILING[model], strict=True):
+        with pytest.raises(ValueError, match="1 validation error") as caught:
+            model.model_validate({**PASSING[model], **change})
+        assert rule.problem in str(caught.value)

@@ -1,0 +1,299 @@
+"""What a user writes: read as meant, or refused in one line that says where, what and how to mend it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilecast.manifests import documents, gpupool, trainingjob
+from tilecast.spec import SpecError
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    base = {
+        "model": {"preset": "llama-2-7b"},
+        "training": {"sequenceLength": 4096, "globalBatchSize": 64},
+    }
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "a-job"},
+        "spec": {**base, **spec},
+    }
+
+
+def training(**fields: Any) -> dict[str, Any]:
+    return job(training={"sequenceLength": 4096, "globalBatchSize": 64, **fields})
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_a_request(path: Path) -> None:
+    (document,) = documents.load(path.read_text(encoding="utf-8"))
+    request = trainingjob.read(document)
+    assert request.name == path.stem
+    assert request.workload.global_batch == document["spec"]["training"]["globalBatchSize"]
+    assert request.workload.model.name
+
+
+def test_examples_are_plain_block_yaml() -> None:
+    assert {path.stem for path in EXAMPLES} >= {"llama-7b-pretrain", "bert-large-pretrain", "resnet-50", "gpt2-xl-fp16"}
+    for path in EXAMPLES:
+        text = path.read_text(encoding="utf-8")
+        assert "preset:" in text and "globalBatchSize:" in text and "{" not in text
+
+
+def test_defaults() -> None:
+    workload = trainingjob.read(job()).workload
+    assert (workload.precision, workload.optimizer, workload.checkpointing) == ("bf16", "adamw", None)
+    assert workload.training and workload.steps is None
+
+
+def test_tokens_become_steps_rounded_up() -> None:
+    assert trainingjob.read(training(tokens=4096 * 64 * 10 + 1)).workload.steps == 11
+
+
+def test_inference_has_neither_optimizer_nor_recomputation() -> None:
+    workload = trainingjob.read(job(workload="inference")).workload
+    assert (workload.training, workload.optimizer, workload.checkpointing) == (False, "none", "none")
+
+
+def test_constraints_and_baseline_arrive() -> None:
+    request = trainingjob.read(
+        job(
+            constraints={"gpus": 8, "maxNodes": 2, "maxTensorParallel": 4, "allowedPools": ["t4"]},
+            baseline={"pool": "t4", "gpus": 4},
+            objective="cost",
+        )
+    )
+    limits = request.constraints
+    assert (limits.gpus, limits.max_gpus, limits.max_nodes, limits.max_tensor) == (8, None, 2, 4)
+    assert limits.allowed_pools == ("t4",)
+    assert request.baseline is not None and (request.baseline.pool, request.baseline.gpus) == ("t4", 4)
+    assert request.objective == "cost"
+
+
+def test_explicit_dimensions_equal_the_preset() -> None:
+    explicit = trainingjob.read(
+        job(
+            model={
+                "transformer": {
+                    "layers": 32,
+                    "hiddenSize": 4096,
+                    "attentionHeads": 32,
+                    "feedForwardSize": 11008,
+                    "vocabularySize": 32000,
+                    "rotary": True,
+                    "gatedFeedForward": True,
+                    "rmsNorm": True,
+                    "bias": False,
+                    "tiedEmbeddings": False,
+                }
+            }
+        )
+    ).workload.model
+    preset = trainingjob.read(job()).workload.model
+    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "rotary"):
+        assert getattr(explicit, name) == getattr(preset, name), name
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    (training(globalBatchsize=1), "spec.training.globalBatchsize", "did you mean globalBatchSize?"),
+    (job(objectiv="time"), "spec.objectiv", "did you mean objective?"),
+    (training(globalBatchSize=0), "spec.training.globalBatchSize", "1 or more"),
+    (training(globalBatchSize="64"), "spec.training.globalBatchSize", "samples of one optimizer step"),
+    (training(globalBatchSize=True), "spec.training.globalBatchSize", "samples"),
+    (training(globalBatchSize=1.5), "spec.training.globalBatchSize", "samples"),
+    (training(globalBatchSize=2**40), "spec.training.globalBatchSize", "or less"),
+    (training(globalBatchSize=None), "spec.training.globalBatchSize", "samples"),
+    (training(precision="bf61"), "spec.training.precision", "did you mean bf16?"),
+    (training(precision="int3"), "spec.training.precision", "use one of fp32, tf32, fp16, bf16, fp8"),
+    (training(microBatchSize=7), "spec.training", "leave microBatchSize out"),
+    (training(steps=1, tokens=1), "spec.training", "keep one"),
+    (job(training={"globalBatchSize": 8}), "spec.training.sequenceLength", "how many"),
+    (job(training={"sequenceLength": 8}), "spec.training.globalBatchSize", "add it"),
+    (job(training=None), "spec.training", "how it is trained"),
+    (job(training=[1]), "spec.training", "how it is trained"),
+    (job(model={"preset": "llama-2-7bb"}), "spec.model.preset", "did you mean llama-2-7b?"),
+    (job(model={"preset": "x" * 64}), "spec.model.preset", "architecture"),
+    (job(model={}), "spec.model", "preset: llama-2-7b"),
+    (job(model={"transformer": {}}), "spec.model.transformer.layers", "add it"),
+    (job(model={"preset": "resnet-50"}), "spec.training.sequenceLength", "leave sequenceLength out"),
+    (job(model={"preset": "bert-large"}), "spec.training.sequenceLength", "shorten it"),
+    (job(mode=False), "spec.mode", '"Off"'),
+    (job(mode="Auto"), "spec.mode", "use one of Off, Advise"),
+    (job(constraints={"gpus": 8, "maxGpus": 4}), "spec.constraints", "maxGpus"),
+    (job(constraints={"allowedPools": ["a", 3]}), "spec.constraints.allowedPools[1]", "names of the pools"),
+    (
+        job(workload="inference", training={"sequenceLength": 8, "globalBatchSize": 8, "optimizer": "adam"}),
+        "spec",
+        "out",
+    ),
+    ({**job(), "kind": "PyTorchJob"}, "kind", "TrainingJob"),
+    ({**job(), "apiVersion": "v1"}, "apiVersion", "tilecast.dev/v1alpha1"),
+    ({**job(), "spce": {}}, "spce", "did you mean spec?"),
+    ({**job(), "metadata": {}}, "metadata.name", "name"),
+    ({**job(), "metadata": "x"}, "metadata.name", "name"),
+    ({**job(), "spec": "x"}, "spec", "examples"),
+    ({}, "apiVersion", "tilecast.dev/v1alpha1"),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "remedy"), WRONG, ids=[f"{row[1]}-{i}" for i, row in enumerate(WRONG)])
+def test_wrong_documents_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        trainingjob.read(document)
+    assert caught.value.field == field
+    assert remedy in caught.value.remedy
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "rule", [*trainingjob.Training.rules, *trainingjob.JobConstraints.rules], ids=lambda rule: rule.cel
+)
+def test_rules_read_as_problem_and_remedy(rule: Any) -> None:
+    assert rule.problem[0].islower() and rule.problem[-1] != "." and rule.remedy
+
+
+HOSTILE = {
+    "deep flow": "[" * 100_000,
+    "deep block": "\n".join(" " * level + "a:" for level in range(200)),
+    "alias bomb": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+    "tabs": "a:\n\t- b",
+    "not YAML": "%%% what",
+    "unclosed": '{"a": [1, 2',
+    "binary": "\x00\x01\x02",
+    "python object": "!!python/object/apply:os.system ['true']",
+    "a list": "- a\n- b",
+    "plain text": "hello",
+    "unhashable key": "? [a, b]\n: c",
+    "impossible date": "a: 2001-99-99",
+    "items no list": "kind: List\nitems: 3",
+    "long": "a: " + "x" * documents.MAX_YAML_BYTES,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.timeout(5)
+def test_hostile_text_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        documents.load(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.timeout(10)
+def test_a_megabyte_of_names_is_refused_by_bounds() -> None:
+    document = job(constraints={"allowedPools": ["p" * 1000] * 1000})
+    with pytest.raises(SpecError, match="allowedPools"):
+        trainingjob.read(document)
+
+
+def test_lists_and_streams_are_flattened() -> None:
+    text = "kind: NodeList\nitems: [{metadata: {name: a}}]\n---\nkind: Node\n---\n"
+    assert documents.load(text) == [{"kind": "Node", "metadata": {"name": "a"}}, {"kind": "Node"}]
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+PATHS = [
+    ("spec",),
+    ("metadata",),
+    ("spec", "model"),
+    ("spec", "model", "preset"),
+    ("spec", "model", "transformer"),
+    ("spec", "training"),
+    ("spec", "training", "globalBatchSize"),
+    ("spec", "training", "sequenceLength"),
+    ("spec", "constraints"),
+    ("spec", "baseline"),
+    ("spec", "mode"),
+    ("spec", "anything"),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(PATHS), value=PLAIN)
+def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any) -> None:
+    document = copy.deepcopy(job())
+    inner: Any = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    try:
+        trainingjob.read(document)
+    except SpecError as error:
+        assert "\n" not in str(error) and len(str(error)) < 500
+
+
+def gpu_pool(**spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
+
+
+def test_a_pool_scaled_to_zero_is_priced_from_its_type() -> None:
+    pool = gpupool.pool(gpu_pool(nodeType="p5.48xlarge", maxNodes=4))
+    assert (pool.name, pool.gpu.name, pool.gpus_per_node, pool.max_nodes) == ("mine", "h100-sxm", 8, 4)
+    assert (pool.inter.name, pool.price_per_gpu_hour) == ("efa-3200", 6.88)
+    assert pool.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+
+
+def test_inline_facts_make_a_new_gpu() -> None:
+    facts = {
+        "product": "Example X1",
+        "architecture": "example",
+        "computeCapability": 9.0,
+        "smCount": 100,
+        "memoryGib": 64.0,
+        "memoryBandwidthGbPerS": 2000.0,
+        "l2Mib": 40.0,
+        "l2BandwidthGbPerS": 4000.0,
+        "boostClockMhz": 1500.0,
+        "tdpW": 400.0,
+        "intraLink": "pcie5",
+        "peakTflops": {"fp32": 50.0, "bf16": 400.0},
+    }
+    document = gpu_pool(
+        gpu={"name": "x1", "facts": facts}, gpusPerNode=4, maxNodes=2, links={"interNode": "ethernet-100"}
+    )
+    pool = gpupool.pool(document)
+    assert pool.gpu.memory_bytes == 64 * 2**30
+    assert pool.gpu.peak("bf16") == 400e12
+    assert (pool.intra.name, pool.inter.name) == ("pcie5", "ethernet-100")
+    assert pool.price_per_gpu_hour is None
+
+
+def test_a_price_of_ones_own_wins() -> None:
+    document = gpu_pool(nodeType="p5.48xlarge", maxNodes=1, price={"perGpuHour": 1.5, "currency": "EUR"})
+    pool = gpupool.pool(document)
+    assert (pool.price_per_gpu_hour, pool.currency) == (1.5, "EUR")
+
+
+WRONG_POOLS = [
+    (gpu_pool(), "spec", "selector"),
+    (gpu_pool(gpu={"name": "h101-sxm"}, gpusPerNode=8, maxNodes=1), "spec.gpu.name", "did you mean"),
+    (gpu_pool(nodeType="z9.large", maxNodes=1), "spec.nodeType", "spec.gpu.name"),
+    (gpu_pool(gpu={"name": "t4"}, maxNodes=1), "spec.gpusPerNode", "how many"),
+    (gpu_pool(gpu={"name": "t4"}, gpusPerNode=1), "spec.maxNodes", "how many"),
+    (
+        gpu_pool(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "carrier-pigeon"}),
+        "spec.links.interNode",
+        "known",
+    ),
+    (gpu_pool(nodeType="p5.48xlarge", price={"perGpuHour": -1.0}), "spec.price.perGpuHour", "0 or more"),
+    (gpu_pool(nodeType="p5.48xlarge", price={"perGpuHour": 1.0, "currency": "euro"}), "spec.price.currency", "4217"),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "remedy"), WRONG_POOLS, ids=[row[1] for row in WRONG_POOLS])
+def test_wrong_pools_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        gpupool.pool(document)
+    assert caught.value.field == field
+    assert remedy in caught.value.remedy

@@ -1,0 +1,318 @@
+"""Nodes as clusters label them: every product string that is known, and every kind of GPU that is left out."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tilecast.hardware import find_gpu, gpus
+from tilecast.manifests import nodes
+from tilecast.manifests.instances import node_types
+from tilecast.spec import SpecError
+
+CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
+PRODUCT = "nvidia.com/gpu.product"
+TYPE = "node.kubernetes.io/instance-type"
+
+
+def node(name: str, labels: dict[str, str], gpus: int | None = 8, **extra: Any) -> dict[str, Any]:
+    amount = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+        "spec": {"taints": extra.get("taints", [])},
+        "status": {"capacity": {"cpu": "8", **amount, **extra.get("capacity", {})}, "allocatable": amount},
+    }
+
+
+def gpu_pool(name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": name}, "spec": spec}
+
+
+LABELS: list[tuple[dict[str, str], str, str]] = [
+    ({PRODUCT: "Tesla-T4"}, "t4", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-L4"}, "l4", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB"}, "a100-40", "gpu-feature-discovery"),
+    ({PRODUCT: "A100-SXM4-40GB"}, "a100-40", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-A100-PCIE-40GB"}, "a100-40-pcie", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-80GB"}, "a100-80", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-A100-80GB-PCIe"}, "a100-80-pcie", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-H100-80GB-HBM3"}, "h100-sxm", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-H100-SXM5-80GB"}, "h100-sxm", "gpu-feature-discovery"),
+    ({PRODUCT: "NVIDIA-H100-PCIe"}, "h100-pcie", "gpu-feature-discovery"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-tesla-t4"}, "t4", "gke"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "l4", "gke"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "a100-40", "gke"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}, "a100-80", "gke"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}, "h100-sxm", "gke"),
+    ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "h100-sxm", "gke"),
+    *(
+        (
+            {"karpenter.k8s.aws/instance-gpu-name": name, "karpenter.k8s.aws/instance-gpu-memory": memory},
+            gpu,
+            "karpenter",
+        )
+        for name, memory, gpu in [
+            ("a100", "40960", "a100-40"),
+            ("a100", "81920", "a100-80"),
+            ("h100", "81920", "h100-sxm"),
+            ("l4", "22888", "l4"),
+            ("t4", "16384", "t4"),
+        ]
+    ),
+    ({"gpu.nvidia.com/class": "A100_PCIE_80GB"}, "a100-80-pcie", "coreweave"),
+    ({"gpu.nvidia.com/class": "H100_NVLINK_80GB"}, "h100-sxm", "coreweave"),
+    ({"skypilot.co/accelerator": "a100-80gb"}, "a100-80", "skypilot"),
+    ({"skypilot.co/accelerator": "t4"}, "t4", "skypilot"),
+    *(
+        ({TYPE: kind}, gpu, "instance type")
+        for kind, gpu in [
+            ("p4d.24xlarge", "a100-40"),
+            ("p4de.24xlarge", "a100-80"),
+            ("p5.48xlarge", "h100-sxm"),
+            ("g6.48xlarge", "l4"),
+            ("g4dn.metal", "t4"),
+            ("Standard_NC24ads_A100_v4", "a100-80-pcie"),
+            ("Standard_ND96asr_A100_v4", "a100-40"),
+            ("Standard_ND96amsr_A100_v4", "a100-80"),
+            ("Standard_NC40ads_H100_v5", "h100-nvl"),
+            ("Standard_ND96isr_H100_v5", "h100-sxm"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("labels", "gpu", "layer"), LABELS, ids=["-".join(row[0].values()) for row in LABELS])
+def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
+    (found,) = nodes.pools([node("a", labels)]).found
+    assert (found.pool.gpu.name, found.pool.layer) == (gpu, layer)
+    assert found.facts["gpu"] == (gpu, layer)
+
+
+LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
+    ({PRODUCT: "Tesla-T4-SHARED"}, {}, "SharedGpu"),
+    ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.replicas": "4"}, {}, "SharedGpu"),
+    ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.sharing-strategy": "mps"}, {}, "SharedGpu"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, {}, "MigPartitioned"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.slices.gi": "1"}, {}, "MigPartitioned"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB"}, {"nvidia.com/mig-1g.5gb": "7"}, "MigPartitioned"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/vgpu.present": "true"}, {}, "VirtualGpu"),
+    ({PRODUCT: "NVIDIA-Z900"}, {}, "UnknownAccelerator"),
+    ({"karpenter.k8s.aws/instance-gpu-name": "a100"}, {}, "UnknownAccelerator"),
+    ({"kubernetes.azure.com/accelerator": "nvidia"}, {}, "UnknownAccelerator"),
+]
+
+
+@pytest.mark.parametrize(("labels", "capacity", "code"), LEFT_OUT, ids=["-".join(row[0].values()) for row in LEFT_OUT])
+def test_what_is_no_whole_known_gpu_is_left_out_with_a_reason(
+    labels: dict[str, str], capacity: dict[str, str], code: str
+) -> None:
+    report = nodes.pools([node("a", labels, capacity=capacity)])
+    assert not report.found
+    (left_out,) = report.left_out
+    assert (left_out.code, left_out.nodes) == (code, ("a",))
+    assert left_out.message and left_out.remedy
+    with pytest.raises(SpecError, match="no usable GPU"):
+        report.require()
+
+
+def test_whole_gpus_that_could_be_shared_are_not_left_out() -> None:
+    labels = {
+        PRODUCT: "NVIDIA-A100-SXM4-40GB",
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
+        "nvidia.com/mig.capable": "true",
+        "nvidia.com/mig.strategy": "single",
+        "nvidia.com/vgpu.present": "false",
+    }
+    assert [pool.gpu.name for pool in nodes.pools([node("a", labels)]).pools] == ["a100-40"]
+
+
+def test_other_makers_are_unknown_not_absent() -> None:
+    report = nodes.pools([node("a", {}, None, capacity={"amd.com/gpu": "8"})])
+    assert [(item.code, item.nodes) for item in report.left_out] == [("UnknownAccelerator", ("a",))]
+    assert "amd.com/gpu" in report.left_out[0].message
+
+
+def test_nodes_without_gpus_are_counted_only() -> None:
+    report = nodes.pools([node("a", {TYPE: "m5.large"}, None)])
+    assert (report.found, report.left_out, report.other_nodes) == ((), (), 1)
+    with pytest.raises(SpecError, match="none of the 1 nodes has a GPU"):
+        report.require()
+
+
+def test_an_empty_list_says_so() -> None:
+    with pytest.raises(SpecError, match="holds no node"):
+        nodes.pools([]).require()
+
+
+def mixed() -> list[dict[str, Any]]:
+    return [
+        node("h1", {PRODUCT: "NVIDIA-H100-80GB-HBM3", TYPE: "p5.48xlarge"}),
+        node("h2", {PRODUCT: "NVIDIA-H100-80GB-HBM3", TYPE: "p5.48xlarge"}),
+        node("l1", {PRODUCT: "NVIDIA-L4", TYPE: "g6.xlarge"}, 1),
+        node("l8", {PRODUCT: "NVIDIA-L4", TYPE: "g6.48xlarge"}, 8),
+        node("s1", {PRODUCT: "NVIDIA-L4", TYPE: "g6.48xlarge", "karpenter.sh/capacity-type": "spot"}, 8),
+        node("cpu", {TYPE: "m5.large"}, None),
+    ]
+
+
+def test_shape_and_market_make_separate_pools() -> None:
+    found = {item.pool.name: item for item in nodes.pools(mixed()).found}
+    assert list(found) == ["h100-sxm", "l4-1x", "l4-8x", "l4-spot"]
+    assert found["h100-sxm"].nodes == 2 and found["h100-sxm"].gpus_total == 16
+    assert found["l4-8x"].pool.price_per_gpu_hour == pytest.approx(13.3504 / 8)
+    assert found["l4-spot"].pool.price_per_gpu_hour is None, "a list price does not hold for spot"
+
+
+def test_selectors_select_exactly_their_pool() -> None:
+    everyone = mixed()
+    for item in nodes.pools(everyone).found:
+        selector = item.pool.node_selector
+        chosen = [one for one in everyone if selector.items() <= one["metadata"]["labels"].items()]
+        expected = item.nodes if item.pool.name != "l4-8x" else 2
+        assert len(chosen) == expected, f"{item.pool.name}: no label tells on-demand nodes from spot nodes"
+        assert len(selector) <= 2
+
+
+def test_order_does_not_matter() -> None:
+    first = nodes.pools(mixed()).found
+    for order in list(permutations(mixed()))[::97]:
+        assert nodes.pools(order).found == first
+
+
+def test_taints_become_tolerations_but_passing_states_do_not() -> None:
+    taints = [
+        {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+        {"key": "dedicated", "effect": "NoExecute"},
+        {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
+        {"key": "soft", "effect": "PreferNoSchedule"},
+    ]
+    (found,) = nodes.pools([node("a", {PRODUCT: "Tesla-T4"}, taints=taints)]).found
+    assert found.pool.tolerations == (
+        {"key": "dedicated", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
+    )
+
+
+def test_links_come_from_type_label_or_a_stated_default() -> None:
+    by_type = nodes.pools([node("a", {TYPE: "p4d.24xlarge"})]).found[0]
+    assert by_type.facts["interNode"] == ("efa-400", "instance type")
+    labels = {
+        "karpenter.k8s.aws/instance-gpu-name": "t4",
+        "karpenter.k8s.aws/instance-network-bandwidth": "50000",
+        TYPE: "g99.large",
+    }
+    by_label = nodes.pools([node("a", labels)]).found[0]
+    assert by_label.facts["interNode"] == ("ethernet-50", "karpenter")
+    assert by_label.pool.inter.bandwidth_bytes_per_s == 6.25e9
+    assumed = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"})]).found[0]
+    assert assumed.facts["interNode"] == ("infiniband-ndr-8x400", "default")
+    single = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).found[0]
+    assert single.facts["interNode"] == ("ethernet-25", "default")
+
+
+def test_a_users_pool_takes_its_nodes_and_wins() -> None:
+    mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 2.0}, maxNodes=10)
+    found = {item.pool.name: item for item in nodes.pools(mixed(), [mine]).found}
+    assert list(found) == ["mine", "l4-1x", "l4-8x", "l4-spot"]
+    pool = found["mine"].pool
+    assert (pool.gpu.name, pool.max_nodes, pool.price_per_gpu_hour) == ("h100-sxm", 10, 2.0)
+    assert (found["mine"].nodes, found["mine"].facts["price"]) == (2, ("2 USD", "override"))
+    assert pool.inter.name == "efa-3200", "what the user left open comes from the nodes"
+
+
+def test_a_users_pool_names_an_unknown_gpu() -> None:
+    unknown = node("a", {PRODUCT: "NVIDIA-Z900", "rack": "7"})
+    mine = gpu_pool("mine", selector={"rack": "7"}, gpu={"name": "t4"})
+    (found,) = nodes.pools([unknown], [mine]).found
+    assert (found.pool.gpu.name, found.facts["gpu"]) == ("t4", ("t4", "override"))
+
+
+def test_spot_price_holds_for_spot_nodes_only() -> None:
+    mine = gpu_pool("cheap", selector={"karpenter.sh/capacity-type": "spot"}, price={"perGpuHour": 2.0, "spot": 0.5})
+    found = {item.pool.name: item.pool for item in nodes.pools(mixed(), [mine]).found}
+    assert found["cheap"].price_per_gpu_hour == 0.5
+
+
+def test_a_wrong_pool_does_not_spoil_the_others() -> None:
+    report = nodes.pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
+    assert list(report.invalid) == ["bad"] and len(report.found) == 4
+    with pytest.raises(SpecError, match="GPUPool bad: spec.gpu.name"):
+        report.require()
+
+
+def test_parse_takes_what_kubectl_prints() -> None:
+    text = """{"apiVersion": "v1", "kind": "List", "items": [
+      {"kind": "Node", "metadata": {"name": "a"}}, {"kind": "GPUPool", "metadata": {"name": "b"}}]}"""
+    found, own = nodes.parse(text)
+    assert [item["metadata"]["name"] for item in found + own] == ["a", "b"]
+    with pytest.raises(SpecError, match="kind 'Pod' is not a node"):
+        nodes.parse("kind: Pod")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"metadata": "x"},
+        {"metadata": {"labels": ["a"]}},
+        {"status": {"capacity": 3}},
+        {"spec": {"taints": "x"}},
+        {"spec": {"taints": ["x"]}},
+    ],
+)
+def test_misshapen_nodes_are_one_line(document: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        nodes.pools([document])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_example_clusters_hold_known_gpus_only(path: Path) -> None:
+    report = nodes.pools(*nodes.parse(path.read_text(encoding="utf-8")))
+    assert report.require() and not report.left_out
+
+
+def test_instance_types_name_known_gpus_and_plausible_prices() -> None:
+    for kind in node_types().values():
+        assert find_gpu(kind.gpu).name == kind.gpu
+        assert 1 <= kind.gpus <= 16
+        assert kind.price_per_gpu_hour is None or 0.1 < kind.price_per_gpu_hour < 20
+
+
+def test_every_shipped_product_string_is_found_again() -> None:
+    for gpu in gpus().values():
+        label = gpu.product.replace(" ", "-")
+        assert [pool.gpu.name for pool in nodes.pools([node("a", {PRODUCT: label})]).pools] == [gpu.name]
+
+
+KEYS = [PRODUCT, TYPE, "nvidia.com/gpu.replicas", "nvidia.com/gpu.count", "karpenter.k8s.aws/instance-gpu-name"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(
+                st.sampled_from(KEYS),
+                st.sampled_from(["Tesla-T4", "NVIDIA-L4", "1", "8", "l4", "g6.xlarge", "p5.48xlarge"])
+                | st.text(max_size=8),
+            ),
+            st.none() | st.integers(0, 16),
+        ),
+        max_size=8,
+    )
+)
+def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], int | None]]) -> None:
+    documents = [node(f"n{index}", labels, count) for index, (labels, count) in enumerate(rows)]
+    report = nodes.pools(documents)
+    placed = sum(item.nodes for item in report.found)
+    left = sum(len(item.nodes) for item in report.left_out)
+    assert placed + left + report.other_nodes == len(rows)
+    names = [pool.name for pool in report.pools]
+    assert len(set(names)) == len(names)
