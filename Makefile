@@ -1,0 +1,58 @@
+# Every command a person or CI needs. `make demo` and `make test` work on a fresh machine with Python 3.11 or
+# later and, for the control plane, Go 1.26 or later; nothing needs root, Docker or a GPU.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+LOCK := requirements.lock
+JOB ?= examples/jobs/llama-7b-pretrain.yaml
+NODES ?= examples/clusters/mixed.yaml
+SETUP := $(VENV)/.installed
+
+.PHONY: demo test check unit lint types crds cluster-demo setup lock clean
+
+demo: $(SETUP)
+	@echo "tilecast advise $(JOB) --nodes $(NODES)"
+	@$(BIN)/tilecast advise $(JOB) --nodes $(NODES)
+
+test: check
+	@echo "all tests, with a real control plane (its first build takes some minutes)"
+	$(BIN)/pytest
+
+check: lint types unit
+
+unit: $(SETUP)
+	$(BIN)/pytest -m "not cluster" -n 2
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(SETUP)
+	$(BIN)/mypy
+
+crds: $(SETUP)
+	$(BIN)/python -m tilecast.manifests.crds --output-dir crds
+
+cluster-demo: $(SETUP)
+	$(BIN)/python tools/demo.py
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml $(LOCK) requirements-build.lock
+	@echo "setting up $(VENV) from $(LOCK) (about a minute)"
+	@$(PYTHON) -c 'import sys; sys.exit("Tilecast needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Names, versions and hashes only; uv is needed for this target alone.
+lock:
+	uv pip compile pyproject.toml --extra operator --extra fit --extra dev --generate-hashes --no-emit-index-url --no-header --universal --python-version 3.11 -o $(LOCK)
+	uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --universal --python-version 3.11 -o requirements-operator.lock
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,387 @@
+"""Rank what the search found, explain it, and say why not the others."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import kernels, search, uncertainty
+from tilecast.hardware import Pool
+from tilecast.spec import CHECKPOINTING, Floats, Objective, Plan, Plans, SpecError, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """Limits the user puts on the answer; None is no limit."""
+
+    gpus: int | None = None
+    max_gpus: int | None = None
+    max_nodes: int | None = None
+    max_tensor: int | None = None
+    allowed_pools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What the user would run today, priced as a row of its own."""
+
+    pool: str
+    gpus: int
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything that decides an advice, except the pools."""
+
+    name: str
+    workload: Workload
+    objective: Objective = "time"
+    constraints: Constraints = Constraints()
+    baseline: Baseline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One pool with the best plan on it. Seconds, bytes; `breakdown` sums to `step_s`."""
+
+    pool: Pool
+    nodes: int
+    gpus_per_node: int
+    plan: Plan
+    step_s: float
+    lower_s: float
+    upper_s: float
+    breakdown: Mapping[str, float]
+    memory_bytes: float
+    memory_available_bytes: float
+    memory: Mapping[str, float]
+    tokens_per_s: float
+    cost_per_1000_steps: float | None
+    finish_s: float | None
+    cost_to_finish: float | None
+    reason: str
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a pool has no offer. `code` is one of a closed list, `remedy` the nearest change that would help."""
+
+    pool: str
+    code: str
+    message: str
+    remedy: str
+    plan: Plan | None = None
+    memory_bytes: float | None = None
+    memory_available_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The answer for one job. `offers` are the best of every pool, best first; `best` is the first of them."""
+
+    request: Request
+    offers: tuple[Offer, ...]
+    rejections: tuple[Rejection, ...]
+    baseline: Offer | None
+    uncapped: Offer | None
+    ties: int
+    plans_evaluated: int
+    confidence: str
+    """Why the range is as wide as it is, in a sentence."""
+    model_version: str
+    model_sha256: str
+    inputs_hash: str
+
+    @property
+    def best(self) -> Offer | None:
+        return self.offers[0] if self.offers else None
+
+
+def advise(request: Request, pools: Sequence[Pool]) -> Advice:
+    """The best plan of every pool, ranked by the request's objective.
+
+    Args:
+        request: the job and its limits.
+        pools: where it may run; the order does not matter.
+
+    Raises:
+        SpecError: the request contradicts itself, or names a pool that does not exist.
+    """
+    _check(request, pools)
+    workload, limits = request.workload, request.constraints
+    considered = sorted(pools, key=lambda pool: pool.name)
+    allowed = [pool for pool in considered if not limits.allowed_pools or pool.name in limits.allowed_pools]
+    offers: list[Offer] = []
+    rejections = [
+        Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
+        for pool in considered
+        if pool not in allowed
+    ]
+    ties = evaluated = 0
+    runner_up: dict[str, int] = {}
+    for pool in allowed:
+        found = _best_on(request, pool, limits)
+        evaluated += found.evaluated
+        if found.offer is None:
+            rejections.append(found.rejection)  # type: ignore[arg-type]
+        else:
+            offers.append(found.offer)
+            runner_up[pool.name] = found.ties
+    offers.sort(key=lambda offer: _rank(request, offer))
+    uncapped = None
+    if offers:
+        ties = runner_up[offers[0].pool.name]
+        ties += sum(_rank(request, offer)[0] <= _rank(request, offers[0])[0] * _TIE for offer in offers[1:])
+    free = Constraints()
+    if limits != free:
+        others = [found.offer for pool in considered if (found := _best_on(request, pool, free)).offer is not None]
+        uncapped = min(others, key=lambda offer: _rank(request, offer), default=None)  # type: ignore[arg-type]
+    explained = tuple(replace(offer, reason=_reason(request, offer, offers)) for offer in offers)
+    version, digest = kernels.model_info()
+    return Advice(
+        request=request,
+        offers=explained,
+        rejections=tuple(rejections),
+        baseline=_baseline(request, considered),
+        uncapped=uncapped,
+        ties=ties,
+        plans_evaluated=evaluated,
+        confidence=_confidence(explained),
+        model_version=version,
+        model_sha256=digest,
+        inputs_hash=inputs_hash(request, considered, digest),
+    )
+
+
+def price_plan(request: Request, pool: Pool, plan: Plan) -> Offer:
+    """Exactly this plan on this pool.
+
+    Raises:
+        SpecError: the plan contradicts the job or the pool.
+    """
+    search.check(request.workload, plan, pool)
+    return _offer(request, pool, search.price(request.workload, Plans.of(plan), pool), 0)
+
+
+def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
+    """A short digest of everything the advice depends on."""
+    text = repr((request, sorted(pools, key=lambda pool: pool.name), model_sha256))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    offer: Offer | None
+    rejection: Rejection | None
+    ties: int
+    evaluated: int
+
+
+def _check(request: Request, pools: Sequence[Pool]) -> None:
+    names = [pool.name for pool in pools]
+    limits = request.constraints
+    unknown = [name for name in limits.allowed_pools if name not in names]
+    if unknown:
+        raise SpecError("constraints.allowedPools", f"there is no pool {unknown[0]!r}", f"known: {', '.join(names)}")
+    if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
+        raise SpecError(
+            "constraints.gpus", f"{limits.gpus} is above maxGpus {limits.max_gpus}", "lower gpus or raise maxGpus"
+        )
+    workload = request.workload
+    if workload.micro_batch and workload.global_batch % workload.micro_batch:
+        raise SpecError(
+            "training.microBatchSize",
+            f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}",
+            "choose a divisor",
+        )
+    if request.baseline and request.baseline.pool not in names:
+        raise SpecError("baseline.pool", f"there is no pool {request.baseline.pool!r}", f"known: {', '.join(names)}")
+
+
+def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:
+    workload = request.workload
+    if not pool.gpu.supports(workload.precision):
+        usable = [name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)]
+        message = f"no {workload.precision.upper()} units"
+        return _Found(None, Rejection(pool.name, "PrecisionNotSupported", message, f"allow {usable[0]}"), 0, 0)
+    most = min(
+        pool.max_gpus,
+        limits.max_gpus or pool.max_gpus,
+        limits.max_nodes * pool.gpus_per_node if limits.max_nodes else pool.max_gpus,
+    )
+    bounds = search.Limits(gpus=limits.gpus, max_gpus=most, max_tensor=limits.max_tensor)
+    plans = search.enumerate_plans(workload, pool, bounds)
+    if not len(plans):
+        return _Found(None, _no_plan(workload, pool, limits, most), 0, 0)
+    priced = search.price(workload, plans, pool)
+    fits = np.flatnonzero(priced.fits)
+    if not len(fits):
+        return _Found(None, _too_large(workload, pool, priced), 0, len(plans))
+    value = _value(request, pool, priced)
+    order = fits[np.argsort(value[fits], kind="stable")]
+    close = order[value[order] <= value[order[0]] * _TIE]
+    # Among plans that the forecast cannot tell apart the simplest is shown: fewest GPUs, then dimensions.
+    chosen = min(close, key=lambda row: (_complexity(plans, row), value[row]))
+    return _Found(_offer(request, pool, priced, int(chosen)), None, len(close) - 1, len(plans))
+
+
+_TIE = 1.03
+"""Plans within this factor of the best are ties: differences that the forecast's own error swamps."""
+
+
+def _complexity(plans: Plans, row: int) -> tuple[int, ...]:
+    one = plans.row(row)
+    dimensions = sum(degree > 1 for degree in (one.tensor, one.pipeline, one.context, one.expert))
+    return (one.gpus, dimensions, one.zero_stage > 0, CHECKPOINTING.index(one.checkpointing))
+
+
+def _value(request: Request, pool: Pool, priced: search.Priced) -> Floats:
+    """What the objective minimises: seconds, or money per step (GPU-seconds where the pool has no price)."""
+    if request.objective == "cost":
+        return priced.step_s * _billed(pool, priced.plans.gpus) * (pool.price_per_gpu_hour or 1.0)
+    return priced.step_s
+
+
+def _billed(pool: Pool, gpus: Floats | int) -> Floats:
+    """GPUs that are paid for: whole nodes as soon as there is more than one."""
+    nodes = np.ceil(np.asarray(gpus) / pool.gpus_per_node)
+    return np.where(np.asarray(gpus) <= pool.gpus_per_node, gpus, nodes * pool.gpus_per_node)
+
+
+def _rank(request: Request, offer: Offer) -> tuple[float, float, str]:
+    if request.objective == "cost":
+        cost = offer.cost_per_1000_steps
+        return (cost if cost is not None else math.inf, offer.step_s, offer.pool.name)
+    return (offer.step_s, offer.cost_per_1000_steps or math.inf, offer.pool.name)
+
+
+def _offer(request: Request, pool: Pool, priced: search.Priced, row: int) -> Offer:
+    plan = priced.plans.row(row)
+    seconds = float(priced.step_s[row])
+    lower, upper = uncertainty.interval(request.workload, pool, priced, row)
+    nodes = -(-plan.gpus // pool.gpus_per_node)
+    per_node = min(plan.gpus, pool.gpus_per_node)
+    price = pool.price_per_gpu_hour
+    hourly = float(_billed(pool, plan.gpus)) * price if price is not None else None
+    steps = request.workload.steps
+    finish = seconds * steps if steps else None
+    return Offer(
+        pool=pool,
+        nodes=nodes,
+        gpus_per_node=per_node,
+        plan=plan,
+        step_s=seconds,
+        lower_s=lower,
+        upper_s=upper,
+        breakdown=priced.times.parts(row),
+        memory_bytes=float(priced.memory_bytes[row]),
+        memory_available_bytes=priced.usable_bytes,
+        memory=priced.footprint.items(row),
+        tokens_per_s=request.workload.tokens_per_step / seconds,
+        cost_per_1000_steps=hourly * seconds / 3.6 if hourly is not None else None,
+        finish_s=finish,
+        cost_to_finish=hourly * finish / 3600 if hourly is not None and finish else None,
+        reason="",
+    )
+
+
+def _baseline(request: Request, pools: Sequence[Pool]) -> Offer | None:
+    """The user's own choice: their plan, or the best one on exactly their GPUs."""
+    wanted = request.baseline
+    if wanted is None:
+        return None
+    pool = next(pool for pool in pools if pool.name == wanted.pool)
+    # A baseline is priced even where its pool is smaller today: the user runs it now.
+    roomy = replace(pool, max_nodes=max(pool.max_nodes, -(-wanted.gpus // pool.gpus_per_node)))
+    if wanted.plan is not None:
+        return replace(price_plan(request, roomy, wanted.plan), reason="your baseline")
+    found = _best_on(request, roomy, Constraints(gpus=wanted.gpus))
+    return replace(found.offer, reason="your baseline") if found.offer else None
+
+
+_BOUND: Mapping[str, str] = {
+    "compute": "compute-bound",
+    "communication": "bound by communication",
+    "bubble": "bound by the pipeline's bubble",
+    "optimizer": "bound by the optimizer's memory traffic",
+    "launch": "bound by kernel launches",
+    "input": "bound by its input",
+}
+
+
+def _reason(request: Request, offer: Offer, offers: Sequence[Offer]) -> str:
+    bottleneck = max(offer.breakdown, key=lambda part: offer.breakdown[part])
+    bound = _BOUND[bottleneck]
+    best = offers[0]
+    if offer is best:
+        return f"{'cheapest' if request.objective == 'cost' else 'fastest'}; {bound}"
+    factor = _rank(request, offer)[0] / _rank(request, best)[0]
+    if request.objective == "cost" and offer.cost_per_1000_steps is None:
+        return f"no price known; {bound}"
+    told = "dearer" if request.objective == "cost" else "slower"
+    return f"{factor:.1f}x {told}; {bound}"
+
+
+def _no_plan(workload: Workload, pool: Pool, limits: Constraints, most: int) -> Rejection:
+    if limits.gpus is not None and limits.gpus > most:
+        return Rejection(
+            pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} there", f"ask for at most {most}"
+        )
+    if limits.gpus is not None:
+        return Rejection(
+            pool.name,
+            "NoDivisiblePlan",
+            f"no split of {limits.gpus} GPUs divides batch {workload.global_batch} and the model",
+            "ask for a power of two",
+        )
+    return Rejection(
+        pool.name,
+        "NoDivisiblePlan",
+        f"no GPU count divides batch {workload.global_batch} and the model",
+        "choose a global batch with more divisors",
+    )
+
+
+def _too_large(workload: Workload, pool: Pool, priced: search.Priced) -> Rejection:
+    """The leanest plan and the line of its bill that breaks it."""
+    row = int(np.argmin(priced.memory_bytes))
+    bill = priced.footprint.items(row)
+    largest = max(bill, key=lambda name: bill[name])
+    over = float(priced.memory_bytes[row]) - priced.usable_bytes
+    gib = 2**30
+    remedies = {
+        "parameters": "more GPUs per job, or LoRA",
+        "gradients": "more GPUs per job, or LoRA",
+        "optimizer": "more GPUs per job, or a leaner optimizer",
+        "activations": "a shorter sequence or a smaller micro-batch",
+        "working": "chunk the loss" if workload.model.vocab * 64 > workload.model.hidden * workload.model.hidden / 64
+        else "a shorter sequence",
+        "reserve": "a GPU with more memory",
+    }  # fmt: skip
+    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    return Rejection(
+        pool.name,
+        "OutOfMemory",
+        message,
+        remedies[largest],
+        priced.plans.row(row),
+        float(priced.memory_bytes[row]),
+        priced.usable_bytes,
+    )
+
+
+def _confidence(offers: Sequence[Offer]) -> str:
+    if not offers:
+        return "nothing to be sure of"
+    best = offers[0]
+    low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
+    return f"0 runs seen on this cluster: {low:+.0%}/{high:+.0%}"

@@ -1,0 +1,296 @@
+"""The operators one rank runs, with FLOPs and bytes that follow from their shapes.
+
+A model is a short list of blocks (embedding, layer, head …), each repeated some number of times. A block
+holds operators, and every dimension of an operator is a column over the distinct shards of the plan
+table, shape (S,), so that thousands of plans are described at once.
+
+`KINDS` is the whole vocabulary of kernels. Each kind names its dimensions in order and gives two
+formulas over them; `tilecast.kernels` turns a `KernelTable` of any mixture of kinds into seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
+
+Phase = Literal["forward", "backward"]
+Dims: TypeAlias = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of kernel: the names of its dimensions, and FLOPs and DRAM bytes as functions of them.
+
+    `flops(d)` counts a multiply-add as two; `bytes(d, element)` is the least DRAM traffic, every input read
+    once and every output written once, where `element` is the bytes of one element, shape (n,).
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    flops: Callable[[Dims], Floats]
+    bytes: Callable[[Dims, Floats], Floats]
+
+
+def _attention_flops(d: Dims) -> Floats:
+    # Two products of 2·s_q·s_kv·head_dim each forward, five backward (FlashAttention-2, arXiv 2307.08691, sec. 3).
+    # A causal mask leaves the queries their own prefix: s_kv - (s_q - 1) / 2 keys on average.
+    visible = np.where(d["causal"] > 0, np.maximum(d["seq_kv"] - (d["seq_q"] - 1) / 2, 1.0), d["seq_kv"])
+    forward = 4.0 * d["batch"] * d["heads"] * d["seq_q"] * visible * d["head_dim"]
+    return np.where(d["backward"] > 0, 2.5 * forward, forward)
+
+
+def _attention_bytes(d: Dims, element: Floats) -> Floats:
+    query = d["batch"] * d["heads"] * d["seq_q"] * d["head_dim"]
+    key = d["batch"] * d["kv_heads"] * d["seq_kv"] * d["head_dim"]
+    statistics = 4.0 * d["batch"] * d["heads"] * d["seq_q"]
+    forward = element * (2 * query + 2 * key) + statistics
+    return np.where(d["backward"] > 0, element * (5 * query + 4 * key) + 2 * statistics, forward)
+
+
+def _conv_flops(d: Dims) -> Floats:
+    outputs = d["batch"] * d["c_out"] * d["out_d"] * d["out_h"] * d["out_w"]
+    return 2.0 * outputs * d["c_in"] / d["groups"] * d["k_d"] * d["k_h"] * d["k_w"]
+
+
+def _conv_bytes(d: Dims, element: Floats) -> Floats:
+    inputs = d["batch"] * d["c_in"] * d["in_d"] * d["in_h"] * d["in_w"]
+    outputs = d["batch"] * d["c_out"] * d["out_d"] * d["out_h"] * d["out_w"]
+    weights = d["c_out"] * d["c_in"] / d["groups"] * d["k_d"] * d["k_h"] * d["k_w"]
+    return element * (inputs + outputs + weights)
+
+
+def _rowwise(
+    name: str, forward_flops: float, backward_flops: float, forward: float, backward: float
+) -> Kind:
+    """A reduction along rows: FLOPs and elements moved per element, forward and backward."""
+
+    def flops(d: Dims) -> Floats:
+        return d["rows"] * d["cols"] * np.where(d["backward"] > 0, backward_flops, forward_flops)
+
+    def moved(d: Dims, element: Floats) -> Floats:
+        return element * d["rows"] * d["cols"] * np.where(d["backward"] > 0, backward, forward)
+
+    return Kind(name, ("rows", "cols", "backward"), flops, moved)
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "gemm",
+            ("batch", "m", "n", "k"),
+            lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
+            lambda d, e: e * d["batch"] * (d["m"] * d["k"] + d["k"] * d["n"] + d["m"] * d["n"]),
+        ),
+        Kind(
+            "attention",
+            ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "causal", "backward"),
+            _attention_flops,
+            _attention_bytes,
+        ),
+        Kind(
+            "conv",
+            (
+                "batch", "c_in", "c_out", "in_d", "in_h", "in_w", "k_d", "k_h", "k_w",
+                "out_d", "out_h", "out_w", "groups", "direction",
+            ),
+            _conv_flops,
+            _conv_bytes,
+        ),
+        _rowwise("softmax", 5.0, 4.0, 2.0, 3.0),
+        _rowwise("layernorm", 8.0, 14.0, 2.0, 3.0),
+        _rowwise("rmsnorm", 4.0, 10.0, 2.0, 3.0),
+        _rowwise("cross_entropy", 5.0, 3.0, 1.0, 2.0),
+        Kind(
+            "embedding",
+            ("rows", "cols", "backward"),
+            lambda d: d["rows"] * d["cols"] * np.where(d["backward"] > 0, 1.0, 0.0),
+            lambda d, e: d["rows"] * (8.0 + e * d["cols"] * np.where(d["backward"] > 0, 3.0, 2.0)),
+        ),
+        Kind(
+            "elementwise",
+            ("elements", "read_bytes", "written_bytes"),
+            lambda d: d["elements"],
+            lambda d, e: d["elements"] * (d["read_bytes"] + d["written_bytes"]),
+        ),
+    )
+}
+"""Every kind of kernel. `conv.direction` is 0 forward, 1 gradient of the input, 2 gradient of the weight;
+`read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte masks are exact.
+`attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
+
+KIND_NAMES: tuple[str, ...] = tuple(KINDS)
+WIDTH = max(len(kind.dims) for kind in KINDS.values())
+"""Columns of a kernel table: the most dimensions that any kind has."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """N kernels of any kinds. `kind` indexes `KIND_NAMES`, `precision` indexes `PRECISIONS`, both (N,);
+    `dims` is (N, WIDTH), in the order of each kind's `dims`, unused columns zero."""
+
+    kind: npt.NDArray[np.int8]
+    precision: npt.NDArray[np.int8]
+    dims: Floats
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def groups(self) -> list[tuple[Kind, npt.NDArray[np.intp], Dims]]:
+        """(kind, rows, dims of those rows) for every kind present."""
+        found = []
+        for code, name in enumerate(KIND_NAMES):
+            rows = np.flatnonzero(self.kind == code)
+            if len(rows):
+                names = KINDS[name].dims
+                part = self.dims[rows]
+                found.append((KINDS[name], rows, {dim: part[:, i] for i, dim in enumerate(names)}))
+        return found
+
+    @property
+    def element_bytes(self) -> Floats:
+        """Bytes of one element of each kernel, shape (N,)."""
+        return np.array([ELEMENT_BYTES[name] for name in PRECISIONS])[self.precision]
+
+    def flops(self) -> Floats:
+        """Floating-point operations of each kernel, shape (N,)."""
+        result = np.zeros(len(self))
+        for kind, rows, dims in self.groups():
+            result[rows] = kind.flops(dims)
+        return result
+
+    def bytes(self) -> Floats:
+        """Least DRAM traffic of each kernel in bytes, shape (N,)."""
+        result = np.zeros(len(self))
+        for kind, rows, dims in self.groups():
+            result[rows] = kind.bytes(dims, self.element_bytes[rows])
+        return result
+
+    @classmethod
+    def of(cls, kind: str, precision: str, **dims: npt.ArrayLike) -> KernelTable:
+        """Kernels of one kind and precision; the dimensions broadcast against each other.
+
+        Raises:
+            KeyError: a dimension is missing, or unknown to the kind.
+        """
+        names = KINDS[kind].dims
+        if unknown := set(dims) - set(names):
+            raise KeyError(f"{kind} has no dimension {sorted(unknown)}")
+        columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(dims[name], float)) for name in names))
+        table = np.zeros((len(columns[0]), WIDTH))
+        table[:, : len(names)] = np.stack(columns, axis=1)
+        code = np.full(len(table), KIND_NAMES.index(kind), np.int8)
+        return cls(code, np.full(len(table), PRECISIONS.index(precision), np.int8), table)  # type: ignore[arg-type]
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[KernelTable]) -> KernelTable:
+        """All kernels of all tables, in order."""
+        return cls(
+            np.concatenate([table.kind for table in tables]),
+            np.concatenate([table.precision for table in tables]),
+            np.concatenate([table.dims for table in tables]),
+        )
+
+    def distinct(self) -> tuple[KernelTable, npt.NDArray[np.intp]]:
+        """The distinct kernels, and for every row of this table its index among them."""
+        key = np.column_stack([self.kind, self.precision, self.dims])
+        rows = np.ascontiguousarray(key).view([("", key.dtype)] * key.shape[1]).ravel()
+        _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+        return KernelTable(self.kind[first], self.precision[first], self.dims[first]), inverse.ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator of a block on one rank. `table` has a row per shard (S rows)."""
+
+    name: str
+    table: KernelTable
+    phase: Phase = "forward"
+    count: float = 1.0
+    """How often one block runs it."""
+    launches: float = 1.0
+    """CUDA kernels that an eager framework launches for it."""
+    selective: bool = False
+    """Whether selective recomputation runs it again in the backward pass (the attention core)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Data exchanged inside a block. `size_bytes` follows nccl-tests: the whole buffer of one rank, (S,)."""
+
+    name: str
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+    group: Literal["tensor", "context", "expert"]
+    size_bytes: Floats
+    phase: Phase = "forward"
+    count: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the model that repeats. All columns are per repetition and per rank, shape (S,).
+
+    `activation_bytes` has one column per recomputation mode (`spec.CHECKPOINTING`), shape (3, S): what stays
+    alive from a forward pass to its backward pass for one micro-batch.
+    """
+
+    name: str
+    repeat: int
+    ops: tuple[Op, ...]
+    parameters: Floats
+    activation_bytes: Floats
+    transfers: tuple[Transfer, ...] = ()
+    expert_parameters: Floats = field(default_factory=lambda: np.zeros(1))
+    """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
+    working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Scratch alive only while the block runs (logits, unfused scores)."""
+    trainable_share: float = 1.0
+    """Share of the parameters that have gradients (below one for LoRA)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
+
+    Pipeline stages split `layers` evenly; `first` blocks run on the first stage, `last` blocks on the last.
+    `boundary_bytes` is what one stage sends the next per micro-batch, (S,).
+    """
+
+    first: tuple[Block, ...]
+    layers: tuple[Block, ...]
+    last: tuple[Block, ...]
+    boundary_bytes: Floats
+    shards: int
+    host_bytes_per_sample: float = 0.0
+    """Bytes of one input sample as the data loader hands it to the GPU."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.first + self.layers + self.last
+
+    def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
+        """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
+        ops = [op for block in self.blocks for op in block.ops]
+        distinct, inverse = KernelTable.concatenate([op.table for op in ops]).distinct()
+        ends = np.cumsum([len(op.table) for op in ops])
+        return distinct, np.split(inverse, ends[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The distinct (micro-batch, tensor, context, expert, sequence-parallel) shares of a plan table, each (S,)."""
+
+    micro_batch: Ints
+    tensor: Ints
+    context: Ints
+    expert: Ints
+    sequence_parallel: Ints
+
+    def __len__(self) -> int:
+        return len(self.micro_batch)

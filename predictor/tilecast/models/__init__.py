@@ -1,0 +1,145 @@
+"""Models as graphs. `build` turns a workload and its distinct shards into the operators of one rank;
+`preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
+
+To add a family: write `build(workload, shards) -> Graph` in a file here and add a line to `FAMILIES`.
+To add a model: add a table to a file in `presets/`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast.graph import Graph, Shards
+from tilecast.models import cnn, transformer
+from tilecast.spec import Floats, Model, Plans, SpecError, Workload
+
+Builder = Callable[[Workload, Shards], Graph]
+
+FAMILIES: Mapping[str, Builder] = {
+    "decoder": transformer.build,
+    "encoder": transformer.build,
+    "moe": transformer.build,
+    "encdec": transformer.build_encoder_decoder,
+    **dict.fromkeys(cnn.NETWORKS, cnn.build),
+}
+"""Every family by name."""
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The operators of one rank, every dimension a column over `shards`.
+
+    Raises:
+        SpecError: the family is unknown.
+    """
+    if workload.model.family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}")
+    return FAMILIES[workload.model.family](workload, shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A plan table over its graph: `index[i]` is the shard of plan i, shape (n,)."""
+
+    graph: Graph
+    index: npt.NDArray[np.intp]
+
+    def gather(self, column: Floats) -> Floats:
+        """A column over shards, (S,) or (1,), as a column over plans, (n,)."""
+        return np.broadcast_to(column, (self.graph.shards,))[self.index]
+
+
+def shard(workload: Workload, plans: Plans) -> Sharded:
+    """The graph over the distinct shards of a plan table."""
+    expert = np.minimum(plans.expert, max(1, int(workload.model.extra.get("experts", 1))))
+    key = np.column_stack([plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel])
+    distinct, index = np.unique(key, axis=0, return_inverse=True)
+    return Sharded(build(workload, Shards(*distinct.T)), index.ravel())
+
+
+def parameters(workload: Workload) -> float:
+    """Parameters of the whole, unsplit model."""
+    one = np.ones(1, dtype=np.int64)
+    graph = build(workload, Shards(one, one, one, one, np.zeros(1, dtype=np.int64)))
+    return float(sum(block.repeat * block.parameters[0] for block in graph.blocks))
+
+
+def preset(name: str) -> Model:
+    """The published model of that name; spelling differences (case, dashes, spaces) do not matter.
+
+    Raises:
+        SpecError: no preset has the name; the message offers the nearest.
+    """
+    table, key = presets(), _key(name)
+    if key not in table:
+        near = get_close_matches(key, table, n=1, cutoff=0.5)
+        hint = f"did you mean {table[near[0]].name}?" if near else "`tilecast show models` lists them"
+        raise SpecError("model.preset", f"unknown model {name!r}", hint)
+    return table[key]
+
+
+@cache
+def presets() -> Mapping[str, Model]:
+    """Every preset by the key of its name and of each of its aliases."""
+    found: dict[str, Model] = {}
+    for path in sorted(files("tilecast.models").joinpath("presets").iterdir(), key=lambda entry: entry.name):
+        if not path.name.endswith(".toml"):
+            continue
+        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            aliases = table.pop("aliases", [])
+            model = model_from({"name": name, **table})
+            for spelling in (name, *aliases):
+                if found.setdefault(_key(spelling), model) is not model:
+                    raise SpecError(path.name, f"two presets answer to {spelling!r}", "rename one")
+    return found
+
+
+_FIELDS = {item.name for item in fields(Model)}
+_POSITIVE = ("layers", "hidden", "heads", "vocab")
+
+
+def model_from(table: Mapping[str, Any]) -> Model:
+    """A model from dimensions as a preset or a user writes them: the fields of `Model`, defaults filled in,
+    and under any other name what only its family has.
+
+    Raises:
+        SpecError: a dimension is missing, not positive, or does not divide another.
+    """
+    known = {key: value for key, value in table.items() if key in _FIELDS and key != "extra"}
+    extra = {key: float(value) for key, value in table.items() if key not in _FIELDS}
+    extra.update(table.get("extra", {}))
+    family = known.get("family", "")
+    if family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
+    if family in cnn.NETWORKS:
+        return Model(**{**known, "extra": extra})
+    for name in _POSITIVE:
+        if not known.get(name, 0) > 0:
+            raise SpecError(f"model.{name}", f"must be positive, got {known.get(name)}", "state the dimension")
+    known.setdefault("kv_heads", known["heads"])
+    if "head_dim" not in known:
+        if known["hidden"] % known["heads"]:
+            raise SpecError(
+                "model.heads",
+                f"hidden {known['hidden']} is not divisible by heads {known['heads']}",
+                "choose a divisor or state headDim",
+            )
+        known["head_dim"] = known["hidden"] // known["heads"]
+    if known["heads"] % known["kv_heads"]:
+        raise SpecError(
+            "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"
+        )
+    known.setdefault("ffn_hidden", 4 * known["hidden"])
+    return Model(**{**known, "extra": extra})
+
+
+def _key(name: str) -> str:
+    return "".join(ch for ch in name.lower() if ch.isalnum() or ch == ".")

@@ -1,0 +1,225 @@
+"""Shared pieces of model families: each returns the operators of one layer part, forward and backward.
+
+Shapes follow the legend of `tilecast.spec`; every dimension may be a column over shards, shape (S,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.graph import KernelTable, Op, Phase
+from tilecast.spec import Floats, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """How tensors are stored and kernels are cut: what every layer part needs to know of the workload."""
+
+    matrix: str
+    """Precision of the matrix units."""
+    vector: str
+    """Precision of everything else: activations of FP8 and TF32 jobs stay in BF16 and FP32."""
+    element: float
+    """Bytes of one activation."""
+    fused: bool
+    """Whether a compiler fuses chains of element-wise operators into their neighbours."""
+    flash: bool
+    """Whether attention is one fused kernel."""
+    training: bool
+    frozen: bool
+    """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
+
+    @classmethod
+    def of(cls, workload: Workload) -> Numerics:
+        vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
+        flash = workload.attention == "flash" or (
+            workload.attention == "auto" and vector != "fp32" and workload.model.head_dim <= 256
+        )
+        return cls(
+            matrix=workload.precision,
+            vector=vector,
+            element=4.0 if vector == "fp32" else 2.0,
+            fused=workload.execution in ("compiled", "xla"),
+            flash=flash,
+            training=workload.training,
+            frozen=workload.lora_rank > 0,
+        )
+
+
+def linear(
+    name: str,
+    numerics: Numerics,
+    tokens: Floats,
+    inputs: Floats | float,
+    outputs: Floats | float,
+    *,
+    bias: bool = False,
+    trainable: bool = True,
+    input_gradient: bool = True,
+) -> list[Op]:
+    """A dense layer: Y[tokens, outputs] = X[tokens, inputs] W. Backward is two GEMMs of the same FLOPs, the
+    gradients of X and of W, plus a reduction over tokens for the bias."""
+
+    def gemm(label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase) -> Op:
+        return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, batch=1.0, m=m, n=n, k=k), phase)
+
+    ops = [gemm("", tokens, outputs, inputs, "forward")]
+    if not numerics.training:
+        return ops
+    if input_gradient:
+        ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
+    if trainable:
+        ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward"))
+        if bias:
+            ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")
+    return ops
+
+
+def elementwise(
+    name: str,
+    numerics: Numerics,
+    elements: Floats,
+    reads: float,
+    writes: float,
+    *,
+    mask_bytes: float = 0.0,
+    phase: Phase = "forward",
+    launches: float = 1.0,
+    count: float = 1.0,
+) -> list[Op]:
+    """A kernel over `elements` that reads and writes that many tensors of the activation's type, and
+    `mask_bytes` per element besides."""
+    table = KernelTable.of(
+        "elementwise",
+        numerics.vector,
+        elements=elements,
+        read_bytes=reads * numerics.element + (mask_bytes if phase == "backward" else 0.0),
+        written_bytes=writes * numerics.element + (mask_bytes if phase == "forward" else 0.0),
+    )
+    return [Op(name, table, phase, count=count, launches=launches)]
+
+
+def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
+    """Layer norm or RMS norm over rows of `cols` elements. Backward is two kernels: the input's gradient,
+    and the reduction for weight and bias."""
+    kind = "rmsnorm" if rms else "layernorm"
+    ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    if numerics.training:
+        backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
+        ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))
+    return ops
+
+
+def pointwise(
+    name: str,
+    numerics: Numerics,
+    elements: Floats,
+    *,
+    reads: float = 1.0,
+    writes: float = 1.0,
+    mask_bytes: float = 0.0,
+    kernels: int = 1,
+    absorbed: bool = True,
+    backward: tuple[float, float] = (2.0, 1.0),
+) -> list[Op]:
+    """An activation, dropout, residual … forward and backward. A compiler absorbs it into a neighbouring
+    kernel (`absorbed`), which leaves its own traffic of one read and one write; eager code runs `kernels`
+    kernels for it, each a full pass."""
+    passes = 1 if numerics.fused and absorbed else kernels
+    ops = elementwise(
+        name, numerics, elements, reads, writes, mask_bytes=mask_bytes, count=passes
+    )
+    if numerics.training:
+        ops += elementwise(
+            f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward", count=passes
+        )
+    return ops
+
+
+def attention(
+    name: str,
+    numerics: Numerics,
+    *,
+    batch: Floats,
+    heads: Floats,
+    kv_heads: Floats,
+    seq_q: Floats,
+    seq_kv: Floats,
+    head_dim: float,
+    causal: bool,
+    dropout: bool,
+) -> list[Op]:
+    """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
+    dropout over the score matrix of batch · heads · seq_q · seq_kv elements."""
+    if numerics.flash:
+        dims = {
+            "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
+            "head_dim": head_dim, "causal": float(causal),
+        }  # fmt: skip
+        ops = [Op(name, KernelTable.of("attention", numerics.vector, **dims, backward=0.0), selective=True)]
+        if numerics.training:
+            backward = KernelTable.of("attention", numerics.vector, **dims, backward=1.0)
+            ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
+        return ops
+
+    matrices = batch * heads
+    scores = matrices * seq_q * seq_kv
+    matrix = "bf16" if numerics.matrix == "fp8" else numerics.matrix
+
+    def product(label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase) -> Op:
+        table = KernelTable.of("gemm", matrix, batch=matrices, m=m, n=n, k=k)
+        return Op(f"{name}.{label}", table, phase, selective=phase == "forward")
+
+    ops = [product("scores", seq_q, seq_kv, head_dim, "forward")]
+    ops += _selective(
+        pointwise(f"{name}.scale-mask", numerics, scores, kernels=2 if causal else 1, backward=(1.0, 1.0))
+    )
+    softmax = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=0.0)
+    ops.append(Op(f"{name}.softmax", softmax, selective=True))
+    if dropout and numerics.training:
+        ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
+    ops.append(product("values", seq_q, head_dim, seq_kv, "forward"))
+    if numerics.training:
+        gradient = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=1.0)
+        ops += [
+            product("values.weights-gradient", seq_q, seq_kv, head_dim, "backward"),
+            product("values.gradient", seq_kv, head_dim, seq_q, "backward"),
+            Op(f"{name}.softmax.gradient", gradient, "backward"),
+            product("scores.query-gradient", seq_q, head_dim, seq_kv, "backward"),
+            product("scores.key-gradient", seq_kv, head_dim, seq_q, "backward"),
+        ]
+    return ops
+
+
+def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
+    """Softmax cross-entropy over `cols` classes, computed in FP32 as the frameworks do."""
+    ops = [Op(name, KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=0.0), launches=3.0)]
+    if numerics.training:
+        table = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=1.0)
+        ops.append(Op(f"{name}.gradient", table, "backward", launches=2.0))
+    return ops
+
+
+def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
+    """A table look-up and, backward, the scatter-add of its gradient."""
+    ops = [Op(name, KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    if numerics.training:
+        table = KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=1.0)
+        ops.append(Op(f"{name}.gradient", table, "backward", launches=4.0))
+    return ops
+
+
+def _selective(ops: Iterable[Op]) -> list[Op]:
+    """The same operators, the forward ones marked as recomputed by selective checkpointing."""
+    return [replace(op, selective=op.phase == "forward") for op in ops]
+
+
+def rows_of(*columns: Floats | float, like: Floats) -> Floats:
+    """The product of the columns, as one column of the shape of `like`."""
+    product = np.ones_like(like, dtype=float)
+    for column in columns:
+        product = product * column
+    return product

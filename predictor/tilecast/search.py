@@ -1,0 +1,180 @@
+"""Every plan of a pool as columns. No formula lives here: `step` and `memory` price what this enumerates.
+
+The space is pools x GPU counts x tensor x pipeline x data x expert x micro-batch x ZeRO stage x recomputation,
+under exact divisibility: tensor divides heads and key/value heads (or replicates them) and stays inside a
+node unless the job allows more, pipeline divides the layers, data divides the global batch, micro-batches
+divide a rank's share. The order of rows is fixed, so that equal prices always choose the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import memory, models, step
+from tilecast.hardware import Pool
+from tilecast.memory import Footprint
+from tilecast.models import Sharded
+from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
+from tilecast.step import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the enumeration; None is no bound."""
+
+    gpus: int | None = None
+    max_gpus: int | None = None
+    max_tensor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan table with its prices on one pool, every column (n,)."""
+
+    plans: Plans
+    times: StepTimes
+    footprint: Footprint
+    usable_bytes: float
+
+    @property
+    def step_s(self) -> Floats:
+        return self.times.total
+
+    @property
+    def memory_bytes(self) -> Floats:
+        return self.footprint.total
+
+    @property
+    def fits(self) -> npt.NDArray[np.bool_]:
+        return self.footprint.total <= self.usable_bytes
+
+
+def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
+    """Step time and memory of every plan on a pool.
+
+    Raises:
+        SpecError: the pool's GPU cannot run the workload's precision.
+    """
+    sharded = models.shard(workload, plans)
+    return price_sharded(workload, sharded, plans, pool)
+
+
+def price_sharded(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Priced:
+    """As `price`, for a plan table whose graph is at hand (the graph does not depend on the pool)."""
+    kernels = step.kernel_seconds(workload, sharded, pool.gpu)
+    times = step.step(workload, sharded, plans, pool, kernels)
+    return Priced(plans, times, memory.footprint(workload, sharded, plans), memory.usable_bytes(pool.gpu))
+
+
+def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
+    """Every divisible plan of a pool, as one table; empty if none divides."""
+    tables = [
+        _expand(workload, data, tensor, pipeline)
+        for gpus in gpu_counts(pool, limits)
+        for tensor, pipeline, data in _splits(workload, pool, gpus, limits)
+    ]
+    return Plans.concatenate([table for table in tables if len(table)]) if any(map(len, tables)) else Plans.of()
+
+
+def gpu_counts(pool: Pool, limits: Limits) -> list[int]:
+    """GPU counts worth trying: powers of two inside a node, then whole nodes."""
+    most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus)
+    if limits.gpus is not None:
+        return [limits.gpus] if limits.gpus <= most else []
+    inside = [n for n in (1, 2, 4, 8, 16) if n < pool.gpus_per_node]
+    nodes = range(1, pool.max_nodes + 1)
+    # Beyond eight nodes, multiples of ever larger powers of two: what schedulers and rings like.
+    chosen = [n for n in nodes if n <= 8 or n % (1 << (n.bit_length() - 4)) == 0 or n == pool.max_nodes]
+    return [n for n in inside + [n * pool.gpus_per_node for n in chosen] if n <= most]
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive integer, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def check(workload: Workload, plan: Plan, pool: Pool) -> None:
+    """Refuse a single plan that contradicts the job or the pool.
+
+    Raises:
+        SpecError: a degree does not divide what it splits, or the pool is too small.
+    """
+    model = workload.model
+    depth = max(1, model.layers)
+    rules = (
+        ("plan.tp", plan.tensor, "heads", model.heads),
+        ("plan.pp", plan.pipeline, "layers", depth),
+        ("plan.dp", plan.data, "globalBatchSize", workload.global_batch),
+        ("plan.mb", plan.micro_batch, "samples per rank", max(1, workload.global_batch // plan.data)),
+    )
+    for field, degree, name, whole in rules:
+        if degree < 1 or whole % degree:
+            choices = ", ".join(map(str, divisors(whole)[:12]))
+            raise SpecError(field, f"{degree} does not divide {name} ({whole})", f"choose one of {choices}")
+    if plan.gpus > pool.max_gpus:
+        raise SpecError(
+            "plan", f"needs {plan.gpus} GPUs, pool {pool.name} has {pool.max_gpus}", "lower a degree or add nodes"
+        )
+
+
+def _splits(workload: Workload, pool: Pool, gpus: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
+    model = workload.model
+    most = limits.max_tensor or pool.gpus_per_node
+    splittable = model.hidden > 0
+    tensors = [t for t in divisors(gpus) if t <= most and splittable and model.heads % t == 0] if splittable else [1]
+    for tensor in tensors or [1]:
+        if tensor > 1 and model.kv_heads % tensor and tensor % model.kv_heads:
+            continue
+        for pipeline in divisors(gpus // tensor):
+            if pipeline > 1 and (not splittable or model.layers % pipeline or len(_layer_kinds(workload)) > 1):
+                continue
+            data = gpus // (tensor * pipeline)
+            if workload.global_batch % data == 0:
+                yield tensor, pipeline, data
+
+
+def _layer_kinds(workload: Workload) -> Sequence[str]:
+    """Kinds of layers; a pipeline of equal stages needs a single one."""
+    return ("encoder", "decoder") if workload.model.family == "encdec" else ("layer",)
+
+
+def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
+    """The plans of one (data, tensor, pipeline): micro-batch x ZeRO x recomputation x expert."""
+    model = workload.model
+    per_rank = workload.global_batch // data
+    if workload.micro_batch is not None:
+        micro = [workload.micro_batch] if per_rank % workload.micro_batch == 0 else []
+    else:
+        micro = [b for b in divisors(per_rank) if b & (b - 1) == 0 or b == per_rank]
+        micro = [b for b in micro if per_rank // b >= pipeline or b == 1]
+    zero = [0] if data == 1 or not workload.training else ([0, 1] if pipeline > 1 else [0, 1, 3])
+    if workload.checkpointing is not None:
+        recompute = [CHECKPOINTING.index(workload.checkpointing)]
+    else:
+        recompute = [0] if model.hidden == 0 or not workload.training else list(range(len(CHECKPOINTING)))
+    experts = int(model.extra.get("experts", 1))
+    expert = [e for e in divisors(experts) if data % e == 0] if experts > 1 else [1]
+    grid = np.array(np.meshgrid(micro, zero, recompute, expert, indexing="ij"), dtype=np.int64).reshape(4, -1)
+    rows = grid.shape[1]
+
+    def constant(value: int) -> npt.NDArray[np.int64]:
+        return np.full(rows, value, dtype=np.int64)
+
+    return Plans(
+        data=constant(data),
+        tensor=constant(tensor),
+        pipeline=constant(pipeline),
+        context=constant(1),
+        expert=grid[3],
+        zero_stage=grid[1],
+        micro_batch=grid[0],
+        gradient_accumulation=per_rank // grid[0] if rows else grid[0],
+        checkpointing=grid[2],
+        sequence_parallel=constant(int(tensor > 1)),
+        virtual_stages=constant(1),
+    )

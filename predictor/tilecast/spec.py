@@ -1,0 +1,207 @@
+"""What is trained and how it is split: the nouns every other room shares.
+
+Three values live here. A `Model` holds the dimensions of an architecture, a `Workload` says how it
+is trained, and `Plans` is a table of ways to split that work over GPUs. A plan table is columns: every
+formula of the house takes and returns one number per row, and a single plan is a table of one row.
+
+Symbols, used alike in every docstring of the house:
+
+    b micro-batch   s sequence length   h hidden   a heads   k key/value heads   f MLP width
+    V vocabulary    L layers            t tensor   p pipeline   d data   c context   e expert
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+"""Bytes of one element as the matrix units read it. Activations of an FP8 job stay in BF16."""
+
+Checkpointing = Literal["none", "selective", "full"]
+CHECKPOINTING: tuple[Checkpointing, ...] = get_args(Checkpointing)
+"""What is thrown away in the forward pass and computed again in the backward pass; the index is the
+code in `Plans.checkpointing`."""
+
+Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
+EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
+Attention = Literal["auto", "flash", "eager"]
+Objective = Literal["time", "cost"]
+
+
+class SpecError(ValueError):
+    """Something the user wrote cannot be meant. `field` is its path, `problem` what is wrong with it
+    and `remedy` what to write instead; the message is the three on one line."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Dimensions of an architecture. `family` is a key of `tilecast.models.FAMILIES`."""
+
+    name: str
+    family: str
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 0
+    ffn_hidden: int = 0
+    vocab: int = 0
+    positions: int = 0
+    """Learned position embeddings; 0 where positions are rotary, relative or ALiBi."""
+    gated_mlp: bool = False
+    rms_norm: bool = False
+    rotary: bool = False
+    causal: bool = True
+    bias: bool = True
+    tied_embeddings: bool = True
+    dropout: bool = False
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """Dimensions only one family has (experts, top_k, image size …), named in that family's file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training job, whatever it will run on."""
+
+    model: Model
+    sequence_length: int
+    global_batch: int
+    precision: Precision = "bf16"
+    training: bool = True
+    """False prices a forward pass alone (inference prefill)."""
+    optimizer: Optimizer = "adamw"
+    micro_batch: int | None = None
+    checkpointing: Checkpointing | None = None
+    """None leaves the choice to the search."""
+    attention: Attention = "auto"
+    execution: Execution = "eager"
+    steps: int | None = None
+    lora_rank: int = 0
+    """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
+
+    overlap: bool = True
+    """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens (or images, where the sequence length is 1) consumed by one optimizer step."""
+        return self.global_batch * self.sequence_length
+
+    @property
+    def samples_are_tokens(self) -> bool:
+        """Whether throughput is told in tokens; models without a sequence count samples."""
+        return self.sequence_length > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One row of `Plans`, for people: the degrees, in Megatron's words."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    zero_stage: int = 0
+    micro_batch: int = 1
+    gradient_accumulation: int = 1
+    checkpointing: Checkpointing = "none"
+    sequence_parallel: bool = False
+    virtual_stages: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    def __str__(self) -> str:
+        """The short form of tables: `fsdp16,tp2,mb1,ac-sel`."""
+        sharded = {3: "fsdp", 2: "zero2-dp", 1: "zero1-dp", 0: "dp"}[self.zero_stage]
+        parts = [f"{sharded}{self.data}"] if self.data > 1 or self.gpus == 1 else []
+        for label, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
+            if degree > 1:
+                parts.append(f"{label}{degree}")
+        parts.append(f"mb{self.micro_batch}")
+        if self.checkpointing != "none":
+            parts.append({"selective": "ac-sel", "full": "ac-full"}[self.checkpointing])
+        return ",".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """A table of plans as integer columns, each of shape (n,).
+
+    `expert` divides `data` (expert parallelism re-uses data-parallel ranks, as in Megatron); `checkpointing`
+    holds indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and
+    optimizer step.
+    """
+
+    data: Ints
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    expert: Ints
+    zero_stage: Ints
+    micro_batch: Ints
+    gradient_accumulation: Ints
+    checkpointing: Ints
+    sequence_parallel: Ints
+    virtual_stages: Ints
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def gpus(self) -> Ints:
+        """Ranks that each plan runs on, shape (n,)."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    def take(self, rows: Ints | npt.NDArray[np.bool_] | slice) -> Plans:
+        """The chosen rows, in the order given."""
+        return Plans(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def row(self, index: int) -> Plan:
+        """One row as a `Plan`."""
+        values = {column.name: int(getattr(self, column.name)[index]) for column in fields(self)}
+        code = values.pop("checkpointing")
+        parallel = bool(values.pop("sequence_parallel"))
+        return Plan(**values, checkpointing=CHECKPOINTING[code], sequence_parallel=parallel)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.row(index) for index in range(len(self)))
+
+    @classmethod
+    def of(cls, *plans: Plan) -> Plans:
+        """The table whose rows are these plans."""
+
+        def column(name: str) -> Ints:
+            values = [getattr(plan, name) for plan in plans]
+            if name == "checkpointing":
+                values = [CHECKPOINTING.index(value) for value in values]
+            return np.asarray(values, dtype=np.int64)
+
+        return cls(*(column(item.name) for item in fields(cls)))
+
+    @classmethod
+    def concatenate(cls, tables: list[Plans]) -> Plans:
+        """All rows of all tables, in order."""
+        return cls(*(np.concatenate([getattr(table, item.name) for table in tables]) for item in fields(cls)))
+
+

@@ -1,0 +1,381 @@
+"""One training step of every plan, as parts that sum.
+
+    step = compute + communication + bubble + optimizer + launch + input
+
+With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B
+step takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473): the first term is split
+into computation, launch stalls and exposed communication, the second is the bubble. Gradient
+synchronisation hides behind the last micro-batch's backward pass; what does not hide is communication.
+Eager frameworks launch kernels one by one from the host: a pass takes no less than its launches.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from tilecast import collectives, kernels
+from tilecast.collectives import Group
+from tilecast.graph import Block, Transfer
+from tilecast.hardware import Gpu, Pool
+from tilecast.models import Sharded
+from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
+
+PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
+"""The parts of a step, in the order of tables."""
+
+_FULL = CHECKPOINTING.index("full")
+_SELECTIVE = CHECKPOINTING.index("selective")
+
+# Bytes that one optimizer step reads and writes per parameter beside weights and gradients, in FP32: its
+# moments in and out, and passes over the gradient (the clipping norm; LAMB's trust ratio reads twice more).
+_OPTIMIZER_BYTES: Mapping[str, float] = {
+    "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one optimizer step of each plan, every part (n,)."""
+
+    compute: Floats
+    communication: Floats
+    bubble: Floats
+    optimizer: Floats
+    launch: Floats
+    input: Floats
+    spread: Floats
+    """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
+
+    @property
+    def total(self) -> Floats:
+        return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
+
+    def parts(self, row: int) -> dict[str, float]:
+        """One plan's breakdown, in seconds; the values sum to `total[row]`."""
+        return {name: float(getattr(self, name)[row]) for name in PARTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """`constants.toml` in SI units."""
+
+    launch_s: Mapping[str, tuple[float, float]]
+    step_s: Mapping[str, float]
+    hidden_share: float
+    slowdown: float
+    jitter: float
+    compute_efficiency: float
+    optimizer_efficiency: float
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Constants:
+        return cls(
+            {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
+            {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
+            table["overlap"]["hidden_share"],
+            table["overlap"]["slowdown"],
+            table["scale"]["jitter"],
+            table["efficiency"]["compute"],
+            table["efficiency"]["optimizer"],
+        )
+
+
+@cache
+def constants() -> Constants:
+    """The fitted constants that ship with Tilecast."""
+    return Constants.of(tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass through a block: GPU seconds, host seconds, columns over shards (S,)."""
+
+    gpu_s: Floats
+    host_s: Floats
+
+    def __add__(self, other: _Pass) -> _Pass:
+        return _Pass(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Passes of one repetition of a block: forward, the part that selective recomputation repeats, backward."""
+
+    block: Block
+    forward: _Pass
+    core: _Pass
+    backward: _Pass
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSeconds:
+    """The kernels of a sharded graph on one GPU: what every plan of that GPU shares."""
+
+    blocks: tuple[BlockTimes, ...]
+    spread: float
+    """Time-weighted relative half-width of the kernels' 90 % range."""
+
+
+def kernel_seconds(workload: Workload, sharded: Sharded, gpu: Gpu, fitted: Constants | None = None) -> KernelSeconds:
+    """Price all kernels of the graph in one call of the predictor.
+
+    Raises:
+        SpecError: the GPU cannot run the workload's precision.
+    """
+    fitted = fitted or constants()
+    gpu.peak(workload.precision)
+    table, rows = sharded.graph.kernels()
+    times = kernels.seconds(table, gpu)
+    forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
+    zero = _Pass(np.zeros(1), np.zeros(1))
+    found, position = [], 0
+    weight = spread = 0.0
+    for block in sharded.graph.blocks:
+        passes = {"forward": zero, "core": zero, "backward": zero}
+        for op in block.ops:
+            index = rows[position]
+            position += 1
+            seconds = times.seconds[index] * op.count / fitted.compute_efficiency
+            launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
+            one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
+            passes[op.phase] = passes[op.phase] + one
+            if op.selective and op.phase == "forward":
+                passes["core"] = passes["core"] + one
+            share = float(np.mean(seconds)) * block.repeat
+            weight += share
+            spread += share * float(np.mean(times.spread[index]))
+        found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
+    return KernelSeconds(tuple(found), spread / weight if weight else 0.0)
+
+
+def step(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    priced: KernelSeconds,
+    fitted: Constants | None = None,
+) -> StepTimes:
+    """The step of every plan on a pool. `priced` are the graph's kernels on the pool's GPU."""
+    fitted = fitted or constants()
+    micro = _micro_batch(workload, sharded, plans, pool, priced)
+    stages = plans.pipeline.astype(float)
+    repeats = plans.gradient_accumulation.astype(float)
+    boundary = _boundary(workload, sharded, plans, pool)
+    bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
+    bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
+
+    sync, contention = _gradient_sync(workload, sharded, plans, pool, micro, fitted)
+    communication = repeats * (micro.communication_s + boundary) + sync
+    compute = repeats * micro.gpu_s + contention
+    launch = repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25)
+    optimizer = _optimizer(workload, sharded, plans, pool.gpu, fitted)
+    straggle = 1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1)))
+    return StepTimes(
+        compute=compute * straggle,
+        communication=communication * straggle,
+        bubble=bubble * straggle,
+        optimizer=optimizer,
+        launch=launch,
+        input=_input(sharded, plans, compute),
+        spread=np.full(len(plans), priced.spread),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Micro:
+    """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, (n,)."""
+
+    gpu_s: Floats
+    stall_s: Floats
+    communication_s: Floats
+    backward_s: Floats
+    all_s: Floats
+
+    @property
+    def slowest_s(self) -> Floats:
+        return self.gpu_s + self.stall_s + self.communication_s
+
+
+def _micro_batch(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds) -> _Micro:
+    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
+    stages = plans.pipeline.astype(float)
+    share = np.where(stages > 1, np.ceil(depth / stages) / depth, 1.0)
+    nil = np.zeros(len(plans))
+    kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
+    for times in priced.blocks:
+        where = next(name for name in kinds if times.block in getattr(sharded.graph, name))
+        parts = _block(workload, sharded, plans, pool, times, recomputed=where == "layers")
+        kinds[where] = [old + new * times.block.repeat for old, new in zip(kinds[where], parts, strict=True)]
+
+    def total(parts: list[Floats]) -> Floats:
+        return parts[0] + parts[1] + parts[2]
+
+    heavier = total(kinds["first"]) > total(kinds["last"])
+    slowest, everything = [], nil
+    for layers, first, last in zip(kinds["layers"], kinds["first"], kinds["last"], strict=True):
+        ends = np.where(stages > 1, np.where(heavier, first, last), first + last)
+        slowest.append(layers * share + ends)
+    for parts in kinds.values():
+        everything = everything + total(parts)
+    return _Micro(*slowest, all_s=everything)
+
+
+def _block(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, times: BlockTimes, *, recomputed: bool
+) -> list[Floats]:
+    """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,)."""
+    again = np.zeros(len(plans))
+    core = np.zeros(len(plans))
+    if recomputed and workload.training:
+        again = (plans.checkpointing == _FULL).astype(float)
+        core = (plans.checkpointing == _SELECTIVE).astype(float)
+
+    def column(get: str) -> tuple[Floats, Floats]:
+        forward = sharded.gather(getattr(times.forward, get))
+        backward = sharded.gather(getattr(times.backward, get)) + again * forward
+        return forward, backward + core * sharded.gather(getattr(times.core, get))
+
+    forward_gpu, backward_gpu = column("gpu_s")
+    forward_host, backward_host = column("host_s")
+    stall = np.maximum(forward_host - forward_gpu, 0.0) + np.maximum(backward_host - backward_gpu, 0.0)
+    exchanged = np.zeros(len(plans))
+    for transfer in times.block.transfers:
+        if transfer.phase == "backward" and not workload.training:
+            continue
+        runs = transfer.count * (1.0 + again if transfer.phase == "forward" else 1.0)
+        exchanged = exchanged + runs * _transfer(sharded, plans, pool, transfer)
+    return [forward_gpu + backward_gpu, stall, exchanged, backward_gpu + np.maximum(backward_host - backward_gpu, 0.0)]
+
+
+def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
+    """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, expert, data."""
+    inner = {
+        "tensor": np.ones(len(plans)),
+        "context": plans.tensor.astype(float),
+        "expert": (plans.tensor * plans.context).astype(float),
+    }[transfer.group]
+    ranks = getattr(plans, transfer.group).astype(float)
+    size = sharded.gather(transfer.size_bytes)
+    if not np.any((ranks > 1) & (size > 0)):
+        return np.zeros(len(plans))
+    seconds = collectives.COLLECTIVES[transfer.collective](size, _group(ranks, inner, plans, pool), pool.intra, pool.inter)
+    return np.where((ranks > 1) & (size > 0), seconds, 0.0)
+
+
+def _group(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
+    """A group whose members lie `inner` ranks apart: as many of them share a node as fit."""
+    node = np.minimum(pool.gpus_per_node, plans.gpus).astype(float)
+    return Group(ranks, np.clip(np.floor(node / inner), 1.0, ranks), node)
+
+
+def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
+    """Activations to the next stage and gradients back, per micro-batch, on the critical path of 1F1B."""
+    if not np.any(plans.pipeline > 1):
+        return np.zeros(len(plans))
+    group = _group(plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool)
+    one = collectives.send_recv(sharded.gather(sharded.graph.boundary_bytes), group, pool.intra, pool.inter)
+    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
+
+
+def _stage_parameters(sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
+    """Parameters that a rank of the fullest stage holds before ZeRO: (all, those of experts)."""
+    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
+    share = np.ceil(depth / plans.pipeline) / depth
+
+    def of(column: str) -> Floats:
+        layers = sum((sharded.gather(b.repeat * getattr(b, column)) for b in sharded.graph.layers), np.zeros(len(plans)))
+        first = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.first), np.zeros(len(plans)))
+        last = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.last), np.zeros(len(plans)))
+        return layers * share + np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
+
+    return of("parameters"), of("expert_parameters")
+
+
+def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
+    """Bytes per parameter of a gradient on the wire. Plain data parallelism under automatic mixed precision
+    keeps FP32 gradients (PyTorch DDP); sharded and model-parallel engines reduce in the compute type."""
+    if workload.precision in ("fp32", "tf32"):
+        return np.full(len(plans), 4.0)
+    plain = (plans.zero_stage == 0) & (plans.tensor * plans.pipeline == 1)
+    return np.where(plain, 4.0, 2.0)
+
+
+def _gradient_sync(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, micro: _Micro, fitted: Constants
+) -> tuple[Floats, Floats]:
+    """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
+    nil = np.zeros(len(plans))
+    replicas = (plans.data * plans.context).astype(float)
+    if not workload.training or not np.any(replicas > 1):
+        return nil, nil
+    everything, experts = _stage_parameters(sharded, plans)
+    trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
+    inner = plans.tensor.astype(float)
+    dense_group = _group(replicas, inner, plans, pool)
+    expert_group = _group(np.maximum(replicas / plans.expert, 1.0), inner * plans.expert, plans, pool)
+
+    def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
+        run = collectives.COLLECTIVES[collective]
+        dense = run((everything - experts) * bytes_each / buckets, dense_group, pool.intra, pool.inter) * buckets
+        spread = run(experts * bytes_each / buckets, expert_group, pool.intra, pool.inter) * buckets
+        return dense + np.where(experts > 0, spread, 0.0)
+
+    wire = gradient_bytes(workload, plans) * trainable
+    weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
+    stage = plans.zero_stage
+    layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
+    window = micro.backward_s * fitted.hidden_share * (1.0 if workload.overlap else 0.0)
+
+    reduce_s = both("all_reduce", wire)
+    scatter_s = both("reduce_scatter", wire, layers)
+    gather_s = both("all_gather", weight, layers)
+    tail = 1.0 / np.maximum(layers, 4.0)
+
+    def exposed(busy: Floats, room: Floats) -> Floats:
+        """What does not fit behind the room; the last bucket never does."""
+        return np.maximum(busy - room, busy * tail)
+
+    plain = exposed(reduce_s, window)
+    distributed = exposed(scatter_s, window) + exposed(gather_s, window * 0.5)
+    repeats = plans.gradient_accumulation
+    forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
+    sharded_s = repeats * (exposed(gather_s, forward) + exposed(gather_s + scatter_s, micro.backward_s * fitted.hidden_share))
+    visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded_s))
+    busy = np.where(stage == 0, reduce_s, np.where(stage < 3, scatter_s + gather_s, repeats * (2 * gather_s + scatter_s)))
+    hidden = np.maximum(busy - visible, 0.0)
+    active = replicas > 1
+    return np.where(active, visible, 0.0), np.where(active, hidden * fitted.slowdown, 0.0)
+
+
+def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
+    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients and writes 2-byte weights."""
+    if not workload.training or workload.optimizer == "none":
+        return np.zeros(len(plans))
+    everything, experts = _stage_parameters(sharded, plans)
+    replicas = (plans.data * plans.context).astype(float)
+    sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
+    expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas / plans.expert, 1.0), 1.0)
+    own = (everything - experts) / sharing + experts / expert_sharing
+    trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
+    mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
+    moved = own * trainable * (_OPTIMIZER_BYTES[workload.optimizer] + mixed)
+    return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
+
+
+def _input(sharded: Sharded, plans: Plans, compute: Floats) -> Floats:
+    """The copy of a batch to the GPU, where it does not hide behind the step (loaders prefetch one)."""
+    samples = plans.micro_batch * plans.gradient_accumulation
+    host = samples * sharded.graph.host_bytes_per_sample / _HOST_BYTES_PER_S
+    return np.maximum(host - compute, 0.0)
+
+
+_HOST_BYTES_PER_S = 10e9
+"""Host-to-device copies from pinned memory, each GPU's share of a PCIe root."""

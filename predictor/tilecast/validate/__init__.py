@@ -1,0 +1,1 @@
+"""Forecasts held against measurements: training runs (`runs`) and kernels (`kernels`)."""

@@ -1,0 +1,364 @@
+"""Forecasts of measured training steps: one row out per row in, and the error by GPU, precision, family, scale."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import models, search, uncertainty
+from tilecast.graph import Shards
+from tilecast.hardware import Pool
+from tilecast.search import Limits, Priced
+from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
+from tilecast.step import PARTS
+from tilecast.validate.table import Case, Refusal, Row, read
+
+COLUMNS = (
+    "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
+    *(f"{part}_s" for part in PARTS), "reason",
+)  # fmt: skip
+"""The columns of the rows file, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What is predicted for one row; everything but `reason` is None when the row is refused."""
+
+    seconds: float | None = None
+    lower_s: float | None = None
+    upper_s: float | None = None
+    fits: bool | None = None
+    memory_bytes: float | None = None
+    parts: dict[str, float] | None = None
+    reason: str = ""
+    roofline_s: float | None = None
+    model_flops: float | None = None
+    plan: Plan | None = None
+
+
+def forecast(rows: Sequence[Row]) -> list[Forecast]:
+    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
+    found: list[Forecast | None] = [None] * len(rows)
+    groups: dict[str, list[int]] = defaultdict(list)
+    cases: dict[int, Case] = {}
+    for index, row in enumerate(rows):
+        try:
+            cases[index] = read(row)
+        except Refusal as refusal:
+            found[index] = Forecast(reason=refusal.code)
+            continue
+        groups[repr((cases[index].workload, cases[index].pool))].append(index)
+    for members in groups.values():
+        first = cases[members[0]]
+        tables: list[Plans] = []
+        priced_rows: list[int] = []
+        for index in members:
+            try:
+                tables.append(_plans(cases[index]))
+                priced_rows.append(index)
+            except Refusal as refusal:
+                found[index] = Forecast(reason=refusal.code)
+        if not tables:
+            continue
+        try:
+            priced = search.price(first.workload, Plans.concatenate(tables), first.pool)
+        except SpecError:
+            for index in priced_rows:
+                found[index] = Forecast(reason="precision-not-supported")
+            continue
+        start = 0
+        for index, table in zip(priced_rows, tables, strict=True):
+            rows_of = slice(start, start + len(table))
+            found[index] = _one(first.workload, first.pool, priced, rows_of)
+            start += len(table)
+    return [item or Forecast(reason="no-plan") for item in found]
+
+
+def _plans(case: Case) -> Plans:
+    """The stated plan as a table of one row, or every plan that agrees with what is stated."""
+    stated = case.stated
+    if stated["data"] and stated["tensor"] and stated["pipeline"]:
+        per_rank = case.workload.global_batch / stated["data"]
+        micro = stated["micro_batch"]
+        if micro is None and stated["gradient_accumulation"]:
+            micro = int(per_rank // stated["gradient_accumulation"])
+        if micro:
+            repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
+            return _complete(case, int(micro), int(repeats))
+    table = search.enumerate_plans(case.workload, case.pool, Limits(gpus=case.gpus, max_tensor=case.gpus))
+    keep = np.ones(len(table), dtype=bool)
+    for name, value in stated.items():
+        if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
+            keep &= getattr(table, name) == value
+    if not keep.any():
+        raise Refusal("no-plan")
+    return table.take(keep)
+
+
+def _complete(case: Case, micro: int, repeats: int) -> Plans:
+    """The stated degrees with each recomputation mode that the row allows; the first that fits is meant."""
+    stated = case.stated
+    modes = [stated["checkpointing"]] if stated["checkpointing"] is not None else [0, 1, 2]
+    if case.workload.model.hidden == 0 or not case.workload.training:
+        modes = [0]
+    one = {item.name: stated.get(item.name) for item in fields(Plans)}
+    one["zero_stage"] = stated["zero_stage"] or 0
+    one |= {"micro_batch": micro, "gradient_accumulation": repeats}
+    one["sequence_parallel"] = 0
+    table = {name: np.full(len(modes), value or 0, dtype=np.int64) for name, value in one.items()}
+    table["checkpointing"] = np.array(modes, dtype=np.int64)
+    if (stated["pipeline"] or 1) > max(1, case.workload.model.layers):
+        raise Refusal("impossible-plan")
+    return Plans(**table)
+
+
+def _one(workload: Workload, pool: Pool, priced: Priced, rows: slice) -> Forecast:
+    """The plan that is meant among the rows: the fastest that fits, or the leanest when none does."""
+    seconds, memory = priced.step_s[rows], priced.memory_bytes[rows]
+    fits = priced.fits[rows]
+    chosen = int(np.argmin(np.where(fits, seconds, np.inf)) if fits.any() else np.argmin(memory))
+    row = rows.start + chosen
+    lower, upper = uncertainty.interval(workload, pool, priced, row)
+    plan = priced.plans.row(row)
+    return Forecast(
+        seconds=float(seconds[chosen]),
+        lower_s=lower,
+        upper_s=upper,
+        fits=bool(fits[chosen]),
+        memory_bytes=float(memory[chosen]),
+        parts=priced.times.parts(row),
+        roofline_s=_roofline(workload, plan, pool),
+        model_flops=model_flops(workload),
+        plan=plan,
+    )
+
+
+def model_flops(workload: Workload) -> float:
+    """FLOPs of a step as the model needs them, recomputation not counted, over all GPUs."""
+    one = np.ones(1, dtype=np.int64)
+    graph = models.build(workload, Shards(one, one, one, one, one * 0))
+    per_sample = sum(
+        block.repeat * op.count * float(op.table.flops()[0]) for block in graph.blocks for op in block.ops
+    )
+    return per_sample * workload.global_batch
+
+
+def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
+    """The baseline of a perfect machine: every operator at the peak of compute or memory, nothing else."""
+    shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
+    graph = models.build(workload, shards)
+    seconds = 0.0
+    for block in graph.blocks:
+        for op in block.ops:
+            peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
+            bound = max(float(op.table.flops()[0]) / peak, float(op.table.bytes()[0]) / pool.gpu.memory_bandwidth_bytes_per_s)
+            seconds += bound * op.count * block.repeat
+    return seconds * plan.gradient_accumulation / plan.pipeline
+
+
+def run(paths: Sequence[Path], rows_path: Path | None = None) -> str:
+    """Predict every row of the tables, write them where asked, and return the summary.
+
+    Raises:
+        SpecError: a file cannot be read or lacks the columns of a runs table.
+    """
+    rows = [row for path in paths for row in read_table(path)]
+    forecasts = forecast(rows)
+    if rows_path is not None:
+        write_rows(rows_path, rows, forecasts)
+    return summary(rows, forecasts)
+
+
+def read_table(path: Path) -> list[Row]:
+    """The rows of a runs table.
+
+    Raises:
+        SpecError: the file cannot be read, or is not such a table.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            reader = csv.DictReader(handle)
+            missing = {"id", "gpu", "n_gpus", "precision"} - set(reader.fieldnames or ())
+            if missing:
+                raise SpecError(str(path), f"lacks the columns {', '.join(sorted(missing))}", "give a runs table")
+            return [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(str(path), "cannot be read", str(error)) from None
+
+
+def write_rows(path: Path, rows: Sequence[Row], forecasts: Sequence[Forecast]) -> None:
+    """One line per input row, in order; a refused row has its reason and nothing else."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(COLUMNS)
+            writer.writerows(_cells(row, item) for row, item in zip(rows, forecasts, strict=True))
+    except OSError as error:
+        raise SpecError("--rows", f"cannot write {path}", str(error.strerror)) from None
+
+
+def _cells(row: Row, item: Forecast) -> list[str]:
+    if item.seconds is None or item.parts is None:
+        return [row["id"], *[""] * (len(COLUMNS) - 2), item.reason]
+    values = [item.seconds, item.lower_s, item.upper_s]
+    return [
+        row["id"],
+        *(f"{value:.9g}" for value in values),
+        "true" if item.fits else "false",
+        f"{item.memory_bytes:.0f}",
+        *(f"{item.parts[part]:.9g}" for part in PARTS),
+        "",
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows of grade A and B with a measured step time and a forecast, as arrays."""
+
+    rows: tuple[Row, ...]
+    measured_s: Floats
+    predicted_s: Floats
+    roofline_s: Floats
+    one_mfu_s: Floats
+    covered: npt.NDArray[np.bool_]
+    fits: npt.NDArray[np.bool_]
+    graded: int
+    """Rows of grade A and B with a measured step time, predicted or not."""
+
+
+def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
+    """Hold the forecasts against the measured step times of the rows of grade A and B."""
+    graded = [
+        (row, item, float(row["step_time_s_derived"]))
+        for row, item in zip(rows, forecasts, strict=True)
+        if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")
+    ]
+    kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
+    measured = np.array([time for _, _, time in kept])
+    names = [item.plan for _, item, _ in kept]
+    gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
+    flops = np.array([item.model_flops or 0.0 for _, item, _ in kept])
+    return Scored(
+        rows=tuple(row for row, _, _ in kept),
+        measured_s=measured,
+        predicted_s=np.array([item.seconds for _, item, _ in kept], dtype=float),
+        roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
+        one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
+        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in kept], dtype=bool),
+        fits=np.array([bool(item.fits) for _, item, _ in kept], dtype=bool),
+        graded=len(graded),
+    )
+
+
+def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
+    """The baseline of one utilisation per GPU and precision, fitted to these very rows (median)."""
+    rate = flops / gpus / measured
+    keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
+    fitted = np.zeros(len(rows))
+    for key in set(keys):
+        fitted[keys == key] = np.median(rate[keys == key])
+    return flops / gpus / np.maximum(fitted, 1.0)
+
+
+def _absolute(predicted: Floats, measured: Floats) -> Floats:
+    return np.abs(predicted - measured) / measured
+
+
+def macro(errors: Floats, rows: Sequence[Row]) -> float:
+    """Mean inside each split_group, then over the groups."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        groups[row.get("split_group", "")].append(float(error))
+    return float(np.mean([np.mean(values) for values in groups.values()])) if groups else float("nan")
+
+
+def scale_of(row: Row) -> str:
+    """The bin of a row's GPU count."""
+    count = int(float(row["n_gpus"] or 1))
+    return next(name for limit, name in ((1, "1"), (8, "2-8"), (64, "9-64"), (1 << 40, ">64")) if count <= limit)
+
+
+BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("gpu", lambda row: row["gpu"]),
+    ("precision", lambda row: row["precision"]),
+    ("family", lambda row: row.get("family", "")),
+    ("scale", scale_of),
+)
+
+
+def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
+    """Error by GPU, precision, family and scale beside the baselines, ranking, coverage and refusals."""
+    scored = score(rows, forecasts)
+    predicted = sum(item.seconds is not None for item in forecasts)
+    lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
+    for code, count in sorted(_counts(item.reason for item in forecasts if item.reason).items()):
+        lines.append(f"  refused {count:4d}  {code}")
+    if not len(scored.measured_s):
+        return "\n".join([*lines, "no graded row with a measured step time"])
+    share = len(scored.measured_s) / max(scored.graded, 1)
+    lines.append(f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}")
+    header = f"{'':28s} {'rows':>5s} {'groups':>6s} {'macro':>7s} {'median':>7s} {'P90':>7s} {'bias':>7s} {'roofline':>9s} {'one-MFU':>8s}"
+    lines += ["", header]
+    everything = np.ones(len(scored.measured_s), dtype=bool)
+    lines.append(_line("all", scored, everything))
+    for name, key in BINS:
+        values = np.array([key(row) for row in scored.rows])
+        lines += [_line(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
+    tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    if count:
+        lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, top-1 regret {regret:.1%}"]
+    lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps; {(~scored.fits).mean():.1%} of them are called too large")
+    return "\n".join(lines)
+
+
+def _counts(values: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for value in values:
+        found[value] += 1
+    return found
+
+
+def _line(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> str:
+    rows = [row for row, kept in zip(scored.rows, mask, strict=True) if kept]
+    measured = scored.measured_s[mask]
+    errors = _absolute(scored.predicted_s[mask], measured)
+    bias = np.median(scored.predicted_s[mask] / measured - 1)
+    groups = len({row.get("split_group", "") for row in rows})
+    cells = [macro(errors, rows), float(np.median(errors)), float(np.quantile(errors, 0.9)), float(bias)]
+    others = [macro(_absolute(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)]
+    return (
+        f"{name[:28]:28s} {len(rows):5d} {groups:6d} "
+        + " ".join(f"{cell:7.1%}" for cell in cells)
+        + f" {others[0]:9.1%} {others[1]:8.1%}"
+    )
+
+
+_RANKED_BY = ("split_group", "model_name", "gpu", "n_gpus", "global_batch", "n_layers", "n_heads", "hidden", "seq_len", "precision")
+_PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
+
+
+def ranking(rows: Sequence[Row], predicted_s: Floats, measured_s: Floats) -> tuple[float, float, int]:
+    """Kendall's tau over pairs measured more than 5 % apart (a predicted tie scores 0) and the regret of the plan
+    predicted fastest (the mean over tied ones), both averaged over groups of at least four distinct plans."""
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[tuple(row.get(name, "") for name in _RANKED_BY)].append(index)
+    taus, regrets = [], []
+    for members in groups.values():
+        if len({tuple(rows[i].get(name, "") for name in _PLAN_COLUMNS) for i in members}) < 4:
+            continue
+        predicted, measured = predicted_s[members], measured_s[members]
+        first, second = np.triu_indices(len(members), 1)
+        apart = np.abs(measured[first] - measured[second]) > 0.05 * np.minimum(measured[first], measured[second])
+        if apart.any():
+            sign = np.sign(predicted[first] - predicted[second]) * np.sign(measured[first] - measured[second])
+            taus.append(float(np.mean(sign[apart])))
+        best = np.isclose(predicted, predicted.min(), rtol=1e-9)
+        regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)
+    return (float(np.mean(taus)) if taus else float("nan"), float(np.mean(regrets)) if regrets else float("nan"), len(regrets))

@@ -1,0 +1,301 @@
+"""Rows of measured training runs as workloads, plans and pools.
+
+Only the description of a run is read: never its metric, its measured value, another predictor's column, or a
+time, throughput or utilisation that its notes may mention.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilecast import models
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link
+from tilecast.spec import CHECKPOINTING, Model, Precision, SpecError, Workload
+
+Row = Mapping[str, str]
+
+REASONS: Mapping[str, str] = {
+    "unknown-gpu": "the GPU is not among the hardware files",
+    "unknown-model": "the row states no complete dimensions and its model name is no preset",
+    "unknown-precision": "the precision is not one that can be priced",
+    "precision-not-supported": "the GPU has no units for the precision",
+    "no-batch": "neither a global batch nor a batch per GPU is stated",
+    "no-sequence": "a model over sequences states no sequence length",
+    "no-gpus": "the number of GPUs is not stated",
+    "impossible-plan": "the stated degrees do not multiply to the GPUs, or do not divide what they split",
+    "no-plan": "no plan fits what is stated",
+}
+"""Every reason for which a row is not predicted."""
+
+
+class Refusal(Exception):  # noqa: N818  (an outcome of a row, not a failure)
+    """A row that cannot be expressed; `code` is a key of `REASONS`."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(REASONS[code])
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row as the predictor sees it. Degrees that the row leaves open are None."""
+
+    workload: Workload
+    pool: Pool
+    gpus: int
+    stated: Mapping[str, int | None]
+    """Columns of `Plans` that the row fixes; None where it is silent."""
+
+
+_PRECISION: Mapping[str, Precision] = {
+    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp8": "fp8",
+}  # fmt: skip
+
+_OPTIMIZER: tuple[tuple[str, str], ...] = (
+    ("none", "none"), ("lamb", "lamb"), ("adamw", "adamw"), ("adam", "adam"), ("muon", "momentum"),
+    ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"),
+)  # fmt: skip
+"""First match of the published word; SGD on images runs with momentum."""
+
+
+def read(row: Row) -> Case:
+    """The case a row describes.
+
+    Raises:
+        Refusal: the row cannot be expressed, with the reason's code.
+    """
+    try:
+        gpu = find_gpu(row["gpu"].split("(")[0].strip())
+    except SpecError:
+        raise Refusal("unknown-gpu") from None
+    precision = _PRECISION.get(row.get("precision", "").lower())
+    if precision is None:
+        raise Refusal("unknown-precision")
+    if not gpu.supports(precision):
+        raise Refusal("precision-not-supported")
+    model = _model(row)
+    gpus = _integer(row, "n_gpus")
+    if not gpus:
+        raise Refusal("no-gpus")
+    stated = _plan(row, gpus)
+    batch = _integer(row, "global_batch") or _batch_of(stated)
+    if not batch:
+        raise Refusal("no-batch")
+    sequence = _sequence(row, model)
+    notes = row.get("notes", "").lower()
+    workload = Workload(
+        model=model,
+        sequence_length=sequence,
+        global_batch=batch,
+        precision=precision,
+        training=row.get("mode", "train") != "inference",
+        optimizer=next((ours for word, ours in _OPTIMIZER if word in row.get("optimizer", "")), "adamw"),  # type: ignore[arg-type]
+        attention={"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}.get(row.get("flash_attention", ""), "auto"),  # type: ignore[arg-type]
+        execution=_execution(row),  # type: ignore[arg-type]
+        lora_rank=_lora_rank(row, notes),
+        overlap="no gradient bucketing" not in notes,
+    )
+    return Case(workload, _pool(row, gpu, gpus), gpus, stated)
+
+
+def _batch_of(stated: Mapping[str, int | None]) -> int | None:
+    data, micro, repeats = stated["data"], stated["micro_batch"], stated["gradient_accumulation"]
+    return data * micro * (repeats or 1) if data and micro else None
+
+
+def _execution(row: Row) -> str:
+    framework = row.get("framework", "").lower()
+    if "xla" in framework or "jax" in framework:
+        return "xla"
+    return "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+def _lora_rank(row: Row, notes: str) -> int:
+    if "lora" not in row.get("task", ""):
+        return 0
+    found = re.search(r"rank (\d+)", notes)
+    return int(found.group(1)) if found else 8
+
+
+_TYPO = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
+         ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
+
+
+def _model(row: Row) -> Model:
+    """The preset of the row's name, with the dimensions that the row states; or those dimensions alone."""
+    stated = {ours: value for theirs, ours in _TYPO if (value := _integer(row, theirs))}
+    try:
+        known: Model | None = models.preset(_preset_name(row))
+    except SpecError:
+        known = None
+    family = row.get("family", "")
+    if known is not None and (not stated or known.hidden == 0 or stated.get("hidden", known.hidden) == known.hidden):
+        if known.hidden and stated:
+            stated.setdefault("kv_heads", known.kv_heads)
+            if stated.get("heads", known.heads) == known.heads:
+                return replace(known, **{k: v for k, v in stated.items() if k != "vocab" or known.family == "decoder"})
+        if known.hidden or not stated:
+            return known
+    needed = ("layers", "hidden", "vocab")
+    if family not in ("decoder", "encoder", "moe", "encdec") or not all(stated.get(name) for name in needed):
+        if known is not None and not stated:
+            return known
+        raise Refusal("unknown-model")
+    heads = stated.get("heads") or max(1, stated["hidden"] // 128)
+    while stated["hidden"] % heads:
+        heads -= 1
+    gated = row.get("gated_mlp", "") in ("1", "1.0")
+    notes = row.get("notes", "").lower()
+    table: dict[str, object] = {
+        "name": row.get("model_name", ""),
+        "family": family,
+        **stated,
+        "heads": heads,
+        "gated_mlp": gated,
+        "rms_norm": gated,
+        "rotary": gated,
+        "bias": not gated,
+        "tied_embeddings": not gated,
+        "dropout": not gated and family != "moe",
+        "causal": family != "encoder",
+        "positions": 0 if gated else (_integer(row, "seq_len") or 0),
+    }
+    if found := re.search(r"head_dim (\d+)", notes):
+        table["head_dim"] = int(found.group(1))
+    if found := re.search(r"(\d+) experts", notes):
+        table["experts"] = int(found.group(1))
+    if found := re.search(r"top-?_?k ?=? ?(\d+)", notes):
+        table["top_k"] = int(found.group(1))
+    if family == "moe" and "experts" not in table:
+        raise Refusal("unknown-model")
+    if family == "encoder":
+        table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
+        table["head_share"] = 0.15625
+    try:
+        return models.model_from(table)
+    except SpecError:
+        raise Refusal("unknown-model") from None
+
+
+def _preset_name(row: Row) -> str:
+    """The model's name without the framework that some sources put in brackets; a language-model head over all
+    positions where the source is a plain forward and backward of a Hugging Face BERT."""
+    name = re.sub(r"\s*\(.*?\)", "", row.get("model_name", "")).strip()
+    if row.get("family") == "encoder" and row.get("optimizer") == "none":
+        return f"{name}-lm"
+    return name
+
+
+def _sequence(row: Row, model: Model) -> int:
+    if model.hidden == 0:
+        return 1
+    sequence = _integer(row, "seq_len")
+    if not sequence:
+        raise Refusal("no-sequence")
+    return sequence
+
+
+def _plan(row: Row, gpus: int) -> dict[str, int | None]:
+    degrees = {ours: _integer(row, theirs) for theirs, ours in
+               (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
+    degrees["context"] = degrees["context"] or 1
+    degrees["expert"] = degrees["expert"] or 1
+    known = [degrees[name] for name in ("data", "tensor", "pipeline")]
+    if all(known) and degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
+        used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * degrees["context"]
+        if used != gpus:
+            raise Refusal("impossible-plan")
+    zero = _integer(row, "zero_stage")
+    if zero is None and "distributed optimizer" in row.get("optimizer", ""):
+        zero = 1
+    checkpointing = row.get("activation_checkpointing", "")
+    return {
+        **degrees,
+        "zero_stage": zero,
+        "micro_batch": _integer(row, "micro_batch_per_gpu"),
+        "gradient_accumulation": _integer(row, "grad_accum"),
+        "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,  # type: ignore[arg-type]
+        "virtual_stages": _virtual_stages(row),
+    }
+
+
+def _virtual_stages(row: Row) -> int:
+    found = re.search(r"\bVP ?(\d+)", row.get("notes", ""))
+    return int(found.group(1)) if found else 1
+
+
+_GENERATION_LINK = {
+    "volta": "nvlink2", "ampere": "nvlink3", "hopper": "nvlink4", "blackwell": "nvlink5",
+}  # fmt: skip
+_GENERATION_BUS = {
+    "pascal": "pcie3", "volta": "pcie3", "turing": "pcie3", "ampere": "pcie4", "ada-lovelace": "pcie4",
+    "hopper": "pcie5", "blackwell": "pcie5",
+}  # fmt: skip
+_USUAL_NETWORK = {
+    "turing": "ethernet-50", "ada-lovelace": "ethernet-100", "volta": "infiniband-edr-4x100",
+    "ampere": "infiniband-hdr-8x200", "hopper": "infiniband-ndr-8x400", "blackwell": "infiniband-ndr-8x400",
+}  # fmt: skip
+
+
+def _pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
+    per_node = min(_integer(row, "gpus_per_node") or 8, gpus)
+    return Pool(
+        name=gpu.name,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        max_nodes=-(-gpus // per_node),
+        intra=_intra(row.get("interconnect_intra", ""), gpu),
+        inter=_inter(row.get("interconnect_inter", ""), gpu, per_node),
+    )
+
+
+def _intra(text: str, gpu: Gpu) -> Link:
+    if "nv" in text.lower():
+        return find_link(_GENERATION_LINK.get(gpu.architecture, gpu.intra_link))
+    if "pcie" in text.lower():
+        return find_link(_GENERATION_BUS.get(gpu.architecture, "pcie4"))
+    return find_link(gpu.intra_link)
+
+
+_FABRICS: tuple[tuple[str, str], ...] = (
+    ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"), ("efa", "efa-400"), ("roce", "roce-1600"),
+    ("omni-path", "omnipath-4x100"), ("edr", "infiniband-edr-4x100"), ("ndr", "infiniband-ndr-8x400"),
+    ("infiniband", "infiniband-hdr-8x200"), ("rdma", "infiniband-ndr-8x400"),
+)  # fmt: skip
+"""First match of a published word, and the link whose latency and efficiency it has."""
+
+
+def _inter(text: str, gpu: Gpu, per_node: int) -> Link:
+    """The network a row names: the kind from its words, the rate from its figures."""
+    words = text.lower()
+    usual = _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
+    link = find_link(next((name for word, name in _FABRICS if word in words), usual))
+    rate = _gigabits(words, per_node)
+    return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8) if rate else link
+
+
+_RATES: tuple[tuple[str, Callable[[re.Match[str], int], float]], ...] = (
+    (r"(\d+) ?x ?(\d+) ?g", lambda found, per_node: float(found[1]) * float(found[2])),
+    (r"(\d+) ?x .*?(\d+) ?gb", lambda found, per_node: float(found[1]) * float(found[2])),
+    (r"(\d+) ?gb\S* per gpu", lambda found, per_node: float(found[1]) * per_node),
+    (r"(\d+) ?gb", lambda found, per_node: float(found[1])),
+)
+"""Rates of a node in Gb/s, as sources write them."""
+
+
+def _gigabits(words: str, per_node: int) -> float | None:
+    for pattern, rate in _RATES:
+        if found := re.search(pattern, words):
+            return rate(found, per_node)
+    return None
+
+
+def _integer(row: Row, column: str) -> int | None:
+    text = row.get(column, "") or ""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return int(number) if 0 <= number < 2**40 and number == int(number) else None
