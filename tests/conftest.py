@@ -1,0 +1,77 @@
+"""Fixtures that start real programs: one control plane for each test session that asks for it."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from binaries import BinariesError, ensure  # noqa: E402
+from cluster import Cluster  # noqa: E402
+
+CLUSTER_TIMEOUT_S = 1800
+"""Long enough to build the control plane from source on first use."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Under pytest-xdist's --dist loadgroup all of them share one control plane.
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+
+
+def ensure_or_fail(toolset: str) -> Path:
+    try:
+        return ensure(toolset)
+    except BinariesError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def binaries() -> Path:
+    """The folder of etcd, kube-apiserver, kubectl, kwokctl and their kin."""
+    return ensure_or_fail("controlplane")
+
+
+@pytest.fixture(scope="session")
+def chart_tools() -> Path:
+    """The folder of helm and kubeconform."""
+    return ensure_or_fail("chart")
+
+
+@pytest.fixture(scope="session")
+def cluster(binaries: Path) -> Iterator[Cluster]:
+    """A control plane with an audit log, the nodes of `examples/clusters/mixed.yaml` and the CRDs."""
+    nodes = ROOT / "examples" / "clusters" / "mixed.yaml"
+    with Cluster(nodes=nodes, audit_policy=ROOT / "tests" / "e2e" / "audit-policy.yaml") as started:
+        started.apply(ROOT / "crds")
+        started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        yield started
+
+
+class HelmError(Exception):
+    """helm refused; the message is its standard error."""
+
+
+Helm = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def helm(chart_tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """`helm ARGUMENTS` -> what it prints; it knows no cluster but one named by `--kubeconfig`."""
+    home = tmp_path_factory.mktemp("helm")
+    environment = {"HOME": str(home), "PATH": "", "NO_PROXY": "127.0.0.1"}
+
+    def run(*arguments: str) -> str:
+        command = [str(chart_tools / "helm"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            raise HelmError(done.stderr)
+        return done.stdout
+
+    return run

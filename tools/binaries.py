@@ -1,0 +1,237 @@
+"""Builds the programs that tests and demos run, once, in a cache outside the work tree.
+
+    python tools/binaries.py controlplane    # etcd, kube-apiserver, ..., kwokctl, kubectl
+    python tools/binaries.py chart           # helm, kubeconform
+
+prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
+version, is pinned by the Go module of the same name in this folder. The cache is `$TILECAST_CACHE`, else
+`$XDG_CACHE_HOME/tilecast`, else `~/.cache/tilecast`; a folder there is named by the digest of its module and build
+flags, so a second clone starts at once and a changed pin builds anew.
+
+`KUBEBUILDER_ASSETS` (the convention of controller-runtime's envtest) is honoured first: where it holds kube-apiserver,
+etcd and kubectl, these and every other program found there are used, and only what it lacks is built. Needs Go only
+to build. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parent
+HEARTBEAT_S = 30.0
+"""How often a build that takes minutes says that it is still at work."""
+
+
+class BinariesError(Exception):
+    """A program can be neither found nor built; the message is one line with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """Programs that one Go module pins."""
+
+    module: str
+    """Folder beside this file that holds go.mod and go.sum."""
+    programs: Mapping[str, str]
+    """Go package by program."""
+    stamps: tuple[str, ...]
+    """Go variables that the linker sets: `variable=value`, where `{a/module}` stands for the version that go.mod pins
+    of that module, and `{a/module:minor}` for a part of it."""
+    usual_time: str
+    assets: tuple[str, ...] = ()
+    """What `KUBEBUILDER_ASSETS` must hold to be used; empty where it does not apply."""
+
+
+TOOLSETS: Mapping[str, Toolset] = {
+    "controlplane": Toolset(
+        module="controlplane",
+        programs={
+            "etcd": "go.etcd.io/etcd/server/v3",
+            "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+            "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+            "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+            "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+            "kwok": "sigs.k8s.io/kwok/cmd/kwok",
+            "kwokctl": "sigs.k8s.io/kwok/cmd/kwokctl",
+        },
+        stamps=(
+            "k8s.io/component-base/version.gitVersion={k8s.io/kubernetes}",
+            "k8s.io/component-base/version.gitMajor={k8s.io/kubernetes:major}",
+            "k8s.io/component-base/version.gitMinor={k8s.io/kubernetes:minor}",
+            "k8s.io/component-base/version.gitTreeState=clean",
+        ),
+        usual_time="6 to 7 minutes on two cores and 6 GB of Go caches the first time, then seconds",
+        assets=("kube-apiserver", "etcd", "kubectl"),
+    ),
+    "chart": Toolset(
+        module="chart",
+        programs={
+            "helm": "helm.sh/helm/v3/cmd/helm",
+            "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform",
+        },
+        stamps=(
+            "helm.sh/helm/v3/internal/version.version={helm.sh/helm/v3}",
+            "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor={k8s.io/client-go:minor}",
+            "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={k8s.io/client-go:minor}",
+        ),
+        usual_time="about 2 minutes on two cores the first time, then seconds",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """The folder outside the work tree that keeps programs and running clusters; it need not exist yet."""
+    if named := os.environ.get("TILECAST_CACHE"):
+        return Path(named).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().resolve() / "tilecast"
+
+
+def ensure(name: str) -> Path:
+    """The folder that holds every program of the toolset `name`, built first when it is missing.
+
+    Safe to call from several processes at once: one builds, the others wait.
+
+    Raises:
+        BinariesError: Go is absent, or the build fails.
+    """
+    toolset = TOOLSETS[name]
+    given = _from_assets(toolset)
+    flags = ["-trimpath", "-ldflags", _ldflags(toolset)]
+    folder = cache_folder() / f"{name}-{_digest(toolset, flags, given)}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as scratch:
+                made = Path(scratch) / "bin"
+                made.mkdir()
+                _build(toolset, sorted(set(toolset.programs) - set(given)), flags, made)
+                for program, path in given.items():
+                    (made / program).symlink_to(path)
+                made.rename(folder)
+    return folder
+
+
+def say(message: str) -> None:
+    """Writes one line of progress to standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def _from_assets(toolset: Toolset) -> dict[str, Path]:
+    named = os.environ.get("KUBEBUILDER_ASSETS")
+    if not named or not toolset.assets:
+        return {}
+    held = {program: Path(named).resolve() / program for program in toolset.programs}
+    held = {program: path for program, path in held.items() if os.access(path, os.X_OK)}
+    if missing := [program for program in toolset.assets if program not in held]:
+        say(f"KUBEBUILDER_ASSETS={named} is not used: it lacks {', '.join(missing)}")
+        return {}
+    return held
+
+
+def _pinned(toolset: Toolset) -> dict[str, str]:
+    """Version by module, of everything that go.mod requires."""
+    text = (TOOLS / toolset.module / "go.mod").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\s*(?:require\s+)?(\S+) (v\S+)(?: // indirect)?$", text, flags=re.MULTILINE))
+
+
+def _ldflags(toolset: Toolset) -> str:
+    pinned = _pinned(toolset)
+
+    def version(found: re.Match[str]) -> str:
+        parts = dict(zip(("major", "minor"), pinned[found[1]].removeprefix("v").split("."), strict=False))
+        return parts[found[2]] if found[2] else pinned[found[1]]
+
+    stamps = [re.sub(r"\{([^:}]+):?(\w*)\}", version, stamp) for stamp in toolset.stamps]
+    return " ".join(["-s", "-w", *(f"-X {stamp}" for stamp in stamps)])
+
+
+def _digest(toolset: Toolset, flags: list[str], given: Mapping[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name in ("go.mod", "go.sum"):
+        digest.update((TOOLS / toolset.module / name).read_bytes())
+    described = [*flags, *(f"{name}={package}" for name, package in toolset.programs.items()), os.uname().machine]
+    for path in given.values():
+        fact = path.stat()
+        described.append(f"{path} {fact.st_size} {fact.st_mtime_ns}")
+    digest.update("\n".join(described).encode())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that builds {path.stem}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) -> None:
+    if not programs:
+        return
+    go = shutil.which("go")
+    if go is None:
+        raise BinariesError(
+            f"go: not found, and {', '.join(programs)} must be built: install Go 1.26 (https://go.dev/dl), "
+            "or point KUBEBUILDER_ASSETS to a folder that holds them"
+        )
+    say(f"building {', '.join(programs)} from Go modules: {toolset.usual_time}")
+    packages = [toolset.programs[program] for program in programs]
+    command = [go, "build", *flags, "-o", f"{into}{os.sep}", *packages]
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(command, cwd=TOOLS / toolset.module, stdout=output, stderr=output) as build:
+            while build.poll() is None:
+                try:
+                    build.wait(HEARTBEAT_S)
+                except subprocess.TimeoutExpired:
+                    say(f"  still building, {time.monotonic() - started:.0f} s")
+        if build.returncode:
+            output.seek(0)
+            lines = [line for line in output.read().splitlines() if not line.startswith("go: downloading")]
+            raise BinariesError(f"go build failed in tools/{toolset.module}: {' | '.join(lines[-5:])}")
+    for program, package in zip(programs, packages, strict=True):
+        (into / _go_name(package)).rename(into / program)
+    say(f"built in {time.monotonic() - started:.0f} s")
+
+
+def _go_name(package: str) -> str:
+    """What `go build` calls the program of a package: its last path element that is not a major version."""
+    return next(part for part in reversed(package.split("/")) if not re.fullmatch(r"v\d+", part))
+
+
+def main() -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description="Print the folder of the test programs, building them when missing.")
+    parser.add_argument("toolset", choices=sorted(TOOLSETS))
+    try:
+        print(ensure(parser.parse_args().toolset))
+    except BinariesError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; nothing was kept of the unfinished build")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

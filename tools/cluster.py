@@ -1,0 +1,307 @@
+"""A throw-away Kubernetes control plane: real etcd, API server, controller manager and scheduler, with kwok's nodes.
+
+    python tools/cluster.py start --nodes examples/clusters/mixed.yaml    # prints the path of its kubeconfig
+    python tools/cluster.py list
+    python tools/cluster.py stop
+
+and, from Python,
+
+    with Cluster(nodes=Path("examples/clusters/mixed.yaml")) as cluster:
+        cluster.apply(Path("crds"))
+        print(cluster.kubectl("get", "nodes"))
+
+It is started by kwokctl without a container engine, as any user, on free ports of 127.0.0.1; any number may run at
+once. It never reads or writes the user's own kubeconfig, nor `~/.kube` or `~/.kwok`: every program it starts gets a
+home folder of its own, no `KUBECONFIG`, and `--kubeconfig`. It stops with the `with` block, also on Ctrl-C; what a
+killed process left behind is swept away by the next start. Needs the programs of `binaries.py` and PyYAML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self, TypeVar
+
+import yaml
+
+import binaries
+
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 20
+POLL_S = 0.1
+DEFAULT_NAME = "tilecast"
+
+_COMPONENTS = {
+    "etcdBinary": "etcd",
+    "kubeApiserverBinary": "kube-apiserver",
+    "kubeControllerManagerBinary": "kube-controller-manager",
+    "kubeSchedulerBinary": "kube-scheduler",
+    "kubectlBinary": "kubectl",
+    "kwokControllerBinary": "kwok",
+}
+"""kwokctl's option for the path of each program."""
+
+_PORTS = (
+    "etcdPort",
+    "etcdPeerPort",
+    "kubeApiserverPort",
+    "kubeControllerManagerPort",
+    "kubeSchedulerPort",
+    "kwokControllerPort",
+)
+"""kwokctl's options for ports. Left to itself it counts down from the same number in every process."""
+
+FoundT = TypeVar("FoundT")
+
+
+class ClusterError(Exception):
+    """The control plane cannot do what was asked; the message is what the failing program said."""
+
+
+class Cluster:
+    """One control plane; `start` and `stop` it, or use it as a context manager.
+
+    Args:
+        name: under this name it is found again by another process; by default a name that no other has.
+        nodes: a YAML file of Node objects to create; kwok keeps them Ready.
+        audit_policy: a file with an audit policy; the log is then `audit_log`.
+
+    Raises:
+        ClusterError: from every method, when a program fails.
+        binaries.BinariesError: from `start`, when the programs are missing and cannot be built.
+    """
+
+    def __init__(self, name: str | None = None, *, nodes: Path | None = None, audit_policy: Path | None = None) -> None:
+        self.name = name or f"{DEFAULT_NAME}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+        self.folder = _clusters_folder() / self.name
+        self.kubeconfig = self.folder / "kubeconfig.yaml"
+        self.audit_log = self.folder / "clusters" / self.name / "logs" / "audit.log"
+        self._nodes = nodes
+        self._audit_policy = audit_policy
+
+    def start(self, *, detached: bool = False) -> None:
+        """Starts every program and waits until the API server serves the `default` namespace.
+
+        Args:
+            detached: let it outlive this process, until somebody stops it by its name.
+        """
+        programs = binaries.ensure("controlplane")
+        sweep()
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ClusterError(f"a cluster named {self.name} is there already: stop it first") from None
+        try:
+            (self.folder / "owner").write_text("" if detached else str(os.getpid()))
+            (self.folder / "programs").symlink_to(programs)
+            config = self.folder / "kwokctl.yaml"
+            config.write_text(yaml.safe_dump(self._configuration()))
+            waited = f"--wait={START_TIMEOUT_S}s"
+            self._kwokctl("create", "cluster", f"--config={config}", f"--kubeconfig={self.kubeconfig}", waited)
+            wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
+            if self._nodes:
+                self.kubectl("create", "-f", str(self._nodes))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops every program and deletes the files; does nothing when there is nothing to stop."""
+        if not self.folder.exists():
+            return
+        processes = [int(_read(path)) for path in self.folder.glob("clusters/*/pids/*.pid")]
+        try:
+            self._kwokctl("delete", "cluster", f"--kubeconfig={self.kubeconfig}")
+        except (ClusterError, OSError) as error:
+            binaries.say(f"kwokctl could not stop {self.name}, its processes are killed: {error}")
+        for pid in filter(_alive, processes):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not any(map(_alive, processes)), f"the processes of {self.name} to end", STOP_TIMEOUT_S)
+        shutil.rmtree(self.folder)
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - as in subprocess.run
+        """What `kubectl ARGUMENTS` prints, with `input` on its standard input.
+
+        Raises:
+            ClusterError: kubectl exits with an error; the message is its standard error.
+        """
+        done = self._run(self._kubectl(*arguments), text=input)
+        if done.returncode:
+            raise ClusterError(done.stderr.strip() or done.stdout.strip())
+        return done.stdout
+
+    def apply(self, manifest: str | Path) -> str:
+        """Applies YAML text, or a file, or every file of a folder."""
+        if isinstance(manifest, Path):
+            return self.kubectl("apply", "-f", str(manifest))
+        return self.kubectl("apply", "-f", "-", input=manifest)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of this process without any way to the user's own clusters."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KWOK_", "HELM_"))}
+        direct = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+        return kept | direct | {"HOME": str(self.folder)}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _configuration(self) -> dict[str, object]:
+        options: dict[str, object] = {"runtime": "binary", "bindAddress": "127.0.0.1"}
+        options |= {option: str(self.folder / "programs" / program) for option, program in _COMPONENTS.items()}
+        options |= dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        if self._audit_policy:
+            options["kubeAuditPolicy"] = str(self._audit_policy.resolve())
+        return {
+            "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
+            "kind": "KwokctlConfiguration",
+            "metadata": {"name": self.name},
+            "options": options,
+        }
+
+    def _kubectl(self, *arguments: str) -> list[str]:
+        return [str(self.folder / "programs" / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+
+    def _kwokctl(self, *arguments: str) -> None:
+        done = self._run(
+            [str(self.folder / "programs" / "kwokctl"), f"--name={self.name}", *arguments],
+            extra={"KWOK_WORKDIR": str(self.folder)},
+        )
+        if done.returncode:
+            raise ClusterError(" | ".join(done.stderr.strip().splitlines()[-5:]))
+
+    def _run(
+        self, command: list[str], *, text: str | None = None, extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        # A session of its own: Ctrl-C reaches this process, which then stops things in order.
+        return subprocess.run(
+            command,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            env=self.environment() | dict(extra or {}),
+            start_new_session=True,
+            check=False,
+        )
+
+
+def wait_for(probe: Callable[[], FoundT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> FoundT:
+    """The first true value of `probe`, asked again and again.
+
+    Raises:
+        ClusterError: none came within `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        if time.monotonic() > deadline_s:
+            raise ClusterError(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(POLL_S)
+    return found
+
+
+def running() -> list[Cluster]:
+    """The clusters of this cache folder, whoever started them."""
+    return [Cluster(path.parent.name) for path in sorted(_clusters_folder().glob("*/owner"))]
+
+
+def sweep() -> None:
+    """Stops clusters whose owner is gone without having stopped them."""
+    for cluster in running():
+        owner = _read(cluster.folder / "owner")
+        if owner and not _alive(int(owner)):
+            binaries.say(f"stopping {cluster.name}, which a killed process left behind")
+            cluster.stop()
+
+
+def _clusters_folder() -> Path:
+    return binaries.cache_folder() / "clusters"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now, distinct because they are held while the others are found."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    # Where nobody reaps orphans (a container without an init), the dead stay as zombies.
+    state = _read(Path("/proc") / str(pid) / "stat").rpartition(")")[2].split()
+    return state[:1] != ["Z"]
+
+
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM end this process as Ctrl-C does, so that `with` blocks and `finally` run."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def main() -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description="Start and stop a throw-away Kubernetes control plane.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    start = verbs.add_parser("start", help="start one and print the path of its kubeconfig")
+    start.add_argument("--name", default=DEFAULT_NAME)
+    start.add_argument("--nodes", type=Path, help="YAML file of Node objects to create")
+    start.add_argument("--audit-policy", type=Path, help="audit policy; switches the audit log on")
+    stop = verbs.add_parser("stop", help="stop it and delete its files")
+    stop.add_argument("--name", default=DEFAULT_NAME)
+    verbs.add_parser("list", help="print the names of the running ones")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    try:
+        if arguments.verb == "start":
+            cluster = Cluster(arguments.name, nodes=arguments.nodes, audit_policy=arguments.audit_policy)
+            cluster.start(detached=True)
+            print(cluster.kubeconfig)
+        elif arguments.verb == "stop":
+            Cluster(arguments.name).stop()
+        else:
+            for cluster in running():
+                print(cluster.name)
+    except (ClusterError, binaries.BinariesError) as error:
+        binaries.say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
