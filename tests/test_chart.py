@@ -1,0 +1,183 @@
+"""The chart, rendered and installed by the real helm into a real control plane."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import Cluster, ClusterError
+from conftest import Helm, HelmError
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts" / "tilecast"
+NAMESPACE = "tilecast-system"
+
+
+@pytest.fixture(scope="module")
+def own_cluster(binaries: Path) -> Iterator[Cluster]:
+    """Without CRDs: helm installs them here."""
+    with Cluster(nodes=ROOT / "examples" / "clusters" / "single-t4.yaml") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def installer(helm: Helm, own_cluster: Cluster) -> Helm:
+    def run(verb: str, *arguments: str) -> str:
+        connection = [f"--kubeconfig={own_cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
+        return helm(verb, "tilecast", *arguments, *connection)
+
+    return run
+
+
+def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
+    output = helm("template", "tilecast", str(CHART), f"--namespace={NAMESPACE}", *arguments)
+    return [document for document in yaml.safe_load_all(output) if document]
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [document for document in documents if document["kind"] == kind]
+
+
+def crd_files() -> dict[str, dict[str, Any]]:
+    documents = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    return {document["metadata"]["name"]: document for document in documents}
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("imge.tag=1", "imge"),
+        ("image.tags=1", "tags"),
+        ("crds.keep=maybe", "keep"),
+        ("service.port=0", "port"),
+        ("env[0].nam=TILECAST_X", "nam"),
+        ("resources.limit.memory=1Gi", "limit"),
+    ],
+)
+def test_a_mistyped_value_is_refused_by_name(helm: Helm, setting: str, named: str) -> None:
+    with pytest.raises(HelmError, match=named):
+        rendered(helm, "--set", setting)
+
+
+def test_crds_are_those_of_the_repository(helm: Helm) -> None:
+    shown = {crd["metadata"]["name"]: crd for crd in of_kind(rendered(helm), "CustomResourceDefinition")}
+    assert shown.keys() == crd_files().keys() >= {"trainingjobs.tilecast.dev", "gpupools.tilecast.dev"}
+    for name, wanted in crd_files().items():
+        assert shown[name]["spec"] == wanted["spec"]
+        assert shown[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_crds_can_be_left_out_or_removed_with_the_release(helm: Helm) -> None:
+    assert of_kind(rendered(helm, "--set", "crds.enabled=false"), "CustomResourceDefinition") == []
+    for crd in of_kind(rendered(helm, "--set", "crds.keep=false"), "CustomResourceDefinition"):
+        assert "annotations" not in crd["metadata"]
+
+
+def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
+    (role,) = of_kind(rendered(helm), "ClusterRole")
+    granted = {
+        (group, resource): sorted(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert granted == {
+        ("", "nodes"): ["list", "watch"],
+        ("", "namespaces"): ["list", "watch"],
+        ("", "events"): ["create", "patch"],
+        ("apiextensions.k8s.io", "customresourcedefinitions"): ["list", "watch"],
+        ("tilecast.dev", "trainingjobs"): ["list", "patch", "watch"],
+        ("tilecast.dev", "trainingjobs/status"): ["patch"],
+        ("tilecast.dev", "gpupools"): ["create", "list", "patch", "watch"],
+        ("tilecast.dev", "gpupools/status"): ["patch"],
+    }
+
+
+def test_rendered_objects_satisfy_the_api_servers_own_schemas(
+    helm: Helm, chart_tools: Path, own_cluster: Cluster, tmp_path: Path
+) -> None:
+    documents = rendered(helm)
+    for api_version, kind in {(document["apiVersion"], document["kind"]) for document in documents}:
+        group, _, version = api_version.rpartition("/")
+        path = f"{tmp_path}/{group or version}_{version}_{kind.lower()}.json"
+        Path(path).write_text(json.dumps(schema_of(own_cluster, group, version, kind)))
+    command = [
+        str(chart_tools / "kubeconform"),
+        "-strict",
+        "-summary",
+        "-output=json",
+        f"-schema-location={tmp_path}/{{{{ .Group }}}}_{{{{ .ResourceAPIVersion }}}}_{{{{ .ResourceKind }}}}.json",
+    ]
+
+    def verdict(objects: list[dict[str, Any]]) -> dict[str, Any]:
+        text = yaml.safe_dump_all(objects)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    good = verdict(documents)
+    assert good["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, good
+
+    (deployment,) = of_kind(documents, "Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
+    assert "imagePullPolice" in json.dumps(verdict([deployment]))
+
+
+def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str, Any]:
+    """The JSON schema that the API server publishes for a kind, closed against unknown keys."""
+    path = f"/openapi/v3/apis/{group}/{version}" if group else f"/openapi/v3/api/{version}"
+    components: dict[str, Any] = json.loads(cluster.kubectl("get", "--raw", path))["components"]
+    wanted = {"group": group, "version": version, "kind": kind}
+    (name,) = (
+        name
+        for name, schema in components["schemas"].items()
+        if wanted in schema.get("x-kubernetes-group-version-kind", [])
+    )
+    for schema in components["schemas"].values():
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+    return {"$ref": f"#/components/schemas/{name}", "components": components}
+
+
+def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> None:
+    own_cluster.kubectl("create", "namespace", NAMESPACE)
+    # The API server's own admission judges the pod by the Restricted standard.
+    own_cluster.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+
+    installer("install", str(CHART), "--wait", "--timeout=120s")
+    pods = json.loads(own_cluster.kubectl("--namespace", NAMESPACE, "get", "pods", "-o", "json"))["items"]
+    assert [pod["status"]["phase"] for pod in pods] == ["Running"]
+    assert "gke-lab-system" in pods[0]["spec"]["nodeName"], "the operator must stay off the GPU node"
+
+    installer("upgrade", str(CHART), "--wait", "--timeout=120s", "--set", "env[0].name=TILECAST_X,env[0].value=y")
+    (container,) = json.loads(
+        own_cluster.kubectl("--namespace", NAMESPACE, "get", "deployment", "tilecast", "-o", "json")
+    )["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "TILECAST_X", "value": "y"}]
+
+    account = f"--as=system:serviceaccount:{NAMESPACE}:tilecast"
+    for allowed in (
+        "list nodes",
+        "patch trainingjobs.tilecast.dev --subresource=status",
+        "create gpupools.tilecast.dev",
+    ):
+        assert own_cluster.kubectl("auth", "can-i", *allowed.split(), account).strip() == "yes"
+    for denied in ("patch nodes", "delete trainingjobs.tilecast.dev", "patch jobs.batch", "get secrets", "list pods"):
+        with pytest.raises(ClusterError, match="no"):
+            own_cluster.kubectl("auth", "can-i", *denied.split(), account)
+
+    installer("uninstall", "--wait", "--timeout=120s")
+    left = own_cluster.kubectl("get", "all,serviceaccounts,clusterroles,clusterrolebindings,crds", "-A", "-o", "name")
+    ours = sorted(name for name in left.split() if "tilecast" in name)
+    prefix = "customresourcedefinition.apiextensions.k8s.io/"
+    assert ours == sorted(prefix + name for name in crd_files()), "uninstall must leave the CRDs and nothing else"
