@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import yaml
 
 from cluster import Cluster, ClusterError
 from conftest import Helm, HelmError
+
+from tilecast.spec import SpecError
+from tilecast_operator.settings import Settings, from_environment
 
 pytestmark = pytest.mark.cluster
 
@@ -60,7 +64,7 @@ def test_lint_finds_nothing(helm: Helm) -> None:
         ("image.tags=1", "tags"),
         ("crds.keep=maybe", "keep"),
         ("service.port=0", "port"),
-        ("env[0].nam=TILECAST_X", "nam"),
+        ("settings.TILECAST_WRITER=2", "TILECAST_WRITER"),
         ("resources.limit.memory=1Gi", "limit"),
     ],
 )
@@ -101,6 +105,24 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("tilecast.dev", "gpupools"): ["create", "list", "patch", "watch"],
         ("tilecast.dev", "gpupools/status"): ["patch"],
     }
+
+
+def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
+    kinds = {"int": "integer", "float": "number", "str": "string"}
+    assert schema == {
+        setting.metadata["name"]: {"type": kinds[str(setting.type)], "description": setting.metadata["text"]}
+        for setting in fields(Settings)
+        if not setting.metadata["name"].startswith("TILECAST_LISTEN_")
+    }
+
+
+def test_the_service_is_not_taken_for_settings(helm: Helm) -> None:
+    # A Service named tilecast gives every pod beside it TILECAST_PORT and its kin, which the operator would refuse.
+    (deployment,) = of_kind(rendered(helm), "Deployment")
+    assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(SpecError, match="TILECAST_PORT"):
+        from_environment({"TILECAST_PORT": "tcp://10.0.0.56:8080"})
 
 
 def test_rendered_objects_satisfy_the_api_servers_own_schemas(
@@ -159,11 +181,15 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     assert [pod["status"]["phase"] for pod in pods] == ["Running"]
     assert "gke-lab-system" in pods[0]["spec"]["nodeName"], "the operator must stay off the GPU node"
 
-    installer("upgrade", str(CHART), "--wait", "--timeout=120s", "--set", "env[0].name=TILECAST_X,env[0].value=y")
+    chosen = "settings.TILECAST_ADVICE_CACHE=2000000,settings.TILECAST_NODE_SELECTOR=gpu"
+    installer("upgrade", str(CHART), "--wait", "--timeout=120s", "--set", chosen)
     (container,) = json.loads(
         own_cluster.kubectl("--namespace", NAMESPACE, "get", "deployment", "tilecast", "-o", "json")
     )["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [{"name": "TILECAST_X", "value": "y"}]
+    assert container["env"] == [
+        {"name": "TILECAST_ADVICE_CACHE", "value": "2000000"},
+        {"name": "TILECAST_NODE_SELECTOR", "value": "gpu"},
+    ]
 
     account = f"--as=system:serviceaccount:{NAMESPACE}:tilecast"
     for allowed in (
