@@ -1,0 +1,177 @@
+"""From kernels and a GPU to seconds: roofline, tiles and waves, and a learned utilization.
+
+`seconds` prices a whole `KernelTable` at once: the kinds with a network (`gemm`, `conv`, `attention`) go
+through one onnxruntime call, the bandwidth-bound rest through `formulas`. A duration is the kernel's time on
+the GPU including its ramp of a few microseconds, without the CPU's launch, and obeys these laws: never
+NaN; never above the dense peak (after Winograd's reduction); never above DRAM bandwidth once the bytes
+exceed two L2, nor above L2 bandwidth below that; and doubling a dimension never lowers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilecast.graph import KINDS, Dims, KernelTable, Kind
+from tilecast.hardware import Gpu
+from tilecast.kernels import features, formulas, tiles, utilization
+from tilecast.spec import PRECISIONS, Floats, SpecError
+
+__all__ = ["KernelTimes", "model_info", "seconds"]
+
+FLAGS = ("causal", "backward", "direction", "read_bytes", "written_bytes")
+"""Dimensions that may be zero."""
+LARGEST = 2.0**48
+"""No dimension of a kernel is larger; what is, is a typing error."""
+EXTRAPOLATION_SPREAD = 1.5
+"""Factor on the spread of a kernel outside the range of shapes that was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """Durations of the N kernels of a table on one GPU. All columns are (N,)."""
+
+    table: KernelTable
+    gpu: Gpu
+    seconds: Floats
+    spread: Floats
+    """Relative half-width of the 90 % interval: the time is within `seconds · (1 ± spread)`."""
+    roofline_s: Floats
+    """The time that peak FLOP/s and bandwidth alone would allow."""
+
+    @property
+    def utilization(self) -> Floats:
+        """Share of the roofline that is reached, in (0, 1], shape (N,)."""
+        return self.roofline_s / self.seconds
+
+    def tiling(self) -> tiles.Tiling:
+        """How each kernel is cut into tiles; kinds without tiles report one tile and one wave, (N,) each."""
+        columns = np.ones((6, len(self.table)))
+        for kind, precision, rows, d in _groups(self.table):
+            if kind.name in features.PRODUCTS:
+                p = features.PRODUCTS[kind.name](d)
+                tiling = tiles.choose(p.m, p.n, p.k, p.batch, self.gpu, tiles.units(precision, self.gpu))
+                parts = (tiling.rows, tiling.cols, tiling.split_k, tiling.tiles, tiling.waves, tiling.fill)
+                columns[:, rows] = np.stack(parts)
+        return tiles.Tiling(*columns)
+
+
+def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> KernelTimes:
+    """Durations of all kernels of the table on that GPU, in one batched call of the runtime.
+
+    Args:
+        table: N kernels of any kinds and precisions.
+        gpu: the GPU; one that was not in the training data is priced by the general law.
+        model: a file written by `tilecast_fit`; None takes the one that ships.
+
+    Raises:
+        SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model
+            file is damaged.
+    """
+    learned = utilization.load(model)
+    total, spread, roofline = np.zeros((3, len(table)))
+    columns: dict[str, list[Floats]] = {}
+    contexts: dict[str, list[Floats]] = {}
+    where: dict[str, list[np.ndarray]] = {}
+    for kind, precision, rows, d in _groups(table):
+        _require_sensible(kind, d)
+        peak = gpu.peak(precision)
+        flops, moved = work(kind, precision, d)
+        compute_s = flops / peak if kind.name in features.PRODUCTS else np.zeros(len(rows))
+        roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(moved, gpu))
+        name = case(kind, precision, d, gpu)
+        if kind.name in features.PRODUCTS:
+            network = learned.description.networks[kind.name]
+            names, values = features.columns(kind.name, d, flops, moved, gpu, precision)
+            if names != network.columns:
+                raise SpecError("utilization model", f"expects other columns for {kind.name}", utilization.REMEDY)
+            found = {text: learned.context(kind.name, text, gpu) for text in np.unique(name)}
+            context = np.array([found[text][0] for text in name])
+            outside = ((values < network.low) | (values > network.high)).any(axis=1)
+            width = {text: half.seen if seen else half.unseen for text, (_, seen, half) in found.items()}
+            spread[rows] = np.array([width[text] for text in name]) * np.where(outside, EXTRAPOLATION_SPREAD, 1.0)
+            columns.setdefault(kind.name, []).append(values)
+            contexts.setdefault(kind.name, []).append(context)
+            where.setdefault(kind.name, []).append(rows)
+        else:
+            for text in np.unique(name):
+                part = name == text
+                ceiling = learned.description.ceilings[text]
+                some = {dim: column[part] for dim, column in d.items()}
+                row_bytes = formulas.row_bytes(kind.name, some, moved[part])
+                total[rows[part]] = formulas.bandwidth_bound_s(moved[part], row_bytes, gpu, ceiling)
+                seen = utilization.die(gpu) in ceiling.seen
+                spread[rows[part]] = ceiling.spread.seen if seen else ceiling.spread.unseen
+    if columns:
+        found_cycles = learned.log2_cycles(
+            {kind: np.concatenate(parts) for kind, parts in columns.items()},
+            {kind: np.concatenate(parts) for kind, parts in contexts.items()},
+        )
+        for kind_name, cycles in found_cycles.items():
+            total[np.concatenate(where[kind_name])] = np.exp2(cycles) / gpu.boost_clock_hz
+    return KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline)
+
+
+def model_info(model: Path | None = None) -> tuple[str, str]:
+    """Version and SHA-256 of the model file that `seconds` uses.
+
+    Raises:
+        SpecError: the file is damaged.
+    """
+    learned = utilization.load(model)
+    return learned.description.version, learned.sha256
+
+
+def work(kind: Kind, precision: str, d: Dims) -> tuple[Floats, Floats]:
+    """FLOPs, reduced where Winograd saves some, and least DRAM bytes of N kernels, each (N,)."""
+    element = np.full(len(next(iter(d.values()))), features.ELEMENT_BYTES[precision])
+    flops, moved = kind.flops(d), kind.bytes(d, element)
+    if kind.name == "conv":
+        flops = flops / np.where(features.winograd(d, precision), features.WINOGRAD_REDUCTION, 1.0)
+    return flops, moved
+
+
+def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> np.ndarray:
+    """Names of the trained cases that N kernels fall under, shape (N,) of strings.
+
+    A case is what changes the code that runs but is no dimension: the units, the mask, the direction.
+    """
+    count = len(next(iter(d.values())))
+    path = tiles.units(precision, gpu)
+    if kind.name == "gemm":
+        return np.full(count, "fp8" if precision == "fp8" else path)
+    if kind.name == "conv":
+        return np.array([f"{path} {word}" for word in DIRECTIONS])[d["direction"].astype(int)]
+    if kind.name == "attention":
+        code = 2 * (d["backward"] > 0) + (d["causal"] > 0)
+        prefix = "fp8 " if precision == "fp8" else ""
+        return np.array([prefix + text for text in ATTENTION_CASES])[code.astype(int)]
+    if "backward" in d:
+        return np.where(d["backward"] > 0, f"{kind.name} backward", kind.name)
+    return np.full(count, kind.name)
+
+
+DIRECTIONS = ("forward", "input gradient", "weight gradient")
+ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward causal")
+
+
+def _groups(table: KernelTable) -> list[tuple[Kind, str, np.ndarray, Dims]]:
+    """The kernels by kind and precision: (kind, precision, rows, dimensions of those rows)."""
+    found = []
+    for kind, rows, d in table.groups():
+        codes = table.precision[rows]
+        for code in np.unique(codes):
+            part = codes == code
+            found.append((kind, PRECISIONS[code], rows[part], {dim: column[part] for dim, column in d.items()}))
+    return found
+
+
+def _require_sensible(kind: Kind, d: Dims) -> None:
+    for dim, column in d.items():
+        low = 0.0 if dim in FLAGS else np.finfo(float).tiny
+        bad = ~(np.isfinite(column) & (column >= low) & (column <= LARGEST))
+        if bad.any():
+            value = column[bad][0]
+            raise SpecError(f"{kind.name}.{dim}", f"{value:g} is no size of a kernel", "give a positive number")

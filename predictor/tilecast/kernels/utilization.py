@@ -1,0 +1,187 @@
+"""The trained model: one ONNX file with a network per kind of kernel and the fitted ceilings of the rest.
+
+This module is the only door to onnxruntime. The file describes itself: its metadata hold, as JSON, the
+columns each network expects (names, order, scaling and the range seen in training), the cases and GPUs it
+was trained on, the bandwidth ceilings of the kinds without a network, and the calibrated spreads. All of it
+is checked when the file is loaded, so a foreign or damaged file is refused before it can answer.
+
+Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights
+on the columns are non-negative and its activations non-decreasing, so a longer column never shortens a
+kernel; what does not depend on the shape (case, GPU) enters as a bias chosen by the context index. The
+utilization is the roofline's share of that duration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tilecast.hardware import Gpu
+from tilecast.spec import Floats, SpecError
+
+FORMAT = "tilecast-utilization/1"
+REMEDY = "use a file written by `python -m tilecast_fit fit`, or leave the option out for the one that ships"
+
+
+FALLBACKS: Mapping[str, tuple[str, ...]] = {
+    "fp8": ("tensor",),
+    "fp8 forward full": ("fp8 forward causal", "forward full"),
+    "fp8 forward causal": ("forward causal",),
+    "fp8 backward full": ("backward full",),
+    "fp8 backward causal": ("backward causal",),
+}
+"""Cases that stand in for one that a file was not trained on, nearest first."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Spread(_Part):
+    """Relative half-width of the 90 % interval, for GPUs seen in training and for others."""
+
+    seen: float
+    unseen: float
+
+
+class Network(_Part):
+    """One network of the file. A context index is `dies.index(die) * len(cases) + cases.index(case)`;
+    the first die is the empty name: no GPU in particular."""
+
+    columns: tuple[str, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    cases: tuple[str, ...]
+    dies: tuple[str, ...]
+    seen: Mapping[str, tuple[str, ...]]
+    """For every case the dies that were trained on it."""
+    spread: Mapping[str, Spread]
+
+
+class Ceiling(_Part):
+    """A kernel bound by bandwidth: seconds on an empty GPU, the shares of DRAM and L2 bandwidth that it
+    reaches, and the bytes per clock that a single SM streams."""
+
+    ramp_s: float
+    dram_share: float
+    l2_share: float
+    sm_bytes_per_clock: float
+    spread: Spread
+    seen: tuple[str, ...] = ()
+
+
+class Description(_Part):
+    """The metadata of a model file."""
+
+    format: str
+    version: str
+    networks: Mapping[str, Network]
+    ceilings: Mapping[str, Ceiling]
+
+
+def die(gpu: Gpu) -> str:
+    """What two GPUs must share to run the same kernels equally: the SM's generation and the number of SMs."""
+    return f"{gpu.compute_capability:g}x{gpu.sm_count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """A loaded model file."""
+
+    description: Description
+    sha256: str
+    session: Any
+    """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
+
+    def context(self, kind: str, case: str, gpu: Gpu) -> tuple[int, bool, Spread]:
+        """The context index of a case on a GPU, whether that pair was in the training data, and its spreads.
+
+        Raises:
+            SpecError: the file has no such case.
+        """
+        network = self.description.networks[kind]
+        case = next((name for name in (case, *FALLBACKS.get(case, ())) if name in network.cases), "")
+        if not case:
+            raise SpecError("utilization model", f"was trained on no such {kind}", REMEDY)
+        seen = die(gpu) in network.seen.get(case, ())
+        row = network.dies.index(die(gpu)) if seen else 0
+        return row * len(network.cases) + network.cases.index(case), seen, network.spread[case]
+
+    def log2_cycles(
+        self, columns: Mapping[str, Floats], contexts: Mapping[str, npt.NDArray[np.int64]]
+    ) -> dict[str, Floats]:
+        """log2 of the duration in clock cycles, per kind (N,), by one call of the runtime.
+
+        Args:
+            columns: for each kind its inputs in the order of the file, (N, D).
+            contexts: for each kind the context indexes, (N,).
+        """
+        feed: dict[str, npt.NDArray[Any]] = {}
+        for kind, network in self.description.networks.items():
+            empty = np.zeros((0, len(network.columns)))
+            feed[f"{kind}_columns"] = np.asarray(columns.get(kind, empty), np.float32)
+            feed[f"{kind}_context"] = np.asarray(contexts.get(kind, np.zeros(0)), np.int64)
+        wanted = [kind for kind in self.description.networks if kind in columns]
+        found = self.session.run([f"{kind}_log2_cycles" for kind in wanted], feed)
+        return {kind: values.astype(np.float64) for kind, values in zip(wanted, found, strict=True)}
+
+
+@cache
+def load(path: Path | None = None) -> Utilization:
+    """The model of that file, or the one that ships.
+
+    Raises:
+        SpecError: the file cannot be read, is not ONNX, or is not a model of this format.
+    """
+    source = path if path is not None else files("tilecast.kernels").joinpath("weights", "utilization.onnx")
+    name = str(path) if path is not None else "the shipped utilization.onnx"
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise SpecError("utilization model", f"{name} cannot be read: {error.strerror or error}", REMEDY) from None
+    import onnxruntime  # costs a third of a second, so only those who predict pay for it
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.use_deterministic_compute = True
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime raises half a dozen unrelated types for a bad file
+        first = str(error).splitlines()[0][:120]
+        raise SpecError("utilization model", f"{name} is not a usable ONNX file ({first})", REMEDY) from None
+    metadata = session.get_modelmeta().custom_metadata_map
+    if metadata.get("format") != FORMAT:
+        found = metadata.get("format", "no format")
+        raise SpecError("utilization model", f"{name} states {found!r}, not {FORMAT!r}", REMEDY)
+    try:
+        description = Description.model_validate(json.loads(metadata["description"]) | {"format": FORMAT})
+    except (KeyError, ValueError, ValidationError):
+        raise SpecError("utilization model", f"{name} has a damaged description", REMEDY) from None
+    _check(description, session, name)
+    return Utilization(description, hashlib.sha256(data).hexdigest(), session)
+
+
+def _check(description: Description, session: Any, name: str) -> None:
+    inputs = {item.name: item.shape for item in session.get_inputs()}
+    outputs = {item.name for item in session.get_outputs()}
+    for kind, network in description.networks.items():
+        width = len(network.columns)
+        lengths = {len(network.mean), len(network.scale), len(network.low), len(network.high)}
+        shape = inputs.get(f"{kind}_columns", [])
+        complete = f"{kind}_context" in inputs and f"{kind}_log2_cycles" in outputs and network.dies[:1] == ("",)
+        if lengths != {width} or len(shape) != 2 or shape[1] != width or not complete:
+            raise SpecError("utilization model", f"{name}: the {kind} network does not fit its description", REMEDY)

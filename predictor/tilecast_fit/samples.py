@@ -1,0 +1,198 @@
+"""Measured tables as training samples: columns, context and duration per kernel of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import kernels
+from tilecast.graph import KIND_NAMES, KINDS, KernelTable
+from tilecast.hardware import Gpu, find_gpu
+from tilecast.kernels import features, utilization
+from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
+from tilecast.validate.kernels import Table, read
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of the data folder and how much of it is used.
+
+    `limit` bounds the rows taken (a seeded subset); `weight` is what one row counts in the loss, so that
+    a small table of a rare kind is not drowned by a large one.
+    """
+
+    file: str
+    licence: str
+    limit: int | None = None
+    weight: float = 1.0
+    variants: tuple[str, ...] = ()
+    """Only rows whose kernel's name contains one of these words; empty takes all."""
+    protocol: bool = False
+    """Whether NeuSight's protocol trains on this file."""
+
+
+SOURCES: tuple[Source, ...] = (
+    Source("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
+    Source(
+        "kernels/aiconfigurator/gemm_fp8.csv.gz",
+        "Apache-2.0",
+        limit=60_000,
+        weight=0.5,
+        variants=("scaled_mm", "ScaledMMLinear"),
+    ),
+    Source("kernels/apex_plus/gemm_fp16_v100pcie.csv.gz", "MIT", limit=20_000, weight=0.5),
+    Source("kernels/deepbench/gemm.csv", "Apache-2.0", weight=10.0),
+    Source("kernels/deepbench/conv2d.csv", "Apache-2.0", weight=8.0),
+    Source(
+        "kernels/aiconfigurator/attention.csv.gz",
+        "Apache-2.0",
+        limit=120_000,
+        variants=("flash_att", "fa3", "flash_attn"),
+    ),
+    Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0),
+    Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
+    Source("neusight/kernels_test.csv.gz", "MIT"),
+    Source("neusight/conv_train.csv.gz", "MIT"),
+    Source("kernels/vidur/elementwise_fp16.csv.gz", "MIT"),
+    Source("kernels/cudnn_frontend/norm.csv", "MIT"),
+    Source("kernels/liger/elementwise.csv", "BSD-2-Clause"),
+)
+"""What the shipped model is trained on. Tables whose times hold a framework's own overheads (XLA's matmul table)
+or single best shapes (ml-engineering) are validated against, not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """N measured kernels of one kind. `columns` is (N, D), the rest (N,); `added_s` and `least_s` are the harness's."""
+
+    columns: Floats
+    names: tuple[str, ...]
+    case: npt.NDArray[np.object_]
+    die: npt.NDArray[np.object_]
+    gpu: npt.NDArray[np.object_]
+    precision: npt.NDArray[np.object_]
+    op: npt.NDArray[np.object_]
+    clock_hz: Floats
+    roofline_s: Floats
+    moved: Floats
+    row_bytes: Floats
+    measured_s: Floats
+    added_s: Floats
+    least_s: Floats
+    weight: Floats
+    fold: Ints
+    source: npt.NDArray[np.object_]
+
+    def __len__(self) -> int:
+        return len(self.measured_s)
+
+    def take(self, rows: npt.NDArray[np.bool_] | Ints) -> Samples:
+        """The chosen rows."""
+        parts = [getattr(self, f.name) for f in fields(self)]
+        return Samples(*(part if isinstance(part, tuple) else part[rows] for part in parts))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Samples]) -> Samples:
+        """All rows of all parts, which share their columns."""
+        columns = [[getattr(part, f.name) for part in parts] for f in fields(cls)]
+        return cls(*(column[0] if isinstance(column[0], tuple) else np.concatenate(column) for column in columns))
+
+
+def gather(
+    data: Path, sources: Iterable[Source], leave_out: Sequence[str] = (), seed: int = 0, *, whole: bool = False
+) -> dict[str, Samples]:
+    """Samples by kind from the files of the data folder.
+
+    Args:
+        data: folder that holds `kernels/` and `neusight/`.
+        sources: files to read; one that is absent is an error.
+        leave_out: names of GPUs whose rows are dropped.
+        seed: of the subsets that limits take.
+        whole: ignore the limits.
+
+    Raises:
+        SpecError: a file is missing or no table, or a GPU to leave out is unknown.
+    """
+    dropped = {find_gpu(name).name for name in leave_out}
+    found: dict[str, list[Samples]] = {}
+    for source in sources:
+        table = read(data / source.file)
+        keep = _usable(table, source)
+        if source.limit and not whole and keep.sum() > source.limit:
+            rng = np.random.default_rng(seed)
+            keep = np.isin(np.arange(len(table)), rng.choice(np.flatnonzero(keep), source.limit, replace=False))
+        for kind, part in _samples(table, keep, source, dropped):
+            found.setdefault(kind, []).append(part)
+    return {kind: Samples.concatenate(parts) for kind, parts in found.items()}
+
+
+def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
+    single = np.bincount(table.owner, minlength=len(table)) == 1
+    least = np.array([cost.least_s for cost in table.harness])
+    keep = single & np.isfinite(table.latency_s) & (table.latency_s > 0) & np.array([not r for r in table.reason])
+    if source.variants:
+        keep &= np.array([any(word in text for word in source.variants) for text in table.variant])
+    return keep & (table.latency_s > 1.15 * least)
+
+
+def _samples(
+    table: Table, keep: npt.NDArray[np.bool_], source: Source, dropped: set[str]
+) -> Iterable[tuple[str, Samples]]:
+    names = np.array(table.gpu, dtype=object)
+    row_of = table.owner
+    fold = table.fold()
+    for name in dict.fromkeys(table.gpu):
+        try:
+            gpu = find_gpu(name)
+        except SpecError:
+            continue
+        if gpu.name in dropped:
+            continue
+        here = np.flatnonzero((names[row_of] == name) & keep[row_of])
+        kernel_table = KernelTable(table.kernels.kind[here], table.kernels.precision[here], table.kernels.dims[here])
+        rows = row_of[here]
+        for kind in np.unique(kernel_table.kind):
+            for code in np.unique(kernel_table.precision[kernel_table.kind == kind]):
+                part = (kernel_table.kind == kind) & (kernel_table.precision == code)
+                if gpu.supports(PRECISIONS[code]):
+                    yield (
+                        KIND_NAMES[kind],
+                        _one(
+                            table,
+                            kernel_table.dims[part],
+                            rows[part],
+                            KIND_NAMES[kind],
+                            PRECISIONS[code],
+                            gpu,
+                            source,
+                            fold,
+                        ),
+                    )
+
+
+def _one(
+    table: Table, dims: Floats, rows: Ints, kind: str, precision: str, gpu: Gpu, source: Source, fold: Ints
+) -> Samples:
+    d: Mapping[str, Floats] = {dim: dims[:, i] for i, dim in enumerate(KINDS[kind].dims)}
+    flops, moved = kernels.work(KINDS[kind], precision, d)
+    if kind in features.PRODUCTS:
+        names, columns = features.columns(kind, d, flops, moved, gpu, precision)
+        compute = flops / gpu.peak(precision)
+    else:
+        names, columns, compute = (), np.zeros((len(rows), 0)), np.zeros(len(rows))
+    count = len(rows)
+    return Samples(
+        columns=columns, names=names, case=kernels.case(KINDS[kind], precision, d, gpu).astype(object),
+        die=np.full(count, utilization.die(gpu), object), gpu=np.full(count, gpu.name, object),
+        precision=np.full(count, precision, object), op=np.array(table.op, object)[rows],
+        clock_hz=np.full(count, gpu.boost_clock_hz),
+        roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
+        row_bytes=kernels.formulas.row_bytes(kind, d, moved), measured_s=table.latency_s[rows],
+        added_s=np.array([table.harness[row].added_s for row in rows]),
+        least_s=np.array([table.harness[row].least_s for row in rows]),
+        weight=np.full(count, source.weight), fold=fold[rows], source=np.full(count, source.file, object),
+    )  # fmt: skip
