@@ -1,0 +1,113 @@
+"""The few requests that the operator makes itself: server-side apply, and Events.
+
+Server-side apply names us as the owner of exactly the fields we write, sends them whole, and does nothing when they
+are already so. kopf has no such call, hence this client.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import aiohttp
+
+FIELD_MANAGER = "tilecast-advisor"
+_APPLY = "application/apply-patch+yaml"
+"""The API server reads JSON as the YAML it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the API server."""
+
+    server: str
+    headers: Mapping[str, str]
+    ssl_context: ssl.SSLContext
+    proxy: str | None = None
+
+
+Login: TypeAlias = Callable[[], Connection | None]
+"""Finds credentials as they are now: the token of a pod is replaced every hour."""
+
+
+class ApiError(Exception):
+    """The API server said no. `status` is its HTTP status, `retry_after_s` what it asked us to wait."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Api:
+    """A client of one API server."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._connection: Connection | None = None
+        self._login: Login = lambda: None
+        self._session: aiohttp.ClientSession | None = None
+
+    def connect(self, login: Login) -> None:
+        """Log in, and do so again whenever the credentials have expired."""
+        self._login, self._connection = login, login()
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def apply(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Server-side apply of the fields in `document`; returns the whole object.
+
+        Raises:
+            ApiError: the API server refused.
+            aiohttp.ClientError, TimeoutError: it did not answer.
+        """
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._request("PATCH", path, document, query, _APPLY)
+
+    async def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object; raises as `apply` does."""
+        return await self._request("POST", path, document, {"fieldManager": FIELD_MANAGER}, "application/json")
+
+    async def _request(
+        self, method: str, path: str, document: Mapping[str, Any], query: Mapping[str, str], content_type: str
+    ) -> dict[str, Any]:
+        if self._connection is None:
+            raise ApiError(401, "not logged in yet")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        async with self._session.request(
+            method,
+            self._connection.server.rstrip("/") + path,
+            params=query,
+            data=json.dumps(document, allow_nan=False).encode(),
+            headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
+            ssl=self._connection.ssl_context,
+            proxy=self._connection.proxy,
+        ) as response:
+            text = await response.text(errors="replace")
+            if response.status < 300:
+                answer: dict[str, Any] = json.loads(text)
+                return answer
+            if response.status == 401:
+                self._connection = self._login()
+            raise ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text).get("message", ""))[:500]
+    except (ValueError, AttributeError):
+        return text[:200]
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return min(float(text), 3600.0) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,119 @@
+"""What kopf calls, and the only place that imports it. Every handler stores what it was given and returns.
+
+Only `index` and `event` handlers watch objects: they put no finalizer and no annotation on anything, so that no job
+waits for this process to be deleted, and whatever they miss is seen again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import kopf
+
+from tilecast.manifests.door import GROUP, VERSION
+from tilecast_operator import server, settings
+from tilecast_operator.api import Api, Connection
+from tilecast_operator.reconcile import Corridor
+from tilecast_operator.report.events import COMPONENT
+from tilecast_operator.report.metrics import Metrics
+
+WATCH_SERVER_S = 600
+WATCH_CLIENT_S = 660
+"""A watch is begun anew every ten minutes, in case a proxy dropped it without a word."""
+CHUNK = 500
+EXIT_S = 25
+"""Below the 30 s that a pod is given."""
+
+
+@kopf.on.startup()
+async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    """Configure kopf, start the workers and the server."""
+    own = _configure(settings)
+    memo.api = Api(own.request_timeout_s)
+    memo.corridor = corridor = Corridor(own, memo.api, Metrics())
+    memo.server = await server.start(
+        own.listen_host, own.listen_port, corridor.metrics.registry, corridor.unhealthy, corridor.unready
+    )
+    corridor.start()
+
+
+@kopf.on.cleanup()
+async def cleanup(memo: kopf.Memo, **_: Any) -> None:
+    """Stop everything that `startup` started."""
+    await memo.corridor.stop()
+    await memo.server.cleanup()
+    await memo.api.close()
+
+
+@kopf.on.login()
+async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
+    """Log in for kopf and for the writer alike: as the pod, or with a kubeconfig."""
+    found = _credentials(kwargs)
+    memo.api.connect(lambda: _connection(_credentials(kwargs)))
+    return found
+
+
+@kopf.index("", "v1", "nodes")
+async def node(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
+    """A node is there. kopf calls index handlers for all objects before any other handler."""
+    memo.corridor.see_node(body)
+
+
+@kopf.on.event("", "v1", "nodes")
+async def node_event(type: str | None, memo: kopf.Memo, name: str, **_: Any) -> None:  # noqa: A002
+    """A node is gone."""
+    if type == "DELETED":
+        memo.corridor.lose_node(name)
+
+
+@kopf.index(GROUP, VERSION, "gpupools")
+async def pool(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
+    """A GPUPool is there."""
+    memo.corridor.see(body)
+
+
+@kopf.on.event(GROUP, VERSION, "gpupools")
+async def pool_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A GPUPool is gone."""
+    if type == "DELETED":
+        memo.corridor.lose(body)
+
+
+@kopf.on.event(GROUP, VERSION, "trainingjobs")
+async def job_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A TrainingJob is there, or gone."""
+    act = memo.corridor.lose if type == "DELETED" else memo.corridor.see
+    act(body)
+
+
+def _configure(kopf_settings: kopf.OperatorSettings) -> settings.Settings:
+    own = settings.from_environment(os.environ)
+    kopf_settings.peering.standalone = True
+    kopf_settings.posting.enabled = False
+    kopf_settings.posting.reporting_component = COMPONENT
+    kopf_settings.posting.reporting_instance = own.instance
+    kopf_settings.watching.server_timeout = WATCH_SERVER_S
+    kopf_settings.watching.client_timeout = WATCH_CLIENT_S
+    kopf_settings.watching.chunk_size = CHUNK
+    kopf_settings.networking.request_timeout = own.request_timeout_s
+    kopf_settings.process.ultimate_exiting_timeout = EXIT_S
+    if own.node_selector:
+        kopf_settings.watching.label_selectors["nodes"] = own.node_selector
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    return own
+
+
+def _credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
+    """Those of the pod or of the kubeconfig; for a kubeconfig that calls a program, the official client is asked."""
+    found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    has_any = found and (found.token or found.username or found.certificate_path or found.certificate_data)
+    return kopf.login_via_client(**kwargs) if found and not has_any and find_spec("kubernetes") else found
+
+
+def _connection(found: kopf.ConnectionInfo | None) -> Connection | None:
+    if found is None:
+        return None
+    return Connection(found.server, found.as_http_headers(), found.as_ssl_context(), found.proxy_url)

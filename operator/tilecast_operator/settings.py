@@ -1,0 +1,59 @@
+"""Environment to one frozen `Settings`. Every variable is named and explained at its field."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from tilecast.spec import SpecError
+
+
+def _variable(name: str, default: float | str, text: str) -> Any:
+    return field(default=default, metadata={"name": name, "text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the operator behaves. The defaults suit a cluster of a few thousand nodes."""
+
+    listen_host: str = _variable("TILECAST_LISTEN_HOST", "0.0.0.0", "Address of /metrics, /healthz and /readyz.")  # noqa: S104
+    listen_port: int = _variable("TILECAST_LISTEN_PORT", 8080, "Port of the same; 0 takes any free one.")
+    instance: str = _variable("TILECAST_INSTANCE", socket.gethostname(), "Name in Events; a pod's is its host name.")
+    writers: int = _variable("TILECAST_WRITERS", 4, "Jobs handled at once; each has at most one request under way.")
+    advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
+    advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
+    settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
+    request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
+    retry_first_s: float = _variable("TILECAST_RETRY_FIRST_SECONDS", 0.5, "Wait before the first retry; then doubled.")
+    retry_most_s: float = _variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
+    stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
+    node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings of an environment. Other variables are left alone: Kubernetes itself sets some that begin with
+    the name of a Service.
+
+    Raises:
+        SpecError: a variable has a value of the wrong kind or out of range.
+    """
+    known = {item.metadata["name"]: item for item in fields(Settings)}
+    values: dict[str, Any] = {
+        item.name: _value(item, environment[name]) for name, item in known.items() if name in environment
+    }
+    return Settings(**values)
+
+
+def _value(item: Field[Any], text: str) -> int | float | str:
+    name, kind = item.metadata["name"], {"int": int, "float": float, "str": str}[str(item.type)]
+    try:
+        value: int | float | str = kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise SpecError(name, f"{text[:40]!r} is not {wanted}", item.metadata["text"]) from None
+    least = 0 if item.name in ("listen_port", "settle_s") else 1 if kind is int else 1e-3
+    if not isinstance(value, str) and not least <= value <= 1e9:
+        raise SpecError(name, f"{text[:40]} is out of range", f"use {least} or more")
+    return value

@@ -1,0 +1,559 @@
+"""The operator without a cluster: its queue, its client against a real HTTP server, its corridor over a small store
+that keeps objects as an API server does."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from advice_values import advice, offer
+from tilecast.advise import Advice, Request
+from tilecast.hardware import Pool
+from tilecast.spec import SpecError
+from tilecast_operator import handlers, server
+from tilecast_operator import settings as settings_module
+from tilecast_operator.api import FIELD_MANAGER, Api, ApiError, Connection
+from tilecast_operator.queue import KeyQueue
+from tilecast_operator.reconcile import NODES, Corridor, View, digest
+from tilecast_operator.report.annotations import KEYS, POOL
+from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.settings import Settings
+
+QUICK = Settings(settle_s=0.01, retry_first_s=0.01, retry_most_s=0.05, writers=3)
+JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
+POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
+
+
+class Store:
+    """Objects by path, with resource versions, generations and server-side apply for one field manager."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self.faults: list[Exception] = []
+        self.before_write: Callable[[str], None] = lambda path: None
+        self.version = 0
+
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        old = self.objects.get(path)
+        self.version += 1
+        is_new_spec = old is None or old.get("spec") != body.get("spec")
+        meta = {
+            **body["metadata"],
+            "uid": old["metadata"]["uid"] if old else f"uid-{self.version}",
+            "resourceVersion": str(self.version),
+            "generation": (old["metadata"]["generation"] if old else 0) + is_new_spec,
+        }
+        self.objects[path] = {**body, "metadata": meta}
+        return copy.deepcopy(self.objects[path])
+
+    async def apply(self, path: str, document: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        json.dumps(document, allow_nan=False)
+        self.before_write(path)
+        self.writes.append(("apply", path))
+        if self.faults:
+            raise self.faults.pop(0)
+        target = path.removesuffix("/status")
+        if target not in self.objects:
+            raise ApiError(404, "not found")
+        found = copy.deepcopy(self.objects[target])
+        if document["metadata"]["uid"] != found["metadata"]["uid"]:
+            raise ApiError(409, "uid")
+        if path.endswith("/status"):
+            found["status"] = json.loads(json.dumps(document["status"]))
+        else:
+            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in KEYS}
+            found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
+        return self.put(target, found) if found != self.objects[target] else found
+
+    async def create(self, path: str, document: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        name = document["metadata"]["name"]
+        if name in self.events:
+            raise ApiError(409, "already exists")
+        self.events[name] = dict(document)
+        return dict(document)
+
+
+def job(name: str = "a", **spec: Any) -> dict[str, Any]:
+    base = {"model": {"preset": "llama-2-7b"}, "training": {"sequenceLength": 4096, "globalBatchSize": 64}}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default", "annotations": {"mine": "stays"}},
+        "spec": {**base, **spec},
+    }
+
+
+def node(name: str = "n1", product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
+    }
+
+
+def on_first_pool(request: Request, pools: Sequence[Pool]) -> Advice:
+    return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=f"{len(pools)}{pools[0].name}")
+
+
+@asynccontextmanager
+async def operator(
+    store: Store, advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool, nodes: Sequence[Any] = (node(),)
+) -> AsyncIterator[Corridor]:
+    """A corridor that has seen everything in the store, as kopf would show it."""
+    corridor = Corridor(QUICK, store, Metrics(), advisor)
+    for item in nodes:
+        corridor.see_node(item)
+    for path in sorted(store.objects):
+        corridor.see(copy.deepcopy(store.objects[path]))
+    corridor.start()
+    try:
+        yield corridor
+    finally:
+        await corridor.stop()
+
+
+async def settled(corridor: Corridor, limit_s: float = 5.0) -> None:
+    """Wait until no key is ready, running, or due soon."""
+    async with asyncio.timeout(limit_s):
+        quiet = 0
+        while quiet < 3:
+            await asyncio.sleep(0.02)
+            quiet = 0 if len(corridor.queue) or corridor.queue.stalled_s() else quiet + 1
+
+
+def ready(found: dict[str, Any]) -> dict[str, Any]:
+    return next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+
+
+async def test_a_job_is_advised_in_two_writes_and_one_event() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+        assert corridor.unready() is None and corridor.unhealthy() is None
+    found = store.objects[f"{JOBS}/a"]
+    assert found["metadata"]["annotations"][POOL] == "h100-sxm"
+    assert found["metadata"]["annotations"]["mine"] == "stays"
+    assert ready(found)["reason"] == "Advised"
+    assert store.writes == [("apply", f"{JOBS}/a"), ("apply", f"{JOBS}/a/status")], "the status commits, so it is last"
+    assert len(store.events) == 1
+
+
+async def test_a_restart_and_a_second_operator_write_nothing() -> None:
+    store = Store()
+    for name in "abc":
+        store.put(f"{JOBS}/{name}", job(name))
+    async with operator(store) as first:
+        await settled(first)
+    store.writes.clear()
+    async with operator(store) as second, operator(store) as third:
+        await settled(second)
+        await settled(third)
+        for path in sorted(store.objects):
+            second.see(store.objects[path])
+            second.see(store.objects[path])
+        await settled(second)
+    assert store.writes == []
+    assert len(store.events) == 3
+
+
+async def test_two_operators_at_once_agree() -> None:
+    store = Store()
+    for number in range(5):
+        store.put(f"{JOBS}/{number}", job(str(number)))
+    async with operator(store) as first, operator(store) as second:
+        await settled(first)
+        await settled(second)
+    assert len(store.events) == 5
+    assert all(ready(item)["reason"] == "Advised" for item in store.objects.values())
+
+
+async def test_an_invalid_job_gets_a_condition_and_nothing_else() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job(training={"sequenceLength": 4096, "globalBatchSize": 0}))
+    async with operator(store) as corridor:
+        await settled(corridor)
+    found = store.objects[f"{JOBS}/a"]
+    assert ready(found)["status"] == "False" and ready(found)["reason"] == "InvalidSpec"
+    assert ready(found)["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
+    assert found["metadata"]["annotations"] == {"mine": "stays"}
+    assert "recommendation" not in found["status"]
+
+
+async def test_mode_off_takes_the_annotations_back() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+        corridor.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]}))
+        await settled(corridor)
+    found = store.objects[f"{JOBS}/a"]
+    assert found["metadata"]["annotations"] == {"mine": "stays"}
+    assert found["status"]["recommendation"]["pool"] == "h100-sxm"
+    assert found["status"]["observedGeneration"] == 2
+    assert len(store.events) == 1
+
+
+async def test_no_pools_is_said_with_the_reason() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, nodes=[node(product="NVIDIA-Z900")]) as corridor:
+        await settled(corridor)
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "NoPools"
+    assert "Z900" in ready(store.objects[f"{JOBS}/a"])["message"]
+
+
+async def test_new_nodes_bring_new_advice_once() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+        store.writes.clear()
+        for number in range(20):
+            corridor.see_node(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+        await settled(corridor)
+        assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "a100-40"
+        assert len(store.writes) == 2, "twenty nodes at once are one change"
+        store.writes.clear()
+        for number in range(20):
+            corridor.see_node(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+        await settled(corridor)
+        assert store.writes == []
+        for number in range(20):
+            corridor.lose_node(f"a{number}")
+        await settled(corridor)
+        assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
+
+
+async def test_a_users_pool_is_described_and_wins() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    spec = {"selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "price": {"perGpuHour": 1.0}}
+    mine = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
+    async with operator(store) as corridor:
+        await settled(corridor)
+        corridor.see(store.put(f"{POOLS}/mine", mine))
+        await settled(corridor)
+        assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "mine"
+        assert store.objects[f"{POOLS}/mine"]["status"]["facts"]["price"] == {"value": "1 USD", "layer": "override"}
+        wrong = {**store.objects[f"{POOLS}/mine"], "spec": {"gpu": {"name": "h101"}, "gpusPerNode": 1, "maxNodes": 1}}
+        corridor.see(store.put(f"{POOLS}/mine", wrong))
+        await settled(corridor)
+        assert ready(store.objects[f"{POOLS}/mine"])["reason"] == "InvalidSpec"
+        assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
+        corridor.lose(store.objects.pop(f"{POOLS}/mine"))
+        await settled(corridor)
+
+
+FAULTS = {
+    "conflict": ApiError(409, "conflict"),
+    "gone": ApiError(410, "gone"),
+    "too many": ApiError(429, "slow down", 0.02),
+    "broken": ApiError(503, "unavailable"),
+    "expired": ApiError(401, "unauthorized"),
+    "cut off": aiohttp.ServerDisconnectedError(),
+    "slow": TimeoutError(),
+    "defect": RuntimeError("unexpected"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+async def test_faults_are_retried_until_written(fault: Exception) -> None:
+    store = Store()
+    store.faults = [fault] * 4
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+        retries = corridor.metrics.registry.get_sample_value("tilecast_retries_total")
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+    assert retries == 4 and len(store.events) == 1
+
+
+async def test_a_job_deleted_meanwhile_is_forgotten() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    store.before_write = lambda path: store.objects.clear()
+    async with operator(store) as corridor:
+        await settled(corridor)
+    assert len(store.writes) == 1 and not store.events
+
+
+async def test_content_that_is_refused_is_not_sent_again() -> None:
+    store = Store()
+    store.faults = [ApiError(422, "invalid")]
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+    assert len(store.writes) == 1
+
+
+async def test_a_spec_that_changes_during_a_write_is_not_lost() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    late: list[dict[str, Any]] = []
+
+    def change(path: str) -> None:
+        store.before_write = lambda path: None
+        changed = {**store.objects[f"{JOBS}/a"], "spec": job(training={"globalBatchSize": 0})["spec"]}
+        late.append(store.put(f"{JOBS}/a", changed))
+
+    store.before_write = change
+    async with operator(store) as corridor:
+        await settled(corridor)
+        corridor.see(late[0])
+        await settled(corridor)
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InvalidSpec"
+
+
+async def test_old_events_change_nothing() -> None:
+    store = Store()
+    first = store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+        store.writes.clear()
+        corridor.see(first)
+        await settled(corridor)
+    assert store.writes == []
+
+
+async def test_equal_workloads_are_priced_once() -> None:
+    store, asked = Store(), list[str]()
+
+    def counting(request: Request, pools: Sequence[Pool]) -> Advice:
+        asked.append(request.workload.model.name)
+        return on_first_pool(request, pools)
+
+    for number in range(30):
+        store.put(f"{JOBS}/{number}", job(str(number)))
+    async with operator(store, counting) as corridor:
+        await settled(corridor)
+    assert sorted(asked) == ["gpt2", "llama-2-7b"], "the first loads the model"
+
+
+async def test_a_failing_search_is_a_condition_not_a_crash() -> None:
+    def broken(request: Request, pools: Sequence[Pool]) -> Advice:
+        if request.name == "warm-up":
+            return advice()
+        raise ZeroDivisionError
+
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, broken) as corridor:
+        await settled(corridor)
+        assert corridor.unhealthy() is None
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InternalError"
+    assert "ZeroDivisionError" in ready(store.objects[f"{JOBS}/a"])["message"]
+
+
+async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched() -> None:
+    def unreadable(request: Request, pools: Sequence[Pool]) -> Advice:
+        raise SpecError("utilization model", "cannot be read", "mount one that can")
+
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, unreadable) as corridor:
+        await asyncio.sleep(0.1)
+        assert "cannot be read" in str(corridor.unready())
+    assert store.writes == []
+
+
+async def test_a_dead_worker_and_a_stall_are_unhealthy() -> None:
+    corridor = Corridor(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
+    corridor.queue.add(NODES)
+    await asyncio.sleep(0.03)
+    assert "no work finished" in str(corridor.unhealthy())
+    corridor.start()
+    await corridor.stop()
+    assert "ended" in str(corridor.unhealthy())
+
+
+async def test_queue_holds_each_key_once() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    for key in "abab":
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == ["a", "b"]
+    assert len(queue) == 0
+
+
+async def test_queue_never_gives_a_running_key_twice() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    queue.add("a")
+    assert await queue.take() == "a"
+    queue.add("a")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("a")
+    assert await queue.take() == "a"
+
+
+async def test_queue_delays_and_the_shortest_counts() -> None:
+    loop = asyncio.get_running_loop()
+    queue: KeyQueue[str] = KeyQueue(loop.time)
+    queue.add("a", 10)
+    queue.add("a", 0.03)
+    queue.add("b", 0.01)
+    began = loop.time()
+    assert [await queue.take(), await queue.take()] == ["b", "a"]
+    assert 0.02 < loop.time() - began < 1
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "later", "work"])), max_size=60))
+def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
+    async def run() -> None:
+        now = 0.0
+        queue: KeyQueue[str] = KeyQueue(lambda: now)
+        owed: set[str] = set()
+        for key, step in steps:
+            now += 1.0
+            if step == "work":
+                if not queue._ready and not queue._due:
+                    continue
+                now += 10.0
+                taken = await queue.take()
+                assert taken in owed
+                owed.discard(taken)
+                queue.done(taken)
+            else:
+                queue.add(key, 5.0 if step == "later" else 0.0)
+                owed.add(key)
+        now += 100.0
+        while len(queue):
+            taken = await queue.take()
+            owed.discard(taken)
+            queue.done(taken)
+        assert owed == set()
+
+    asyncio.run(run())
+
+
+def test_digest_ignores_times_and_spelling_of_numbers() -> None:
+    first = {"a": 8.0, "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "x"}]}
+    same = {"conditions": [{"status": "True", "type": "Ready", "lastTransitionTime": "y"}], "a": 8}
+    assert digest(first) == digest(same) != digest({**same, "a": 8.5})
+
+
+def test_a_view_keeps_only_what_is_needed() -> None:
+    body = {**job(), "status": {"alternatives": [{"pool": "p" * 50}] * 16, "summary": {"pool": "x"}}}
+    body["metadata"] = {**body["metadata"], "managedFields": [{"f": "x" * 10_000}], "resourceVersion": "7"}
+    view = View.of(body)
+    assert sum(len(str(getattr(view, name))) for name in View.__slots__) < 800
+
+
+async def serve(answer: Callable[[web.Request], Awaitable[web.Response]]) -> tuple[web.AppRunner, str]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def test_client_applies_and_logs_in_again_when_its_token_expired() -> None:
+    tokens = iter(["old", "new"])
+    seen: list[tuple[str, str, dict[str, str]]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.headers["Authorization"] != "Bearer new":
+            return web.json_response({"message": "expired"}, status=401)
+        seen.append((request.method, request.headers["Content-Type"], dict(request.query)))
+        return web.json_response({"got": await request.json()})
+
+    runner, url = await serve(answer)
+    api = Api(5.0)
+    try:
+        api.connect(lambda: Connection(url, {"Authorization": f"Bearer {next(tokens)}"}, ssl.create_default_context()))
+        with pytest.raises(ApiError, match="401: expired"):
+            await api.apply("/x", {"a": 1})
+        assert await api.apply("/x", {"a": 1}) == {"got": {"a": 1}}
+        assert seen == [("PATCH", "application/apply-patch+yaml", {"fieldManager": FIELD_MANAGER, "force": "true"})]
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+async def test_client_tells_how_long_to_wait() -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=429, text="not json", headers={"Retry-After": "7"})
+
+    runner, url = await serve(answer)
+    api = Api(5.0)
+    try:
+        api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+        with pytest.raises(ApiError) as caught:
+            await api.create("/x", {})
+        assert (caught.value.status, caught.value.retry_after_s) == (429, 7.0)
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+async def test_server_answers_probes_and_metrics() -> None:
+    state: dict[str, str | None] = {"problem": "not yet"}
+    runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: state["problem"])
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            assert (await session.get(f"{url}/healthz")).status == 200
+            answer = await session.get(f"{url}/readyz")
+            assert (answer.status, await answer.text()) == (503, "not yet")
+            state["problem"] = None
+            assert (await session.get(f"{url}/readyz")).status == 200
+            text = await (await session.get(f"{url}/metrics")).text()
+            assert "# TYPE tilecast_recommendations_total counter" in text
+            assert 'tilecast_build_info{version="' in text
+    finally:
+        await runner.cleanup()
+
+
+def test_settings_come_from_the_environment() -> None:
+    found = settings_module.from_environment(
+        {"TILECAST_LISTEN_PORT": "0", "TILECAST_SETTLE_SECONDS": "2.5", "TILECAST_SERVICE_HOST": "10.0.0.1"}
+    )
+    assert (found.listen_port, found.settle_s, found.writers) == (0, 2.5, Settings().writers)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TILECAST_LISTEN_PORT", "http"), ("TILECAST_WRITERS", "0"), ("TILECAST_STALL_SECONDS", "-1")],
+)
+def test_wrong_settings_say_what_they_are_for(name: str, value: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        settings_module.from_environment({name: value})
+    assert caught.value.field == name and "\n" not in str(caught.value)
+
+
+def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
+    registry = kopf.get_default_registry()
+    assert handlers.GROUP == "tilecast.dev"
+    assert not registry._changing.get_all_handlers(), "change handlers write annotations of kopf's own"
+    assert not registry._spawning.get_all_handlers(), "timers and daemons need finalizers"
+    watched = {handler.selector.any_name for handler in registry._watching.get_all_handlers() if handler.selector}
+    assert watched == {"nodes", "gpupools", "trainingjobs"}
+    everything = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
+    assert not any(getattr(handler, "requires_finalizer", False) for handler in everything)
+
+
+def test_kopf_is_configured_to_leave_no_trace() -> None:
+    own = handlers._configure(kopf_settings := kopf.OperatorSettings())
+    assert own == Settings()
+    assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
+    assert kopf_settings.queueing.worker_limit is None, "a limit below the number of nodes never starts"
+    assert kopf_settings.process.ultimate_exiting_timeout < 30

@@ -1,0 +1,204 @@
+"""What an advice says on the wire, from values: sizes, shapes, and that nothing changes when nothing changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advice_values import advice, offer, pool, refused
+from tilecast.advise import Advice
+from tilecast.manifests import nodes
+from tilecast.manifests.gpupool import GPUPoolStatus
+from tilecast.manifests.trainingjob import TrainingJobStatus
+from tilecast.spec import SpecError
+from tilecast_operator.report import annotations as marks
+from tilecast_operator.report import events, pools, status
+from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.report.status import Refusal, Verdict
+
+NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
+TYPES = ["Ready", "RecommendationProvided", "LowConfidence", "CapacityAvailable", "Applied", "ObservationsAvailable"]
+VERDICTS: dict[str, Verdict] = {
+    "advised": advice(),
+    "nothing fits": advice(offers=(), baseline=None),
+    "refused": refused(),
+}
+
+
+def whole(verdict: Verdict, is_off: bool = False) -> status.Status:
+    return status.status(verdict, 3, status.conditions(verdict, is_off, 3, NOW, ()))
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
+def test_every_status_satisfies_the_schema(verdict: Verdict) -> None:
+    TrainingJobStatus.model_validate(json.loads(json.dumps(whole(verdict), allow_nan=False)))
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
+def test_every_condition_is_always_there(verdict: Verdict) -> None:
+    found = status.conditions(verdict, False, 3, NOW, ())
+    assert [item["type"] for item in found] == TYPES
+    assert {item["observedGeneration"] for item in found} == {3}
+    assert all(item["reason"].isalnum() and item["message"] for item in found)
+
+
+def test_conditions_keep_their_time_while_their_status_stays() -> None:
+    first = status.conditions(advice(), False, 1, NOW, ())
+    again = status.conditions(advice(), False, 2, LATER, first)
+    assert {item["lastTransitionTime"] for item in again} == {NOW}
+    fallen = {item["type"]: item for item in status.conditions(refused(), False, 2, LATER, first)}
+    assert fallen["Ready"]["lastTransitionTime"] == LATER
+    assert fallen["Applied"]["lastTransitionTime"] == NOW
+
+
+def test_a_refusal_is_reason_and_message_and_nothing_else() -> None:
+    found = whole(refused())
+    assert found.keys() == {"observedGeneration", "conditions", "summary"}
+    assert found["summary"] == {"reason": "InvalidSpec"}
+    ready = found["conditions"][0]
+    assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
+    assert ready["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
+
+
+def test_nothing_fits_says_why_for_each_pool() -> None:
+    ready = whole(VERDICTS["nothing fits"])["conditions"][0]
+    assert ready["reason"] == "NoFittingPlan"
+    assert "t4: no BF16 units; allow fp16" in ready["message"]
+
+
+def test_recommendation_and_summary() -> None:
+    found = whole(advice())
+    recommendation = found["recommendation"]
+    assert (recommendation["pool"], recommendation["gpus"], recommendation["gpusPerNode"]) == ("h100-sxm", 16, 8)
+    assert recommendation["parallelism"]["data"] * recommendation["parallelism"]["tensor"] == 16
+    assert sum(recommendation["breakdown"].values()) == pytest.approx(recommendation["stepSeconds"]["target"], rel=1e-5)
+    assert found["summary"] == {
+        "pool": "h100-sxm",
+        "gpus": "2x8",
+        "plan": "fsdp8,tp2",
+        "step": "8.2s",
+        "range": "7.6s-9s",
+        "speedup": "5.5x",
+        "costPer1000Steps": "251 USD",
+        "finish": "22.8h",
+        "memory": "61/79 GiB",
+        "confidence": "-7/+10 %",
+        "reason": "Advised",
+    }
+
+
+def test_what_is_not_known_is_absent() -> None:
+    bare = offer(cost_per_1000_steps=None, finish_s=None)
+    found = whole(advice(offers=(bare,), baseline=None, uncapped=None, rejections=()))
+    assert not found.keys() & {"baseline", "uncapped", "rejected"}
+    assert not found["recommendation"].keys() & {"costPer1000Steps", "currency", "finishSeconds"}
+    assert not found["summary"].keys() & {"speedup", "costPer1000Steps", "finish", "error", "fitsNow", "target"}
+
+
+def test_a_wide_range_is_low_confidence() -> None:
+    wide = advice(offers=(offer(lower_s=4.0, upper_s=16.0),))
+    by_type = {item["type"]: item for item in status.conditions(wide, False, 1, NOW, ())}
+    assert (by_type["LowConfidence"]["status"], by_type["LowConfidence"]["reason"]) == ("True", "WideRange")
+    narrow = {item["type"]: item for item in status.conditions(advice(), False, 1, NOW, ())}
+    assert (narrow["LowConfidence"]["status"], narrow["LowConfidence"]["reason"]) == ("False", "NarrowRange")
+
+
+def test_lists_and_texts_stay_in_bounds() -> None:
+    long = "x" * 5000
+    rejections = tuple(replace(advice().rejections[0], message=long, remedy=long) for _ in range(200))
+    offers = tuple(offer(reason=long) for _ in range(50))
+    for verdict in (advice(offers=offers, rejections=rejections), advice(offers=(), rejections=rejections)):
+        TrainingJobStatus.model_validate(whole(verdict))
+    TrainingJobStatus.model_validate(whole(Refusal("InvalidSpec", long)))
+
+
+def test_annotations_name_the_plan_and_stay_small() -> None:
+    found = marks.advice_annotations(advice())
+    assert tuple(found) == marks.KEYS
+    assert found[marks.POOL] == "h100-sxm" and found[marks.GPUS] == "16"
+    assert json.loads(found[marks.NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert json.loads(found[marks.PARALLELISM])["tensor"] == 2
+    assert float(found[marks.STEP_SECONDS]) == 8.2
+    crowded = pool(node_selector={f"example.com/{'k' * 200}{i}": "v" * 63 for i in range(16)})
+    big = marks.advice_annotations(advice(offers=(offer(pool=crowded),)))
+    assert marks.size_bytes(found) < 1024 and marks.size_bytes(big) < marks.MAX_BYTES
+
+
+@pytest.mark.parametrize("verdict", [VERDICTS["nothing fits"]])
+def test_no_recommendation_no_annotations(verdict: Advice) -> None:
+    assert marks.advice_annotations(verdict) == {}
+
+
+def test_events_on_change_only() -> None:
+    summary = whole(advice())["summary"]
+    first = events.note(advice(), {}, summary)
+    assert first is not None and (first.type, first.reason) == ("Normal", "RecommendationUpdated")
+    assert events.note(advice(), summary, summary) is None
+    moved = events.note(advice(), {**summary, "pool": "t4", "plan": "dp4"}, summary)
+    assert moved is not None and "(was dp4 on 2x8 t4)" in moved.text
+    lost = events.note(refused(), summary, {"reason": "InvalidSpec"})
+    assert lost is not None and (lost.type, lost.reason) == ("Warning", "RecommendationUnavailable")
+
+
+def test_the_same_event_has_the_same_name() -> None:
+    note = events.Note("Normal", "RecommendationUpdated", "text")
+    first = events.event(note, "ns", "job", "uid", "TrainingJob", NOW, "me")
+    again = events.event(note, "ns", "job", "uid", "TrainingJob", LATER, "another")
+    other = events.event(replace(note, text="other"), "ns", "job", "uid", "TrainingJob", NOW, "me")
+    assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_durations_are_short_and_lose_little(seconds: float) -> None:
+    text = status.duration(seconds)
+    units = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    unit = next(name for name in ("ms", "min", "s", "h", "d") if text.endswith(name))
+    assert float(text.removesuffix(unit)) * units[unit] == pytest.approx(seconds, rel=6e-3)
+
+
+@given(st.floats(min_value=0, max_value=1e15))
+def test_rounding_is_idempotent_and_close(value: float) -> None:
+    once = status.rounded(value)
+    assert status.rounded(once) == once
+    assert once == pytest.approx(value, rel=1e-5)
+
+
+def test_pool_status() -> None:
+    found = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).found[0]
+    said = pools.pool_status(found, 2, NOW, ())
+    GPUPoolStatus.model_validate(said)
+    assert said["conditions"][0]["reason"] == "NoNodesNow"
+    assert said["summary"] == {"gpu": "h100-sxm", "shape": "0x8", "price": "6.88 USD", "reason": "NoNodesNow"}
+    assert said["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
+    wrong = pools.pool_status(SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, said["conditions"])
+    GPUPoolStatus.model_validate(wrong)
+    assert wrong["conditions"][0]["lastTransitionTime"] == LATER
+    assert wrong["conditions"][0]["message"] == "spec.gpu.name: unknown; write a known one"
+
+
+def _gpu_pool(**spec: object) -> dict[str, object]:
+    return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
+
+
+def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
+    metrics = Metrics()
+    metrics.count_advice(advice(), changed=True)
+    metrics.count_search(advice(), 0.05)
+    metrics.show_pools(nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]))
+    value = metrics.registry.get_sample_value
+    assert value("tilecast_recommendations_total", {"result": "Advised"}) == 1
+    assert value("tilecast_recommendation_changes_total", {"reason": "Advised"}) == 1
+    labels = {"gpu": "h100-sxm", "precision": "bf16", "family": "decoder"}
+    assert value("tilecast_predicted_step_seconds_sum", labels) == 8.2
+    assert value("tilecast_plans_evaluated_total") == 1000
+    assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) == 0
+    metrics.show_pools(nodes.pools([]))
+    assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) is None
+    names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    assert all(name.startswith("tilecast_") for name in names)
+    used = {label for family in metrics.registry.collect() for sample in family.samples for label in sample.labels}
+    assert not used & {"job", "name", "namespace", "uid", "node"}
