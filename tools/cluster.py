@@ -123,9 +123,9 @@ class Cluster:
             self._kwokctl("delete", "cluster", f"--kubeconfig={self.kubeconfig}")
         except (ClusterError, OSError) as error:
             binaries.say(f"kwokctl could not stop {self.name}, its processes are killed: {error}")
-        for pid in filter(_alive, processes):
+        for pid in filter(is_alive, processes):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(_alive, processes)), f"the processes of {self.name} to end", STOP_TIMEOUT_S)
+        wait_for(lambda: not any(map(is_alive, processes)), f"the processes of {self.name} to end", STOP_TIMEOUT_S)
         shutil.rmtree(self.folder)
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - as in subprocess.run
@@ -223,7 +223,7 @@ def sweep() -> None:
     """Stops clusters whose owner is gone without having stopped them."""
     for cluster in running():
         owner = _read(cluster.folder / "owner")
-        if owner and not _alive(int(owner)):
+        if owner and not is_alive(int(owner)):
             binaries.say(f"stopping {cluster.name}, which a killed process left behind")
             cluster.stop()
 
@@ -251,7 +251,8 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of that id runs; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,0 +1,50 @@
+"""`make cluster-demo` as a user runs it: to its end, and interrupted half way."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import running
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = [sys.executable, str(ROOT / "tools" / "demo.py")]
+
+
+def left_behind(pid: int) -> list[str]:
+    return [cluster.name for cluster in running() if f"-{pid}-" in cluster.name]
+
+
+def test_it_shows_advice_for_every_example(binaries: Path) -> None:
+    # Settings of the caller are not the operator's.
+    environment = os.environ | {"TILECAST_DATA": "/nowhere"}
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
+        shown, problems = demo.communicate(timeout=300)
+    assert demo.returncode == 0, problems
+    jobs = sorted(path.stem for path in (ROOT / "examples" / "jobs").glob("*.yaml"))
+    assert shown.count("tilecast.dev/recommended-pool: ") == len(jobs)
+    table = [line.split()[1] for line in shown.splitlines() if line.startswith("default ")]
+    assert table == jobs
+    assert left_behind(demo.pid) == []
+
+
+def test_ctrl_c_stops_everything(binaries: Path) -> None:
+    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        line = next(line for line in demo.stdout if "the operator is ready" in line)
+        (port,) = re.findall(r"http://127.0.0.1:(\d+)", line)
+        socket.create_connection(("127.0.0.1", int(port))).close()
+        demo.send_signal(signal.SIGINT)
+        _, problems = demo.communicate(timeout=120)
+    assert demo.returncode == 130
+    assert problems == "interrupted; everything is stopped\n"
+    assert left_behind(demo.pid) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(port)))

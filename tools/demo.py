@@ -1,0 +1,113 @@
+"""Shows the operator at work: `python tools/demo.py`, or `make cluster-demo`.
+
+It starts a throw-away control plane with the GPU nodes of `examples/clusters/mixed.yaml`, installs the CRDs, starts the
+operator, applies every file of `examples/jobs`, prints the advice that comes back, and stops everything. It touches no
+other cluster, and needs neither a container engine nor a GPU nor root. Exit status: 0 when every job was answered, 1
+when something failed (the operator's last log lines are printed), 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import binaries
+from cluster import Cluster, ClusterError, exit_on_sigterm, wait_for
+from operator_process import Operator, is_answered
+
+ROOT = Path(__file__).resolve().parent.parent
+NODES = ROOT / "examples" / "clusters" / "mixed.yaml"
+JOBS = ROOT / "examples" / "jobs"
+PREFIX = "tilecast.dev/"
+ANSWER_TIMEOUT_S = 60
+
+
+class Steps:
+    """Prints what is being done, and how long it took since the start and since the last step."""
+
+    def __init__(self) -> None:
+        self._started_s = self._last_s = time.monotonic()
+
+    def done(self, what: str) -> None:
+        """Print one finished step."""
+        now_s = time.monotonic()
+        print(f"[{now_s - self._started_s:6.1f} s] {what} ({now_s - self._last_s:.1f} s)", flush=True)
+        self._last_s = now_s
+
+
+def demo() -> None:
+    """Run it all.
+
+    Raises:
+        ClusterError: a step failed.
+        binaries.BinariesError: the programs are missing and cannot be built.
+    """
+    steps = Steps()
+    binaries.ensure("controlplane")
+    steps.done("the programs of the control plane are there")
+    with Cluster(nodes=NODES) as cluster:
+        version = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"]
+        steps.done(f"Kubernetes {version} is up: etcd, API server, controller manager, scheduler, kwok's nodes")
+        cluster.kubectl("wait", "--for=condition=Ready", "--timeout=60s", "node", "--all")
+        print(cluster.kubectl("get", "nodes", "-L", "node.kubernetes.io/instance-type,nvidia.com/gpu.product"))
+        cluster.apply(ROOT / "crds")
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        steps.done("the CRDs are installed")
+        with Operator(cluster) as operator:
+            steps.done(f"the operator is ready: {operator.url}/metrics")
+            try:
+                for path in sorted(JOBS.glob("*.yaml")):
+                    advise(cluster, path, steps)
+            except ClusterError as error:
+                raise ClusterError(f"{error}; the operator's last words:\n{operator.log_tail()}") from None
+            print(cluster.kubectl("get", "trainingjobs.tilecast.dev", "--all-namespaces"))
+        steps.done("the operator has stopped")
+    steps.done("the control plane has stopped; nothing is left behind")
+
+
+def advise(cluster: Cluster, path: Path, steps: Steps) -> None:
+    """Apply one file and print what the operator answers to each of its jobs.
+
+    Raises:
+        ClusterError: the API server refuses the file, or no answer comes.
+    """
+    cluster.apply(path)
+    for document in filter(None, yaml.safe_load_all(path.read_text(encoding="utf-8"))):
+        name = document["metadata"]["name"]
+        job = wait_for(partial(answered, cluster, name), f"advice for {name}", ANSWER_TIMEOUT_S)
+        steps.done(f"kubectl apply -f {path.relative_to(ROOT)}: {name} is answered")
+        ready = next(item for item in job["status"]["conditions"] if item["type"] == "Ready")
+        print(f"    {ready['reason']}: {ready['message']}")
+        for key, value in sorted(job["metadata"].get("annotations", {}).items()):
+            if key.startswith(PREFIX):
+                print(f"    {key}: {value}")
+
+
+def answered(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    """The job, once the operator has answered it."""
+    job: dict[str, Any] = json.loads(cluster.kubectl("get", "trainingjobs.tilecast.dev", name, "-o", "json"))
+    return job if is_answered(job) else None
+
+
+def main() -> int:
+    """The command line; see the module's docstring."""
+    exit_on_sigterm()
+    try:
+        demo()
+    except (ClusterError, binaries.BinariesError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; everything is stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

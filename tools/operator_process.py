@@ -1,0 +1,133 @@
+"""The operator of this checkout as a child process, against a control plane of `cluster.py`.
+
+It runs by the command line of the image, with the interpreter and the packages of the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from cluster import Cluster, ClusterError, free_ports, wait_for
+
+ROOT = Path(__file__).resolve().parent.parent
+READY_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 30
+COMMAND = (
+    "-m",
+    "kopf",
+    "run",
+    "--standalone",
+    "--all-namespaces",
+    "--log-format=json",
+    "-m",
+    "tilecast_operator.handlers",
+)
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Talks to 127.0.0.1 without the proxy that the environment may name."""
+
+
+def is_answered(job: Mapping[str, Any]) -> bool:
+    """Whether the operator has written all it has to say about the job's current spec; it writes the status last."""
+    return bool(job.get("status", {}).get("observedGeneration") == job["metadata"]["generation"])
+
+
+class Operator:
+    """One operator process; `start`, `kill` and `stop` it, or use it as a context manager.
+
+    Args:
+        cluster: the control plane it serves.
+        kubeconfig: who it is there; the administrator by default.
+    """
+
+    def __init__(self, cluster: Cluster, kubeconfig: Path | None = None) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = cluster.folder / f"operator-{port}.log"
+        paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
+        # What begins with TILECAST_ is a setting of the operator, and here not the caller's to give.
+        kept = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
+        self._environment = kept | {
+            "KUBECONFIG": str(kubeconfig or cluster.kubeconfig),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TILECAST_LISTEN_HOST": "127.0.0.1",
+            "TILECAST_LISTEN_PORT": str(port),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it says that it is ready.
+
+        Raises:
+            ClusterError: it ended, or was not ready in time; the message ends with its last log lines.
+        """
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *COMMAND],
+                cwd=self.log.parent,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            wait_for(self._ready_or_ended, f"the operator at {self.url}/readyz", READY_TIMEOUT_S)
+        except ClusterError as error:
+            self.kill()
+            raise ClusterError(f"{error}; the operator's last words:\n{self.log_tail()}") from None
+
+    def get(self, path: str) -> str:
+        """What it serves under `path`, for instance `/metrics`.
+
+        Raises:
+            urllib.error.URLError: nobody listens, or the answer is an error.
+        """
+        with _DIRECT.open(f"{self.url}{path}", timeout=10) as response:
+            return str(response.read().decode())
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """End it without warning, as a node failure would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> int:
+        """End it as the kubelet does; returns its exit status, negative when a signal ended it."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            status = self._process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.kill()
+        return status
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
+    def _ready_or_ended(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise ClusterError(f"the operator ended with status {self._process.returncode}")
+        try:
+            self.get("/readyz")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
