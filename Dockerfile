@@ -24,8 +24,11 @@ RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-di
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/tilecast /opt/tilecast
+ENV PATH=/opt/tilecast/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # onnxruntime reports its use to its maker unless it is told not to.
-ENV PATH=/opt/tilecast/bin:${PATH} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
+ENV ORT_DISABLE_TELEMETRY=1
+# kopf asks for the user's name; a cluster may give a number that has none.
+ENV LOGNAME=tilecast
 WORKDIR /tmp
 USER 65532:65532
 EXPOSE 8080

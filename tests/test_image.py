@@ -57,3 +57,8 @@ def test_it_runs_as_the_user_that_the_chart_names() -> None:
     deployment = (ROOT / "charts" / "tilecast" / "templates" / "deployment.yaml").read_text()
     assert re.findall(r"runAs(?:User|Group): (\d+)", deployment) == list(user)
     assert "0" not in user
+
+
+def test_the_user_has_a_name_although_the_image_does_not_know_the_number() -> None:
+    # kopf asks getpass for it, which fails for a number without an entry in /etc/passwd.
+    assert re.search(r"^ENV LOGNAME=\w+$", RECIPE, re.MULTILINE)
