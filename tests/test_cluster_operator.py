@@ -90,6 +90,7 @@ def operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
     with Operator(cluster, kubeconfig=account) as started:
         yield started
         assert "is forbidden" not in started.log_tail(100_000), "the chart's role lacks a verb that the operator needs"
+    cluster.kubectl("delete", "trainingjobs,events", "--all")
 
 
 def test_nodes_become_ready(cluster: Cluster) -> None:
