@@ -1,4 +1,4 @@
-"""Fixtures that start real programs: one control plane for each test session that asks for it."""
+"""Fixtures that start real programs: one control plane for each test run that asks for it."""
 
 import subprocess
 import sys

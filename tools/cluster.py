@@ -187,7 +187,7 @@ class Cluster:
     def _run(
         self, command: list[str], *, text: str | None = None, extra: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        # A session of its own: Ctrl-C reaches this process, which then stops things in order.
+        # Out of reach of the terminal: Ctrl-C ends this process, which then stops things in order.
         return subprocess.run(
             command,
             input=text,
