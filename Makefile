@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOCK := requirements.lock
+COMPILE := --generate-hashes --no-emit-index-url --no-header --universal --python-version 3.11
 JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
@@ -16,8 +17,10 @@ demo: $(SETUP)
 	@$(BIN)/tilecast advise $(JOB) --nodes $(NODES)
 
 test: check
-	@echo "all tests, with a real control plane (its first build takes some minutes)"
-	$(BIN)/pytest
+	@echo "tests against a real control plane (its first build takes some minutes)"
+	@$(BIN)/python tools/binaries.py controlplane >/dev/null
+	@$(BIN)/python tools/binaries.py chart >/dev/null
+	$(BIN)/pytest -m cluster
 
 check: lint types unit
 
@@ -51,8 +54,9 @@ $(SETUP): pyproject.toml $(LOCK) requirements-build.lock
 
 # Names, versions and hashes only; uv is needed for this target alone.
 lock:
-	uv pip compile pyproject.toml --extra operator --extra fit --extra dev --generate-hashes --no-emit-index-url --no-header --universal --python-version 3.11 -o $(LOCK)
-	uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --universal --python-version 3.11 -o requirements-operator.lock
+	uv pip compile pyproject.toml --extra operator --extra fit --extra dev $(COMPILE) -o $(LOCK)
+	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
+	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast import kernels, search, uncertainty
 from tilecast.hardware import Pool
-from tilecast.spec import CHECKPOINTING, Floats, Objective, Plan, Plans, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Objective, Plan, Plans, SpecError, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         SpecError: the request contradicts itself, or names a pool that does not exist.
     """
     _check(request, pools)
-    workload, limits = request.workload, request.constraints
+    limits = request.constraints
     considered = sorted(pools, key=lambda pool: pool.name)
     allowed = [pool for pool in considered if not limits.allowed_pools or pool.name in limits.allowed_pools]
     offers: list[Offer] = []
@@ -131,9 +131,9 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     for pool in allowed:
         found = _best_on(request, pool, limits)
         evaluated += found.evaluated
-        if found.offer is None:
-            rejections.append(found.rejection)  # type: ignore[arg-type]
-        else:
+        if found.rejection is not None:
+            rejections.append(found.rejection)
+        if found.offer is not None:
             offers.append(found.offer)
             runner_up[pool.name] = found.ties
     offers.sort(key=lambda offer: _rank(request, offer))
@@ -143,8 +143,8 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         ties += sum(_rank(request, offer)[0] <= _rank(request, offers[0])[0] * _TIE for offer in offers[1:])
     free = Constraints()
     if limits != free:
-        others = [found.offer for pool in considered if (found := _best_on(request, pool, free)).offer is not None]
-        uncapped = min(others, key=lambda offer: _rank(request, offer), default=None)  # type: ignore[arg-type]
+        others = [offer for pool in considered if (offer := _best_on(request, pool, free).offer) is not None]
+        uncapped = min(others, key=lambda offer: _rank(request, offer), default=None)
     explained = tuple(replace(offer, reason=_reason(request, offer, offers)) for offer in offers)
     version, digest = kernels.model_info()
     return Advice(
@@ -247,11 +247,12 @@ def _complexity(plans: Plans, row: int) -> tuple[int, ...]:
 def _value(request: Request, pool: Pool, priced: search.Priced) -> Floats:
     """What the objective minimises: seconds, or money per step (GPU-seconds where the pool has no price)."""
     if request.objective == "cost":
-        return priced.step_s * _billed(pool, priced.plans.gpus) * (pool.price_per_gpu_hour or 1.0)
+        billed: Floats = priced.step_s * _billed(pool, priced.plans.gpus) * (pool.price_per_gpu_hour or 1.0)
+        return billed
     return priced.step_s
 
 
-def _billed(pool: Pool, gpus: Floats | int) -> Floats:
+def _billed(pool: Pool, gpus: Ints | int) -> Floats:
     """GPUs that are paid for: whole nodes as soon as there is more than one."""
     nodes = np.ceil(np.asarray(gpus) / pool.gpus_per_node)
     return np.where(np.asarray(gpus) <= pool.gpus_per_node, gpus, nodes * pool.gpus_per_node)
@@ -333,9 +334,7 @@ def _reason(request: Request, offer: Offer, offers: Sequence[Offer]) -> str:
 
 def _no_plan(workload: Workload, pool: Pool, limits: Constraints, most: int) -> Rejection:
     if limits.gpus is not None and limits.gpus > most:
-        return Rejection(
-            pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} there", f"ask for at most {most}"
-        )
+        return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} there", f"ask for at most {most}")
     if limits.gpus is not None:
         return Rejection(
             pool.name,

@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     one = verbs.add_parser("advise", help="the best pool and plan for a job")
     one.add_argument("job", help="a TrainingJob file, or the name of a model preset")
     where = one.add_mutually_exclusive_group()
-    where.add_argument("--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input")
+    where.add_argument(
+        "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
+    )
     where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
     one.add_argument("--seq", type=int, help="tokens per sample, for a model by name")
@@ -242,12 +244,12 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _gpu_lines() -> list[str]:
-    head = f"{'GPU':16s} {'GiB':>5s} {'GB/s':>6s} {'SMs':>4s}  dense TFLOP/s"
-    return [head] + [
-        f"{gpu.name:16s} {gpu.memory_bytes / 2**30:5.0f} {gpu.memory_bandwidth_bytes_per_s / 1e9:6.0f} {gpu.sm_count:4d}  "
-        + "  ".join(f"{name} {rate / 1e12:g}" for name, rate in gpu.peak_flops.items())
-        for gpu in gpus().values()
-    ]
+    lines = [f"{'GPU':16s} {'GiB':>5s} {'GB/s':>6s} {'SMs':>4s}  dense TFLOP/s"]
+    for gpu in gpus().values():
+        memory, bandwidth = gpu.memory_bytes / 2**30, gpu.memory_bandwidth_bytes_per_s / 1e9
+        rates = "  ".join(f"{name} {rate / 1e12:g}" for name, rate in gpu.peak_flops.items())
+        lines.append(f"{gpu.name:16s} {memory:5.0f} {bandwidth:6.0f} {gpu.sm_count:4d}  {rates}")
+    return lines
 
 
 def _model_lines() -> list[str]:
@@ -266,5 +268,3 @@ def _link_lines() -> list[str]:
 
 
 _SHOW: Mapping[str, Callable[[], list[str]]] = {"gpus": _gpu_lines, "models": _model_lines, "links": _link_lines}
-
-

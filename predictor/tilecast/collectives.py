@@ -136,7 +136,8 @@ def _rate_time(wire_bytes: Floats, link: Link, bandwidth_bytes_per_s: Floats | f
 
 def _share(group: Group, inter: Link) -> Floats:
     """Network bandwidth of the group, per direction: its ranks' share of the node's interfaces."""
-    return inter.bandwidth_bytes_per_s * np.minimum(group.local / group.node_ranks, 1.0)
+    share: Floats = inter.bandwidth_bytes_per_s * np.minimum(group.local / group.node_ranks, 1.0)
+    return share
 
 
 def _launch(group: Group, intra: Link, inter: Link) -> Floats:

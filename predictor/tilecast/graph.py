@@ -65,9 +65,7 @@ def _conv_bytes(d: Dims, element: Floats) -> Floats:
     return element * (inputs + outputs + weights)
 
 
-def _rowwise(
-    name: str, forward_flops: float, backward_flops: float, forward: float, backward: float
-) -> Kind:
+def _rowwise(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
     """A reduction along rows: FLOPs and elements moved per element, forward and backward."""
 
     def flops(d: Dims) -> Floats:
@@ -97,8 +95,20 @@ KINDS: Mapping[str, Kind] = {
         Kind(
             "conv",
             (
-                "batch", "c_in", "c_out", "in_d", "in_h", "in_w", "k_d", "k_h", "k_w",
-                "out_d", "out_h", "out_w", "groups", "direction",
+                "batch",
+                "c_in",
+                "c_out",
+                "in_d",
+                "in_h",
+                "in_w",
+                "k_d",
+                "k_h",
+                "k_w",
+                "out_d",
+                "out_h",
+                "out_w",
+                "groups",
+                "direction",
             ),
             _conv_flops,
             _conv_bytes,
@@ -126,6 +136,7 @@ KINDS: Mapping[str, Kind] = {
 `attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
+PRECISION_NAMES: tuple[str, ...] = PRECISIONS
 WIDTH = max(len(kind.dims) for kind in KINDS.values())
 """Columns of a kernel table: the most dimensions that any kind has."""
 
@@ -142,7 +153,7 @@ class KernelTable:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def groups(self) -> list[tuple[Kind, npt.NDArray[np.intp], Dims]]:
+    def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
         """(kind, rows, dims of those rows) for every kind present."""
         found = []
         for code, name in enumerate(KIND_NAMES):
@@ -186,7 +197,7 @@ class KernelTable:
         table = np.zeros((len(columns[0]), WIDTH))
         table[:, : len(names)] = np.stack(columns, axis=1)
         code = np.full(len(table), KIND_NAMES.index(kind), np.int8)
-        return cls(code, np.full(len(table), PRECISIONS.index(precision), np.int8), table)  # type: ignore[arg-type]
+        return cls(code, np.full(len(table), PRECISION_NAMES.index(precision), np.int8), table)
 
     @classmethod
     def concatenate(cls, tables: Sequence[KernelTable]) -> KernelTable:
@@ -259,7 +270,8 @@ class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
 
     Pipeline stages split `layers` evenly; `first` blocks run on the first stage, `last` blocks on the last.
-    `boundary_bytes` is what one stage sends the next per micro-batch, (S,).
+    `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank sends its
+    part of the activations (arXiv 2104.04473, section 4.1).
     """
 
     first: tuple[Block, ...]

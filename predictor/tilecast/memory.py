@@ -21,7 +21,7 @@ CONTEXT_BYTES = 0.75e9
 """CUDA context, loaded kernels and library workspaces, without any communicator."""
 COMMUNICATOR_BYTES = 0.35e9
 """NCCL buffers of each parallel dimension that communicates."""
-FRAGMENTATION = 0.04
+FRAGMENTATION = 0.02
 """Share of the dynamic bytes that a caching allocator cannot use."""
 
 _MOMENT_BYTES: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 4, "adam": 8, "adamw": 8, "lamb": 8}
@@ -92,11 +92,14 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     elif workload.training:
         gradients = parameters * weight
     # A sharded model is gathered a block at a time: this one and the next.
-    block = max((float(np.max(item.parameters)) for item in graph.layers), default=0.0)
+    block = _largest(sharded, [item.parameters for item in graph.layers], len(plans))
     gathered = np.where(plans.zero_stage >= 3, 2 * np.minimum(block, parameters) * weight, 0.0)
 
     code = plans.checkpointing
-    in_flight = np.minimum(plans.gradient_accumulation, stages)
+    # 1F1B keeps p micro-batches on the first stage; interleaving v stages a little more
+    # (Megatron-LM, theoretical_memory_usage.py: 1 + (p - 1) / (p v)).
+    interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
+    in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
     kept = np.zeros(len(plans))
     for item in graph.layers:
         by_mode = np.stack([sharded.gather(column) for column in np.broadcast_to(
@@ -107,7 +110,9 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     layer_working = _largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
     head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
     # The one layer being recomputed is whole again while its backward pass runs.
-    whole = _largest(sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans))
+    whole = _largest(
+        sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
+    )
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
     if workload.training:
         early = (kept * share + first) * in_flight

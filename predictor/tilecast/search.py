@@ -1,9 +1,10 @@
 """Every plan of a pool as columns. No formula lives here: `step` and `memory` price what this enumerates.
 
-The space is pools x GPU counts x tensor x pipeline x data x expert x micro-batch x ZeRO stage x recomputation,
-under exact divisibility: tensor divides heads and key/value heads (or replicates them) and stays inside a
-node unless the job allows more, pipeline divides the layers, data divides the global batch, micro-batches
-divide a rank's share. The order of rows is fixed, so that equal prices always choose the same plan.
+The space is pools x GPU counts x tensor x pipeline x data x expert x micro-batch x ZeRO stage x
+recomputation x virtual stages, under exact divisibility: tensor divides heads and key/value heads (or
+replicates them) and stays inside a node unless the job allows more, pipeline divides the layers, data divides
+the global batch, micro-batches divide a rank's share. The order of rows is fixed, so that equal prices always
+choose the same plan.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy.typing as npt
 
 from tilecast import memory, models, step
 from tilecast.hardware import Pool
+from tilecast.kernels import KernelTimes
 from tilecast.memory import Footprint
 from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
-from tilecast.step import StepTimes
+from tilecast.step import Constants, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Priced:
         return self.footprint.total <= self.usable_bytes
 
 
+MAX_VIRTUAL = 4
+"""More virtual stages than this send more than they save."""
+
+
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
     """Step time and memory of every plan on a pool.
 
@@ -63,10 +69,18 @@ def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
     return price_sharded(workload, sharded, plans, pool)
 
 
-def price_sharded(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Priced:
-    """As `price`, for a plan table whose graph is at hand (the graph does not depend on the pool)."""
-    kernels = step.kernel_seconds(workload, sharded, pool.gpu)
-    times = step.step(workload, sharded, plans, pool, kernels)
+def price_sharded(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    fitted: Constants | None = None,
+    timed: KernelTimes | None = None,
+) -> Priced:
+    """As `price`, with what is at hand already: the graph (which does not depend on the pool), other constants,
+    kernel times."""
+    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
+    times = step.step(workload, sharded, plans, pool, priced, fitted)
     return Priced(plans, times, memory.footprint(workload, sharded, plans), memory.usable_bytes(pool.gpu))
 
 
@@ -144,7 +158,7 @@ def _layer_kinds(workload: Workload) -> Sequence[str]:
 
 
 def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
-    """The plans of one (data, tensor, pipeline): micro-batch x ZeRO x recomputation x expert."""
+    """The plans of one (data, tensor, pipeline): micro-batch x ZeRO x recomputation x expert x virtual stages."""
     model = workload.model
     per_rank = workload.global_batch // data
     if workload.micro_batch is not None:
@@ -159,7 +173,11 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
         recompute = [0] if model.hidden == 0 or not workload.training else list(range(len(CHECKPOINTING)))
     experts = int(model.extra.get("experts", 1))
     expert = [e for e in divisors(experts) if data % e == 0] if experts > 1 else [1]
-    grid = np.array(np.meshgrid(micro, zero, recompute, expert, indexing="ij"), dtype=np.int64).reshape(4, -1)
+    virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if pipeline > 1 else [1]
+    columns = np.meshgrid(micro, zero, recompute, expert, virtual, indexing="ij")
+    grid = np.array(columns, dtype=np.int64).reshape(len(columns), -1)
+    # Interleaving needs the micro-batches to divide by the stages (arXiv 2104.04473, section 2.2).
+    grid = grid[:, (grid[4] == 1) | (per_rank // np.maximum(grid[0], 1) % pipeline == 0)]
     rows = grid.shape[1]
 
     def constant(value: int) -> npt.NDArray[np.int64]:
@@ -176,5 +194,5 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
         gradient_accumulation=per_rank // grid[0] if rows else grid[0],
         checkpointing=grid[2],
         sequence_parallel=constant(int(tensor > 1)),
-        virtual_stages=constant(1),
+        virtual_stages=grid[4],
     )

@@ -94,6 +94,9 @@ class Workload:
     attention: Attention = "auto"
     execution: Execution = "eager"
     steps: int | None = None
+    fused_kernels: bool = False
+    """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even
+    where the framework launches eagerly."""
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
 
@@ -138,6 +141,8 @@ class Plan:
         for label, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
             if degree > 1:
                 parts.append(f"{label}{degree}")
+        if self.virtual_stages > 1:
+            parts.append(f"vp{self.virtual_stages}")
         parts.append(f"mb{self.micro_batch}")
         if self.checkpointing != "none":
             parts.append({"selective": "ac-sel", "full": "ac-full"}[self.checkpointing])
@@ -203,5 +208,3 @@ class Plans:
     def concatenate(cls, tables: list[Plans]) -> Plans:
         """All rows of all tables, in order."""
         return cls(*(np.concatenate([getattr(table, item.name) for table in tables]) for item in fields(cls)))
-
-

@@ -67,23 +67,27 @@ class Constants:
     """`constants.toml` in SI units."""
 
     launch_s: Mapping[str, tuple[float, float]]
+    collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
     hidden_share: float
     slowdown: float
+    tensor_share: float
     jitter: float
-    compute_efficiency: float
+    compute_efficiency: Mapping[str, float]
     optimizer_efficiency: float
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Constants:
         return cls(
             {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
+            {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
             {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
             table["overlap"]["hidden_share"],
             table["overlap"]["slowdown"],
+            table["overlap"]["tensor_share"],
             table["scale"]["jitter"],
-            table["efficiency"]["compute"],
-            table["efficiency"]["optimizer"],
+            table["compute_efficiency"],
+            table["optimizer"]["efficiency"],
         )
 
 
@@ -123,8 +127,14 @@ class KernelSeconds:
     """Time-weighted relative half-width of the kernels' 90 % range."""
 
 
-def kernel_seconds(workload: Workload, sharded: Sharded, gpu: Gpu, fitted: Constants | None = None) -> KernelSeconds:
-    """Price all kernels of the graph in one call of the predictor.
+def kernel_seconds(
+    workload: Workload,
+    sharded: Sharded,
+    gpu: Gpu,
+    fitted: Constants | None = None,
+    timed: kernels.KernelTimes | None = None,
+) -> KernelSeconds:
+    """Price all kernels of the graph in one call of the predictor, or take the times that are at hand.
 
     Raises:
         SpecError: the GPU cannot run the workload's precision.
@@ -132,7 +142,7 @@ def kernel_seconds(workload: Workload, sharded: Sharded, gpu: Gpu, fitted: Const
     fitted = fitted or constants()
     gpu.peak(workload.precision)
     table, rows = sharded.graph.kernels()
-    times = kernels.seconds(table, gpu)
+    times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
@@ -142,7 +152,7 @@ def kernel_seconds(workload: Workload, sharded: Sharded, gpu: Gpu, fitted: Const
         for op in block.ops:
             index = rows[position]
             position += 1
-            seconds = times.seconds[index] * op.count / fitted.compute_efficiency
+            seconds = times.seconds[index] * op.count / fitted.compute_efficiency[workload.execution]
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + one
@@ -165,7 +175,7 @@ def step(
 ) -> StepTimes:
     """The step of every plan on a pool. `priced` are the graph's kernels on the pool's GPU."""
     fitted = fitted or constants()
-    micro = _micro_batch(workload, sharded, plans, pool, priced)
+    micro = _micro_batch(workload, sharded, plans, pool, priced, fitted)
     stages = plans.pipeline.astype(float)
     repeats = plans.gradient_accumulation.astype(float)
     boundary = _boundary(workload, sharded, plans, pool)
@@ -204,7 +214,9 @@ class _Micro:
         return self.gpu_s + self.stall_s + self.communication_s
 
 
-def _micro_batch(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds) -> _Micro:
+def _micro_batch(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> _Micro:
     depth = max(1, sum(block.repeat for block in sharded.graph.layers))
     stages = plans.pipeline.astype(float)
     share = np.where(stages > 1, np.ceil(depth / stages) / depth, 1.0)
@@ -212,24 +224,31 @@ def _micro_batch(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool,
     kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
     for times in priced.blocks:
         where = next(name for name in kinds if times.block in getattr(sharded.graph, name))
-        parts = _block(workload, sharded, plans, pool, times, recomputed=where == "layers")
+        parts = _block(workload, sharded, plans, pool, times, fitted, recomputed=where == "layers")
         kinds[where] = [old + new * times.block.repeat for old, new in zip(kinds[where], parts, strict=True)]
 
     def total(parts: list[Floats]) -> Floats:
         return parts[0] + parts[1] + parts[2]
 
     heavier = total(kinds["first"]) > total(kinds["last"])
-    slowest, everything = [], nil
+    slowest = []
     for layers, first, last in zip(kinds["layers"], kinds["first"], kinds["last"], strict=True):
         ends = np.where(stages > 1, np.where(heavier, first, last), first + last)
         slowest.append(layers * share + ends)
-    for parts in kinds.values():
-        everything = everything + total(parts)
-    return _Micro(*slowest, all_s=everything)
+    gpu_s, stall_s, communication_s, backward_s = slowest
+    everything = sum((total(parts) for parts in kinds.values()), nil)
+    return _Micro(gpu_s, stall_s, communication_s, backward_s, everything)
 
 
 def _block(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, times: BlockTimes, *, recomputed: bool
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    times: BlockTimes,
+    fitted: Constants,
+    *,
+    recomputed: bool,
 ) -> list[Floats]:
     """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,)."""
     again = np.zeros(len(plans))
@@ -245,14 +264,32 @@ def _block(
 
     forward_gpu, backward_gpu = column("gpu_s")
     forward_host, backward_host = column("host_s")
-    stall = np.maximum(forward_host - forward_gpu, 0.0) + np.maximum(backward_host - backward_gpu, 0.0)
-    exchanged = np.zeros(len(plans))
+    exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
-        runs = transfer.count * (1.0 + again if transfer.phase == "forward" else 1.0)
-        exchanged = exchanged + runs * _transfer(sharded, plans, pool, transfer)
-    return [forward_gpu + backward_gpu, stall, exchanged, backward_gpu + np.maximum(backward_host - backward_gpu, 0.0)]
+        one = _transfer(sharded, plans, pool, transfer)
+        if transfer.group == "tensor" and transfer.collective != "all_reduce":
+            one = one * (1.0 - fitted.tensor_share)
+        call_s = np.where(one > 0, fitted.collective_s[workload.execution], 0.0)
+        exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
+        if transfer.phase == "forward":
+            exchanged["backward"] = exchanged["backward"] + again * transfer.count * one
+            forward_host = forward_host + transfer.count * call_s
+            backward_host = backward_host + again * transfer.count * call_s
+        else:
+            backward_host = backward_host + transfer.count * call_s
+    # The host launches kernels and collectives alike: a pass takes no less than all of its launches.
+    waits = [
+        np.maximum(host - gpu - exchanged[phase], 0.0)
+        for phase, host, gpu in (("forward", forward_host, forward_gpu), ("backward", backward_host, backward_gpu))
+    ]
+    return [
+        forward_gpu + backward_gpu,
+        waits[0] + waits[1],
+        exchanged["forward"] + exchanged["backward"],
+        backward_gpu + waits[1],
+    ]
 
 
 def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
@@ -266,7 +303,9 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
     size = sharded.gather(transfer.size_bytes)
     if not np.any((ranks > 1) & (size > 0)):
         return np.zeros(len(plans))
-    seconds = collectives.COLLECTIVES[transfer.collective](size, _group(ranks, inner, plans, pool), pool.intra, pool.inter)
+    seconds = collectives.COLLECTIVES[transfer.collective](
+        size, _group(ranks, inner, plans, pool), pool.intra, pool.inter
+    )
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
@@ -291,7 +330,9 @@ def _stage_parameters(sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
     share = np.ceil(depth / plans.pipeline) / depth
 
     def of(column: str) -> Floats:
-        layers = sum((sharded.gather(b.repeat * getattr(b, column)) for b in sharded.graph.layers), np.zeros(len(plans)))
+        layers = sum(
+            (sharded.gather(b.repeat * getattr(b, column)) for b in sharded.graph.layers), np.zeros(len(plans))
+        )
         first = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.first), np.zeros(len(plans)))
         last = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.last), np.zeros(len(plans)))
         return layers * share + np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
@@ -347,16 +388,20 @@ def _gradient_sync(
     distributed = exposed(scatter_s, window) + exposed(gather_s, window * 0.5)
     repeats = plans.gradient_accumulation
     forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
-    sharded_s = repeats * (exposed(gather_s, forward) + exposed(gather_s + scatter_s, micro.backward_s * fitted.hidden_share))
+    sharded_s = repeats * (
+        exposed(gather_s, forward) + exposed(gather_s + scatter_s, micro.backward_s * fitted.hidden_share)
+    )
     visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded_s))
-    busy = np.where(stage == 0, reduce_s, np.where(stage < 3, scatter_s + gather_s, repeats * (2 * gather_s + scatter_s)))
+    busy = np.where(
+        stage == 0, reduce_s, np.where(stage < 3, scatter_s + gather_s, repeats * (2 * gather_s + scatter_s))
+    )
     hidden = np.maximum(busy - visible, 0.0)
     active = replicas > 1
     return np.where(active, visible, 0.0), np.where(active, hidden * fitted.slowdown, 0.0)
 
 
 def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
-    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients and writes 2-byte weights."""
+    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
     everything, experts = _stage_parameters(sharded, plans)

@@ -266,4 +266,6 @@ def _read(path: Path | Traversable, schema: type[FileT]) -> FileT:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{path.name}: {where}", first["msg"], "see `tilecast.hardware.GpuFile` for the schema") from None
+        raise SpecError(
+            f"{path.name}: {where}", first["msg"], "see `tilecast.hardware.GpuFile` for the schema"
+        ) from None

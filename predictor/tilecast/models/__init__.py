@@ -41,7 +41,9 @@ def build(workload: Workload, shards: Shards) -> Graph:
         SpecError: the family is unknown.
     """
     if workload.model.family not in FAMILIES:
-        raise SpecError("model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}")
+        raise SpecError(
+            "model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}"
+        )
     return FAMILIES[workload.model.family](workload, shards)
 
 

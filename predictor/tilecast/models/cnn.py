@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards
+from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Workload
@@ -44,7 +44,7 @@ class _Walk:
             max(1, -(-extent // stride) if padded else (extent - kernel) // stride + 1) for extent in self.size
         )
         size = (1, *reached[1:]) if flat else reached
-        dims = {
+        dims: dict[str, Floats | float] = {
             "batch": self.batch, "c_in": self.channels, "c_out": out,
             "in_d": self.size[0], "in_h": self.size[1], "in_w": self.size[2],
             "k_d": depth_kernel, "k_h": kernel, "k_w": kernel,
@@ -52,9 +52,9 @@ class _Walk:
         }  # fmt: skip
         name = f"conv{len(self.ops)}"
 
-        def add(label: str, direction: float, phase: str) -> None:
+        def add(label: str, direction: float, phase: Phase) -> None:
             table = KernelTable.of("conv", self.numerics.matrix, **dims, direction=direction)
-            self.ops.append(Op(f"{name}{label}", table, phase))  # type: ignore[arg-type]
+            self.ops.append(Op(f"{name}{label}", table, phase))
 
         self.keep(self.elements)
         add("", 0.0, "forward")
@@ -95,7 +95,11 @@ class _Walk:
         before = self.elements
         flat = self.size[0] == 1
         depth, height, width = self.size
-        self.size = (1 if flat else max(1, -(-depth // stride)), max(1, -(-height // stride)), max(1, -(-width // stride)))
+        self.size = (
+            1 if flat else max(1, -(-depth // stride)),
+            max(1, -(-height // stride)),
+            max(1, -(-width // stride)),
+        )
         ratio = float(np.mean(self.elements / before))
         self.keep(self.elements)
         self.ops += layers.elementwise("pool", self.numerics, before, 1.0, ratio)

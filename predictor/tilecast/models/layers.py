@@ -26,6 +26,8 @@ class Numerics:
     """Bytes of one activation."""
     fused: bool
     """Whether a compiler fuses chains of element-wise operators into their neighbours."""
+    compiled: bool
+    """Whether that is a compiler, which also fuses the loss."""
     flash: bool
     """Whether attention is one fused kernel."""
     training: bool
@@ -38,11 +40,13 @@ class Numerics:
         flash = workload.attention == "flash" or (
             workload.attention == "auto" and vector != "fp32" and workload.model.head_dim <= 256
         )
+        compiled = workload.execution in ("compiled", "xla")
         return cls(
             matrix=workload.precision,
             vector=vector,
             element=4.0 if vector == "fp32" else 2.0,
-            fused=workload.execution in ("compiled", "xla"),
+            fused=workload.fused_kernels or compiled,
+            compiled=compiled,
             flash=flash,
             training=workload.training,
             frozen=workload.lora_rank > 0,
@@ -129,9 +133,7 @@ def pointwise(
     kernel (`absorbed`), which leaves its own traffic of one read and one write; eager code runs `kernels`
     kernels for it, each a full pass."""
     passes = 1 if numerics.fused and absorbed else kernels
-    ops = elementwise(
-        name, numerics, elements, reads, writes, mask_bytes=mask_bytes, count=passes
-    )
+    ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes, count=passes)
     if numerics.training:
         ops += elementwise(
             f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward", count=passes
@@ -155,7 +157,7 @@ def attention(
     """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
     dropout over the score matrix of batch · heads · seq_q · seq_kv elements."""
     if numerics.flash:
-        dims = {
+        dims: dict[str, Floats | float] = {
             "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
             "head_dim": head_dim, "causal": float(causal),
         }  # fmt: skip
@@ -174,9 +176,9 @@ def attention(
         return Op(f"{name}.{label}", table, phase, selective=phase == "forward")
 
     ops = [product("scores", seq_q, seq_kv, head_dim, "forward")]
-    ops += _selective(
-        pointwise(f"{name}.scale-mask", numerics, scores, kernels=2 if causal else 1, backward=(1.0, 1.0))
-    )
+    if not numerics.fused:
+        kernels = 2 if causal else 1
+        ops += _selective(pointwise(f"{name}.scale-mask", numerics, scores, kernels=kernels, backward=(1.0, 1.0)))
     softmax = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if dropout and numerics.training:
@@ -195,11 +197,26 @@ def attention(
 
 
 def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
-    """Softmax cross-entropy over `cols` classes, computed in FP32 as the frameworks do."""
-    ops = [Op(name, KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=0.0), launches=3.0)]
+    """Softmax cross-entropy over `cols` classes. Eager frameworks copy the logits to FP32, normalise them into a
+    second FP32 tensor, and convert the gradient back; a fused loss reads the logits and writes their gradient."""
+    elements = rows * cols
+    forward = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=0.0)
+    backward = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=1.0)
+    if numerics.compiled:
+        ops = [Op(name, forward)]
+        return [*ops, Op(f"{name}.gradient", backward, "backward")] if numerics.training else ops
+
+    def pass_(label: str, read: float, written: float, phase: Phase) -> Op:
+        table = KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written)
+        return Op(f"{name}.{label}", table, phase)
+
+    ops = [Op(name, forward, launches=3.0), pass_("normalise", 4.0, 4.0, "forward")]
+    if numerics.element < 4:
+        ops.append(pass_("to-fp32", numerics.element, 4.0, "forward"))
     if numerics.training:
-        table = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=1.0)
-        ops.append(Op(f"{name}.gradient", table, "backward", launches=2.0))
+        ops += [Op(f"{name}.gradient", backward, "backward"), pass_("scale", 4.0, 4.0, "backward")]
+        if numerics.element < 4:
+            ops.append(pass_("from-fp32", 4.0, numerics.element, "backward"))
     return ops
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
+from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
@@ -83,9 +83,7 @@ def _stack(
         blocks.append(layer(name, workload, rank, repeat=depth - sparse, causal=causal, memory=memory))
     if sparse:
         expert_name = f"expert-{name}"
-        blocks.append(
-            layer(expert_name, workload, rank, repeat=sparse, causal=causal, memory=memory, experts=experts)
-        )
+        blocks.append(layer(expert_name, workload, rank, repeat=sparse, causal=causal, memory=memory, experts=experts))
     return tuple(blocks)
 
 
@@ -94,7 +92,7 @@ def _graph(workload: Workload, first: _Rank, last: _Rank, layers_: tuple[Block, 
         first=(_embedding(workload, first),),
         layers=layers_,
         last=(_head(workload, last),),
-        boundary_bytes=Numerics.of(workload).element * first.outer_tokens * workload.model.hidden,
+        boundary_bytes=Numerics.of(workload).element * first.tokens / first.tensor * workload.model.hidden,
         shards=len(first.tensor),
         host_bytes_per_sample=16.0 * workload.sequence_length,
     )
@@ -229,7 +227,7 @@ def _relative_positions(
     keys = rank.sequence + remembered
     matrices = rank.micro_batch * heads
     ops = []
-    shapes = [(rank.sequence, keys, model.head_dim, "forward")]
+    shapes: list[tuple[float, float, float, Phase]] = [(rank.sequence, keys, model.head_dim, "forward")]
     if numerics.training:
         shapes += [
             (rank.sequence, model.head_dim, keys, "backward"),
@@ -237,7 +235,7 @@ def _relative_positions(
         ]
     for m, n, k, phase in shapes:
         table = KernelTable.of("gemm", numerics.matrix, batch=matrices, m=m, n=n, k=k)
-        ops.append(Op(f"{name}.positions", table, phase))  # type: ignore[arg-type]
+        ops.append(Op(f"{name}.positions", table, phase))
     scores = matrices * rank.sequence * keys
     return ops + layers.pointwise(f"{name}.shift", numerics, scores, kernels=3, backward=(1.0, 1.0), absorbed=False)
 
@@ -324,6 +322,8 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
 def _residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
     """Dropout and the residual addition. The gradient of an addition is free; that of dropout is a pass, and
     where two branches meet their gradients are summed."""
+    if dropout and numerics.fused:
+        return layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
     ops = []
     if dropout:
         ops += layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
@@ -357,11 +357,13 @@ def _embedding(workload: Workload, rank: _Rank) -> Block:
 
 
 def _head(workload: Workload, rank: _Rank) -> Block:
-    """The final norm, the output projection on `extra.head_share` of the tokens (all by default) and the loss."""
+    """The final norm, the output projection on `extra.head_share` of the tokens (all by default) and the loss; or,
+    with `extra.classes`, a classifier on one pooled token of each sample."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
-    rows = rank.tokens * model.extra.get("head_share", 1.0)
-    vocab = model.extra.get("head_vocab", model.vocab) / t
+    classes = model.extra.get("classes", 0.0)
+    rows = rank.micro_batch if classes else rank.tokens * model.extra.get("head_share", 1.0)
+    vocab = classes * np.ones_like(t) if classes else model.extra.get("head_vocab", model.vocab) / t
     trainable = not numerics.frozen
     ops: list[Op] = []
     parameters = np.zeros_like(t)
@@ -377,10 +379,13 @@ def _head(workload: Workload, rank: _Rank) -> Block:
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True, trainable=trainable)
         parameters = parameters + h * h + h + 2 * h + 2
     ops += layers.linear("head.logits", numerics, rows, h, vocab, trainable=trainable)
-    ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
-    if not model.tied_embeddings:
+    if workload.training:
+        ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
+    if classes:
+        parameters = parameters + classes * h + classes
+    elif not model.tied_embeddings:
         parameters = parameters + model.vocab * h / t
-    logits = rows * vocab * (e + 4.0)
+    logits = rows * vocab * 4.0
     kept = e * rank.outer_tokens * h * 2 + e * rows * vocab
     transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(

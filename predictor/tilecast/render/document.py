@@ -100,17 +100,29 @@ def _present(table_: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(advice: Advice) -> str:
+    """The document as JSON, two spaces deep."""
     return json.dumps(document(advice), indent=2) + "\n"
 
 
 def to_yaml(advice: Advice) -> str:
+    """The document as YAML, keys in the document's order."""
     return yaml.safe_dump(document(advice), sort_keys=False)
 
 
 def to_csv(advice: Advice) -> str:
     """One line per pool: the offers in rank order, then the rejections."""
     out = io.StringIO()
-    names = ("pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound", "costPer1000Steps", "reason")
+    names = (
+        "pool",
+        "nodes",
+        "gpusPerNode",
+        "plan",
+        "stepSeconds",
+        "lowerBound",
+        "upperBound",
+        "costPer1000Steps",
+        "reason",
+    )
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
     for offer in advice.offers:

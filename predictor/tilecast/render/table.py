@@ -33,7 +33,8 @@ def _headline(advice: Advice) -> str:
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"
-    return f"{advice.request.name}  {workload.model.name}  {workload.precision}  {batch}  objective: {advice.request.objective}"
+    head = (advice.request.name, workload.model.name, workload.precision, batch)
+    return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
 def _offer(mark: str, offer: Offer) -> tuple[str, ...]:
@@ -100,5 +101,6 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
     ]
     lines.append(f"{seconds(best.step_s)} = {' + '.join(parts)}")
     lines.append(f"How sure?  {advice.confidence}")
-    lines.append(f"{advice.plans_evaluated:,} plans priced; model {advice.model_version}, {advice.model_sha256[:12]}; inputs {advice.inputs_hash}")
+    model = f"model {advice.model_version}, {advice.model_sha256[:12]}"
+    lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")
     return lines

@@ -51,4 +51,5 @@ def count(value: float) -> str:
 
 
 def gibibytes(value: float) -> str:
+    """Bytes in whole GiB: `61`."""
     return f"{value / GIB:.0f}"

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import models, search, uncertainty
+from tilecast import kernels, models, search, uncertainty
 from tilecast.graph import Shards
 from tilecast.hardware import Pool
+from tilecast.kernels import KernelTimes
+from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
-from tilecast.step import PARTS
+from tilecast.step import PARTS, Constants
 from tilecast.validate.table import Case, Refusal, Row, read
 
 COLUMNS = (
@@ -42,58 +44,98 @@ class Forecast:
     plan: Plan | None = None
 
 
-def forecast(rows: Sequence[Row]) -> list[Forecast]:
-    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
-    found: list[Forecast | None] = [None] * len(rows)
-    groups: dict[str, list[int]] = defaultdict(list)
-    cases: dict[int, Case] = {}
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One input row: its index, its rows of the plan table, and whether those stand in order of preference."""
+
+    index: int
+    rows: slice
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that share a workload and a pool: one plan table, and which of its rows belong to which input row."""
+
+    workload: Workload
+    pool: Pool
+    plans: Plans
+    sharded: Sharded
+    timed: KernelTimes
+    members: tuple[Member, ...]
+
+
+def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
+    """Everything about the rows that does not depend on fitted constants, and the refused rows' reasons."""
+    refused: dict[int, str] = {}
+    alike: dict[str, list[tuple[int, Case, Plans]]] = defaultdict(list)
     for index, row in enumerate(rows):
         try:
-            cases[index] = read(row)
+            case = read(row)
+            alike[repr((case.workload, case.pool))].append((index, case, _plans(case)))
         except Refusal as refusal:
-            found[index] = Forecast(reason=refusal.code)
-            continue
-        groups[repr((cases[index].workload, cases[index].pool))].append(index)
-    for members in groups.values():
-        first = cases[members[0]]
-        tables: list[Plans] = []
-        priced_rows: list[int] = []
-        for index in members:
-            try:
-                tables.append(_plans(cases[index]))
-                priced_rows.append(index)
-            except Refusal as refusal:
-                found[index] = Forecast(reason=refusal.code)
-        if not tables:
-            continue
+            refused[index] = refusal.code
+    groups = []
+    for members in alike.values():
+        case = members[0][1]
+        plans = Plans.concatenate([table for _, _, table in members])
+        ends = np.cumsum([len(table) for _, _, table in members])
+        found = tuple(
+            Member(index, slice(int(end) - len(table), int(end)), _is_stated(one))
+            for end, (index, one, table) in zip(ends, members, strict=True)
+        )
+        sharded = models.shard(case.workload, plans)
         try:
-            priced = search.price(first.workload, Plans.concatenate(tables), first.pool)
+            timed = kernels.seconds(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
-            for index in priced_rows:
-                found[index] = Forecast(reason="precision-not-supported")
+            refused |= dict.fromkeys((member.index for member in found), "precision-not-supported")
             continue
-        start = 0
-        for index, table in zip(priced_rows, tables, strict=True):
-            rows_of = slice(start, start + len(table))
-            found[index] = _one(first.workload, first.pool, priced, rows_of)
-            start += len(table)
-    return [item or Forecast(reason="no-plan") for item in found]
+        groups.append(Group(case.workload, case.pool, plans, sharded, timed, found))
+    return groups, refused
+
+
+def forecast(rows: Sequence[Row]) -> list[Forecast]:
+    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
+    groups, refused = prepare(rows)
+    found = {index: Forecast(reason=code) for index, code in refused.items()}
+    for group in groups:
+        priced = price(group)
+        for member in group.members:
+            found[member.index] = _one(group.workload, group.pool, priced, member)
+    return [found[index] for index in range(len(rows))]
+
+
+def price(group: Group, fitted: Constants | None = None) -> Priced:
+    """The plan table of a group, priced."""
+    return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
+
+
+def chosen(priced: Priced, member: Member) -> int:
+    """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
+    none does."""
+    rows = member.rows
+    fits = priced.fits[rows]
+    if not fits.any():
+        return rows.start + int(np.argmin(priced.memory_bytes[rows]))
+    if member.ordered:
+        return rows.start + int(np.argmax(fits))
+    return rows.start + int(np.argmin(np.where(fits, priced.step_s[rows], np.inf)))
+
+
+def _is_stated(case: Case) -> bool:
+    """Whether the row says how the work is split, so that only recomputation and the like are open."""
+    stated = case.stated
+    micro = stated["micro_batch"] or stated["gradient_accumulation"]
+    return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
 def _plans(case: Case) -> Plans:
-    """The stated plan as a table of one row, or every plan that agrees with what is stated."""
-    stated = case.stated
-    if stated["data"] and stated["tensor"] and stated["pipeline"]:
-        per_rank = case.workload.global_batch / stated["data"]
-        micro = stated["micro_batch"]
-        if micro is None and stated["gradient_accumulation"]:
-            micro = int(per_rank // stated["gradient_accumulation"])
-        if micro:
-            repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
-            return _complete(case, int(micro), int(repeats))
+    """The stated plan with what it leaves open, or every plan that agrees with what is stated."""
+    if _is_stated(case):
+        return _complete(case)
     table = search.enumerate_plans(case.workload, case.pool, Limits(gpus=case.gpus, max_tensor=case.gpus))
     keep = np.ones(len(table), dtype=bool)
-    for name, value in stated.items():
+    for name, value in case.stated.items():
         if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
             keep &= getattr(table, name) == value
     if not keep.any():
@@ -101,37 +143,41 @@ def _plans(case: Case) -> Plans:
     return table.take(keep)
 
 
-def _complete(case: Case, micro: int, repeats: int) -> Plans:
+_OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
+"""(recomputation mode, sequence parallelism) in the order in which people turn to them."""
+
+
+def _complete(case: Case) -> Plans:
     """The stated degrees with each recomputation mode that the row allows; the first that fits is meant."""
     stated = case.stated
-    modes = [stated["checkpointing"]] if stated["checkpointing"] is not None else [0, 1, 2]
-    if case.workload.model.hidden == 0 or not case.workload.training:
-        modes = [0]
-    one = {item.name: stated.get(item.name) for item in fields(Plans)}
-    one["zero_stage"] = stated["zero_stage"] or 0
-    one |= {"micro_batch": micro, "gradient_accumulation": repeats}
-    one["sequence_parallel"] = 0
-    table = {name: np.full(len(modes), value or 0, dtype=np.int64) for name, value in one.items()}
-    table["checkpointing"] = np.array(modes, dtype=np.int64)
+    per_rank = case.workload.global_batch // (stated["data"] or 1)
+    micro = stated["micro_batch"] or max(1, per_rank // (stated["gradient_accumulation"] or 1))
+    repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers):
         raise Refusal("impossible-plan")
+    fixed = stated["checkpointing"]
+    if case.workload.model.hidden == 0 or not case.workload.training:
+        fixed = 0
+    split = int((stated["tensor"] or 1) > 1)
+    rows = [(mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)]
+    one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
+    one |= {"micro_batch": micro, "gradient_accumulation": repeats}
+    table = {name: np.full(len(rows), value, dtype=np.int64) for name, value in one.items()}
+    table["checkpointing"] = np.array([mode for mode, _ in rows], dtype=np.int64)
+    table["sequence_parallel"] = np.array([spread for _, spread in rows], dtype=np.int64)
     return Plans(**table)
 
 
-def _one(workload: Workload, pool: Pool, priced: Priced, rows: slice) -> Forecast:
-    """The plan that is meant among the rows: the fastest that fits, or the leanest when none does."""
-    seconds, memory = priced.step_s[rows], priced.memory_bytes[rows]
-    fits = priced.fits[rows]
-    chosen = int(np.argmin(np.where(fits, seconds, np.inf)) if fits.any() else np.argmin(memory))
-    row = rows.start + chosen
+def _one(workload: Workload, pool: Pool, priced: Priced, member: Member) -> Forecast:
+    row = chosen(priced, member)
     lower, upper = uncertainty.interval(workload, pool, priced, row)
     plan = priced.plans.row(row)
     return Forecast(
-        seconds=float(seconds[chosen]),
+        seconds=float(priced.step_s[row]),
         lower_s=lower,
         upper_s=upper,
-        fits=bool(fits[chosen]),
-        memory_bytes=float(memory[chosen]),
+        fits=bool(priced.fits[row]),
+        memory_bytes=float(priced.memory_bytes[row]),
         parts=priced.times.parts(row),
         roofline_s=_roofline(workload, plan, pool),
         model_flops=model_flops(workload),
@@ -143,9 +189,7 @@ def model_flops(workload: Workload) -> float:
     """FLOPs of a step as the model needs them, recomputation not counted, over all GPUs."""
     one = np.ones(1, dtype=np.int64)
     graph = models.build(workload, Shards(one, one, one, one, one * 0))
-    per_sample = sum(
-        block.repeat * op.count * float(op.table.flops()[0]) for block in graph.blocks for op in block.ops
-    )
+    per_sample = sum(block.repeat * op.count * float(op.table.flops()[0]) for block in graph.blocks for op in block.ops)
     return per_sample * workload.global_batch
 
 
@@ -157,7 +201,9 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     for block in graph.blocks:
         for op in block.ops:
             peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
-            bound = max(float(op.table.flops()[0]) / peak, float(op.table.bytes()[0]) / pool.gpu.memory_bandwidth_bytes_per_s)
+            bound = max(
+                float(op.table.flops()[0]) / peak, float(op.table.bytes()[0]) / pool.gpu.memory_bandwidth_bytes_per_s
+            )
             seconds += bound * op.count * block.repeat
     return seconds * plan.gradient_accumulation / plan.pipeline
 
@@ -303,8 +349,9 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
         return "\n".join([*lines, "no graded row with a measured step time"])
     share = len(scored.measured_s) / max(scored.graded, 1)
     lines.append(f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}")
-    header = f"{'':28s} {'rows':>5s} {'groups':>6s} {'macro':>7s} {'median':>7s} {'P90':>7s} {'bias':>7s} {'roofline':>9s} {'one-MFU':>8s}"
-    lines += ["", header]
+    titles = (("", -28), ("rows", 5), ("groups", 6), ("macro", 7), ("median", 7), ("P90", 7), ("bias", 7))
+    titles += (("roofline", 9), ("one-MFU", 8))
+    lines += ["", " ".join(name.rjust(width) if width > 0 else name.ljust(-width) for name, width in titles)]
     everything = np.ones(len(scored.measured_s), dtype=bool)
     lines.append(_line("all", scored, everything))
     for name, key in BINS:
@@ -313,7 +360,8 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
     tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     if count:
         lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, top-1 regret {regret:.1%}"]
-    lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps; {(~scored.fits).mean():.1%} of them are called too large")
+    lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps")
+    lines.append(f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}")
     return "\n".join(lines)
 
 
@@ -339,7 +387,18 @@ def _line(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> str:
     )
 
 
-_RANKED_BY = ("split_group", "model_name", "gpu", "n_gpus", "global_batch", "n_layers", "n_heads", "hidden", "seq_len", "precision")
+_RANKED_BY = (
+    "split_group",
+    "model_name",
+    "gpu",
+    "n_gpus",
+    "global_batch",
+    "n_layers",
+    "n_heads",
+    "hidden",
+    "seq_len",
+    "precision",
+)
 _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
 
 
@@ -361,4 +420,8 @@ def ranking(rows: Sequence[Row], predicted_s: Floats, measured_s: Floats) -> tup
             taus.append(float(np.mean(sign[apart])))
         best = np.isclose(predicted, predicted.min(), rtol=1e-9)
         regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)
-    return (float(np.mean(taus)) if taus else float("nan"), float(np.mean(regrets)) if regrets else float("nan"), len(regrets))
+    return (
+        float(np.mean(taus)) if taus else float("nan"),
+        float(np.mean(regrets)) if regrets else float("nan"),
+        len(regrets),
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import models
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link
-from tilecast.spec import CHECKPOINTING, Model, Precision, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Attention, Execution, Model, Optimizer, Precision, SpecError, Workload
 
 Row = Mapping[str, str]
 
@@ -50,10 +50,11 @@ class Case:
 
 
 _PRECISION: Mapping[str, Precision] = {
-    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16", "fp8": "fp8",
+    "fp32": "fp32", "tf32": "tf32", "fp16": "fp16", "amp_fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16",
+    "fp8": "fp8",
 }  # fmt: skip
 
-_OPTIMIZER: tuple[tuple[str, str], ...] = (
+_OPTIMIZER: tuple[tuple[str, Optimizer], ...] = (
     ("none", "none"), ("lamb", "lamb"), ("adamw", "adamw"), ("adam", "adam"), ("muon", "momentum"),
     ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"),
 )  # fmt: skip
@@ -91,9 +92,10 @@ def read(row: Row) -> Case:
         global_batch=batch,
         precision=precision,
         training=row.get("mode", "train") != "inference",
-        optimizer=next((ours for word, ours in _OPTIMIZER if word in row.get("optimizer", "")), "adamw"),  # type: ignore[arg-type]
-        attention={"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}.get(row.get("flash_attention", ""), "auto"),  # type: ignore[arg-type]
-        execution=_execution(row),  # type: ignore[arg-type]
+        optimizer=_optimizer(row),
+        attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
+        execution=_execution(row),
+        fused_kernels=any(word in row.get("framework", "").lower() for word in _FUSED),
         lora_rank=_lora_rank(row, notes),
         overlap="no gradient bucketing" not in notes,
     )
@@ -105,11 +107,23 @@ def _batch_of(stated: Mapping[str, int | None]) -> int | None:
     return data * micro * (repeats or 1) if data and micro else None
 
 
-def _execution(row: Row) -> str:
+def _optimizer(row: Row) -> Optimizer:
+    written = row.get("optimizer", "")
+    return next((ours for word, ours in _OPTIMIZER if word in written), "adamw")
+
+
+_ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
+
+
+def _execution(row: Row) -> Execution:
     framework = row.get("framework", "").lower()
     if "xla" in framework or "jax" in framework:
         return "xla"
     return "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+_FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
+"""Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
 
 
 def _lora_rank(row: Row, notes: str) -> int:
@@ -135,7 +149,9 @@ def _model(row: Row) -> Model:
         if known.hidden and stated:
             stated.setdefault("kv_heads", known.kv_heads)
             if stated.get("heads", known.heads) == known.heads:
-                return replace(known, **{k: v for k, v in stated.items() if k != "vocab" or known.family == "decoder"})
+                if known.family != "decoder":
+                    stated.pop("vocab", None)
+                return replace(known, **stated)  # type: ignore[arg-type]
         if known.hidden or not stated:
             return known
     needed = ("layers", "hidden", "vocab")
@@ -180,11 +196,11 @@ def _model(row: Row) -> Model:
 
 
 def _preset_name(row: Row) -> str:
-    """The model's name without the framework that some sources put in brackets; a language-model head over all
-    positions where the source is a plain forward and backward of a Hugging Face BERT."""
+    """The model's name without the framework that some sources put in brackets; and a
+    classifier on top where an encoder is timed without an optimizer (benchmarks of a Hugging Face BERT)."""
     name = re.sub(r"\s*\(.*?\)", "", row.get("model_name", "")).strip()
     if row.get("family") == "encoder" and row.get("optimizer") == "none":
-        return f"{name}-lm"
+        return f"{name}-classifier"
     return name
 
 
@@ -202,9 +218,8 @@ def _plan(row: Row, gpus: int) -> dict[str, int | None]:
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
     degrees["expert"] = degrees["expert"] or 1
-    known = [degrees[name] for name in ("data", "tensor", "pipeline")]
-    if all(known) and degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
-        used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * degrees["context"]
+    if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
+        used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
             raise Refusal("impossible-plan")
     zero = _integer(row, "zero_stage")
@@ -216,7 +231,7 @@ def _plan(row: Row, gpus: int) -> dict[str, int | None]:
         "zero_stage": zero,
         "micro_batch": _integer(row, "micro_batch_per_gpu"),
         "gradient_accumulation": _integer(row, "grad_accum"),
-        "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,  # type: ignore[arg-type]
+        "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": _virtual_stages(row),
     }
 

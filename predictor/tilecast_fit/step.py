@@ -1,0 +1,160 @@
+"""Fit the constants of a training step (`tilecast/constants.toml`) to measured runs.
+
+    python -m tilecast_fit.step --data DIR [-o constants.toml]
+
+All tables share one set of constants, keyed by execution mode alone. Of a table of plans (vTrain's) a tenth of
+the rows takes part, chosen by a rule on the row's id; groups of rows weigh equally, however many rows they
+have. The loss is the mean absolute logarithm of predicted over measured, minimised one constant at a time on a
+geometric grid that narrows, within bounds that physics and the documentation of the frameworks suggest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast.step import Constants
+from tilecast.validate import runs
+from tilecast.validate.runs import Group
+from tilecast.validate.table import Row
+
+BOUNDS: Mapping[tuple[str, ...], tuple[float, float]] = {
+    ("launch_us", "eager", "forward"): (4.0, 80.0),
+    ("launch_us", "eager", "backward"): (3.0, 70.0),
+    ("launch_us", "compiled", "forward"): (1.0, 20.0),
+    ("launch_us", "compiled", "backward"): (1.0, 15.0),
+    ("launch_us", "xla", "forward"): (0.5, 8.0),
+    ("launch_us", "xla", "backward"): (0.5, 8.0),
+    ("collective_us", "eager"): (5.0, 80.0),
+    ("step_ms", "eager"): (0.5, 20.0),
+    ("step_ms", "compiled"): (0.5, 20.0),
+    ("step_ms", "xla"): (0.1, 10.0),
+    ("overlap", "hidden_share"): (0.3, 1.0),
+    ("overlap", "slowdown"): (0.02, 0.6),
+    ("overlap", "tensor_share"): (0.05, 0.8),
+    ("scale", "jitter"): (0.002, 0.04),
+    ("compute_efficiency", "eager"): (0.75, 1.12),
+    ("compute_efficiency", "compiled"): (0.75, 1.12),
+    ("compute_efficiency", "xla"): (0.6, 1.12),
+    ("optimizer", "efficiency"): (0.3, 0.95),
+}
+"""Each fitted constant by its path in the file, and its bounds. Kernels in a step may run a little faster than the
+same kernel repeated alone, which heats the card to its power limit."""
+
+SAMPLED = {"vtrain_dev.csv": 10}
+"""Tables of which only one row in so many takes part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One group of rows with what was measured, and each row's weight in the loss."""
+
+    group: Group
+    measured_s: Mapping[int, float]
+    weight: Mapping[int, float]
+
+
+def targets(paths: Sequence[Path]) -> list[Target]:
+    """The rows of grade A and B that take part, grouped for pricing; split groups weigh equally."""
+    rows: list[Row] = []
+    for path in paths:
+        every = SAMPLED.get(path.name, 1)
+        rows += [row for row in runs.read_table(path) if zlib.crc32(row["id"].encode()) % every == 0]
+    rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
+    groups, refused = runs.prepare(rows)
+    members: dict[str, int] = defaultdict(int)
+    for index, row in enumerate(rows):
+        if index not in refused:
+            members[row.get("split_group", "")] += 1
+    found = []
+    for group in groups:
+        indexes = [member.index for member in group.members]
+        measured = {index: float(rows[index]["step_time_s_derived"]) for index in indexes}
+        weight = {index: 1.0 / members[rows[index].get("split_group", "")] for index in indexes}
+        found.append(Target(group, measured, weight))
+    return found
+
+
+def loss(table: Mapping[str, Any], found: Sequence[Target]) -> float:
+    """Weighted mean absolute logarithm of predicted over measured."""
+    fitted = Constants.of(table)
+    total = weight = 0.0
+    for target in found:
+        priced = runs.price(target.group, fitted)
+        for member in target.group.members:
+            error = abs(np.log(priced.step_s[runs.chosen(priced, member)] / target.measured_s[member.index]))
+            total += target.weight[member.index] * float(error)
+            weight += target.weight[member.index]
+    return total / weight
+
+
+def fit(table: Mapping[str, Any], found: Sequence[Target], rounds: int = 3) -> dict[str, Any]:
+    """The table with every bounded constant moved to where the loss is least, one after the other."""
+    best: dict[str, Any] = deepcopy(dict(table))
+    least = loss(best, found)
+    for turn in range(rounds):
+        for path, (low, high) in BOUNDS.items():
+            value = _get(best, path)
+            reach = (high / low) ** (0.5 ** (turn + 1))
+            for candidate in np.clip(value * np.geomspace(1 / reach, reach, 9), low, high):
+                tried = deepcopy(best)
+                _set(tried, path, float(f"{candidate:.3g}"))
+                if (reached := loss(tried, found)) < least - 1e-6:
+                    best, least = tried, reached
+            print(f"round {turn + 1}  {'.'.join(path):28s} {_get(best, path):8.3g}  loss {least:.4f}", flush=True)
+    return best
+
+
+def _get(table: Mapping[str, Any], path: tuple[str, ...]) -> float:
+    value: Any = table
+    for key in path:
+        value = value[key]
+    return float(value)
+
+
+def _set(table: dict[str, Any], path: tuple[str, ...], value: float) -> None:
+    for key in path[:-1]:
+        table = table[key]
+    table[path[-1]] = value
+
+
+def rewritten(text: str, table: Mapping[str, Any]) -> str:
+    """The constants file with the table's values and the file's own comments."""
+    section = ""
+    lines = []
+    for line in text.splitlines():
+        key, equals, _ = line.partition(" = ")
+        if line.startswith("["):
+            section = line.strip("[]")
+        if equals and not line.startswith("#"):
+            value = table[section][key]
+            inner = ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else ""
+            line = f"{key} = {{ {inner} }}" if inner else f"{key} = {value}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Fit and write the file."""
+    parser = argparse.ArgumentParser(prog="python -m tilecast_fit.step", description="Fit the constants of a step.")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path, default=Path("constants.toml"))
+    options = parser.parse_args()
+    found = targets(sorted((options.data / "e2e").glob("*.csv")))
+    text = files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
+    options.output.write_text(rewritten(text, fit(tomllib.loads(text), found, options.rounds)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Advice: ranked, explained, deterministic; and reviewed as files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilecast import models
+from tilecast.advise import Baseline, Constraints, Request, advise
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.manifests import documents, nodes, trainingjob
+from tilecast.render.document import FORMATS, document, to_json
+from tilecast.spec import SpecError, Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pool(gpu: str, count: int, price: float | None = 2.0) -> Pool:
+    found = find_gpu(gpu)
+    link = find_link("infiniband-hdr-8x200")
+    return Pool(found.name, found, 8, count // 8, find_link(found.intra_link), link, price_per_gpu_hour=price)
+
+
+POOLS = [pool("h100-sxm", 16, 6.9), pool("a100-80", 32, 3.4), pool("l4", 16, 0.8), pool("t4", 32, 0.5)]
+LLAMA = Request("llama", Workload(models.preset("llama-3.1-8b"), 8192, 128))
+
+
+def test_every_pool_is_an_offer_or_a_rejection() -> None:
+    advice = advise(LLAMA, POOLS)
+    assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
+        item.name for item in POOLS
+    }
+    assert {item.code for item in advice.rejections} == {"PrecisionNotSupported"}
+
+
+def test_offers_are_ranked_by_the_objective() -> None:
+    by_time = [offer.step_s for offer in advise(LLAMA, POOLS).offers]
+    assert by_time == sorted(by_time)
+    by_cost = [offer.cost_per_1000_steps for offer in advise(replace(LLAMA, objective="cost"), POOLS).offers]
+    assert None not in by_cost
+    assert by_cost == sorted(by_cost)  # type: ignore[type-var]
+
+
+def test_cheapest_is_never_dearer_than_fastest() -> None:
+    fastest, cheapest = (advise(replace(LLAMA, objective=goal), POOLS).best for goal in ("time", "cost"))
+    assert fastest is not None and cheapest is not None
+    assert cheapest.cost_per_1000_steps <= fastest.cost_per_1000_steps  # type: ignore[operator]
+    assert fastest.step_s <= cheapest.step_s * 1.03
+
+
+def test_same_inputs_same_bytes_whatever_the_order() -> None:
+    assert to_json(advise(LLAMA, POOLS)) == to_json(advise(LLAMA, POOLS[::-1]))
+
+
+def test_an_offer_adds_up() -> None:
+    for offer in advise(LLAMA, POOLS).offers:
+        assert sum(offer.breakdown.values()) == pytest.approx(offer.step_s)
+        assert sum(offer.memory.values()) == pytest.approx(offer.memory_bytes)
+        assert offer.lower_s < offer.step_s < offer.upper_s
+        assert offer.memory_bytes <= offer.memory_available_bytes
+        assert offer.plan.gpus == offer.gpus
+
+
+def test_no_price_means_no_cost() -> None:
+    advice = advise(LLAMA, [pool("h100-sxm", 16, None)])
+    assert advice.best is not None
+    assert advice.best.cost_per_1000_steps is None
+    assert "costPer1000Steps" not in document(advice)["recommendation"]
+
+
+def test_baseline_is_priced_on_the_gpus_it_names() -> None:
+    advice = advise(replace(LLAMA, baseline=Baseline("a100-80", 8)), POOLS)
+    assert advice.baseline is not None
+    assert advice.baseline.gpus == 8
+    assert advice.best is not None
+    assert advice.best.step_s < advice.baseline.step_s
+
+
+def test_limits_hold_and_the_uncapped_choice_is_shown() -> None:
+    advice = advise(replace(LLAMA, constraints=Constraints(max_gpus=8)), POOLS)
+    assert all(offer.gpus <= 8 for offer in advice.offers)
+    assert advice.uncapped is not None and advice.best is not None
+    assert advice.uncapped.gpus > 8
+    assert advice.uncapped.step_s < advice.best.step_s
+
+
+def test_too_large_is_an_answer_with_a_remedy() -> None:
+    advice = advise(Request("big", Workload(models.preset("llama-3.1-405b"), 8192, 64)), [pool("a100-80", 8)])
+    assert advice.best is None
+    (only,) = advice.rejections
+    assert only.code == "OutOfMemory"
+    assert "GiB too much" in only.message
+    assert only.remedy
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (replace(LLAMA, constraints=Constraints(allowed_pools=("b300",))), "constraints.allowedPools"),
+        (replace(LLAMA, constraints=Constraints(gpus=64, max_gpus=8)), "constraints.gpus"),
+        (replace(LLAMA, baseline=Baseline("b300", 8)), "baseline.pool"),
+        (replace(LLAMA, workload=replace(LLAMA.workload, micro_batch=3)), "training.microBatchSize"),
+    ],
+)
+def test_contradictions_name_the_field(request_: Request, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        advise(request_, POOLS)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_give_the_reviewed_advice(job: Path) -> None:
+    """`tests/advice/` holds the advice for every example on the mixed cluster. After an intended change: delete
+    the file, run the test once to write it anew, and review the difference."""
+    (manifest,) = documents.load(job.read_text(), job.name)
+    cluster = (ROOT / "examples" / "clusters" / "mixed.yaml").read_text()
+    advice = advise(trainingjob.read(manifest), nodes.pools(*nodes.parse(cluster)).require())
+    assert len(advice.offers) + len(advice.rejections) == 4
+    golden = ROOT / "tests" / "advice" / f"{job.stem}.json"
+    if not golden.exists():
+        golden.write_text(to_json(advice))
+        pytest.fail(f"wrote {golden.name}: review it and run again")
+    assert json.loads(golden.read_text()) == json.loads(to_json(advice))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_names_every_pool(name: str) -> None:
+    text = FORMATS[name](advise(LLAMA, POOLS))
+    assert all(item.name in text for item in POOLS)
+    assert text.endswith("\n")

@@ -1,0 +1,116 @@
+"""The command line: what people type, and what they get when they mistype."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilecast.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+JOB = str(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
+MIXED = str(ROOT / "examples" / "clusters" / "mixed.yaml")
+GPUS = "h100-sxm:16,a100-80:8,a100-40:8,l4:8,t4:8"
+
+
+def test_a_job_file_on_a_node_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", JOB, "--nodes", MIXED]) == 0
+    screen = capsys.readouterr().out
+    assert all(name in screen for name in ("h100-sxm", "a100-80", "l4", "t4", "How sure?"))
+    assert next(line for line in screen.splitlines() if line.startswith(">")).split()[1] == "h100-sxm"
+
+
+def test_a_model_by_name_and_no_file_at_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", GPUS, "-o", "json"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["recommendation"]["pool"] == "h100-sxm"
+    assert {item["pool"] for item in advice["rejected"]} >= {"t4"}
+
+
+def test_nodes_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(Path(MIXED).read_text()))
+    assert main(["advise", JOB, "--nodes", "-", "-o", "csv"]) == 0
+    assert capsys.readouterr().out.startswith("pool,nodes,")
+
+
+def test_no_recommendation_is_status_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "llama-3.1-405b", "--seq", "8192", "--batch", "64", "--gpus", "t4:8,a100-80:8"]) == 3
+    screen = capsys.readouterr().out
+    assert "No pool can run this job" in screen
+    assert "too much" in screen
+
+
+JOB_TEXT = Path(JOB).read_text()
+BAD_JOBS = {
+    "typo": (JOB_TEXT.replace("globalBatchSize", "globalBatchsize"), "globalBatchSize"),
+    "impossible-batch": (JOB_TEXT.replace("globalBatchSize: 1024", "globalBatchSize: -3"), "globalBatchSize"),
+    "unknown-model": (JOB_TEXT.replace("llama-2-7b", "lama-2-7b"), "did you mean llama-2-7b"),
+    "not-yaml": ("kind: [TrainingJob\n  : :", "YAML"),
+    "not-a-mapping": ("- 1\n- 2\n", ""),
+    "wrong-type": (JOB_TEXT.replace("globalBatchSize: 1024", "globalBatchSize: lots"), "globalBatchSize"),
+    "empty": ("", "jobs"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_JOBS)
+def test_a_bad_job_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, expected = BAD_JOBS[name]
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert main(["advise", str(path), "--nodes", MIXED]) == 2
+    _one_line(capsys, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["advise", JOB, "--nodes", "no-such-file.yaml"], "no-such-file.yaml"),
+        (["advise", "no-such-job.yaml", "--nodes", MIXED], "no-such-job.yaml"),
+        (["advise", JOB], "--nodes"),
+        (["advise", JOB, "--gpus", "h1000:8"], "unknown GPU"),
+        (["advise", JOB, "--gpus", "h100-sxm"], "--gpus"),
+        (["advise", JOB, "--gpus", "h100-sxm:0"], "--gpus"),
+        (["advise", JOB, "--gpus", "h100-sxm:8,h100-sxm:8"], "twice"),
+        (["advise", "llama-2-7b", "--gpus", GPUS, "--seq", "4096"], "--batch"),
+        (["advise", "llama-2-7b", "--gpus", GPUS, "--batch", "64"], "--seq"),
+        (["advise", "llama-2-7b", "--gpus", GPUS, "--batch", "-1", "--seq", "4096"], "--batch"),
+        (["advise", JOB, "--gpus", GPUS, "--baseline", "b300:8"], "baseline.pool"),
+        (["validate", "runs", "no-such-file.csv"], "no-such-file.csv"),
+        (["validate", "runs", MIXED], "lacks the columns"),
+    ],
+)
+def test_a_bad_argument_is_one_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    _one_line(capsys, expected)
+
+
+def test_an_empty_node_list_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_text("apiVersion: v1\nkind: List\nitems: []\n")
+    assert main(["advise", JOB, "--nodes", str(path)]) == 2
+    _one_line(capsys, "nodes")
+
+
+def test_an_unknown_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["advice"])
+    assert caught.value.code == 2
+    _one_line(capsys, "invalid choice")
+
+
+def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:
+    error = capsys.readouterr().err
+    assert error.startswith("tilecast: ")
+    assert error.count("\n") == 1, error
+    assert expected in error
+
+
+@pytest.mark.parametrize("what", ["gpus", "models", "links"])
+def test_show_lists_what_is_known(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", what]) == 0
+    expected = {"gpus": "h100-sxm", "models": "llama-2-7b", "links": "nvlink4"}[what]
+    assert expected in capsys.readouterr().out

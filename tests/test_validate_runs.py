@@ -1,0 +1,119 @@
+"""`tilecast validate runs`: a row out for every row in, and nothing of what was measured goes in."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tilecast.step import PARTS
+from tilecast.validate import runs
+from tilecast.validate.table import REASONS
+
+ROW = {
+    "id": "r1", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8", "interconnect_intra": "NVSwitch",
+    "interconnect_inter": "", "framework": "x", "model_name": "m", "family": "decoder", "mode": "train",
+    "n_layers": "24", "hidden": "2048", "n_heads": "16", "n_kv_heads": "16", "ffn_hidden": "8192", "gated_mlp": "0",
+    "vocab": "51200", "seq_len": "2048", "micro_batch_per_gpu": "2", "grad_accum": "4", "global_batch": "64",
+    "precision": "bf16", "dp": "8", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero_stage": "1",
+    "activation_checkpointing": "none", "flash_attention": "1", "compiled": "0", "optimizer": "adamw",
+    "metric": "step_time_s", "value": "1.0", "step_time_s_derived": "1.0", "notes": "", "trust": "A",
+    "task": "pretrain", "split_group": "g",
+}  # fmt: skip
+
+
+def test_a_row_is_forecast_with_parts_that_sum() -> None:
+    (item,) = runs.forecast([ROW])
+    assert item.seconds is not None and item.parts is not None
+    assert sum(item.parts.values()) == pytest.approx(item.seconds)
+    assert item.lower_s is not None and item.upper_s is not None
+    assert item.lower_s < item.seconds < item.upper_s
+    assert item.fits is True
+    # 6 N D over eight A100 at their peak is 0.86 s; nobody reaches 80 % of it.
+    assert 1.1 < item.seconds < 3.0
+
+
+MEASURED = ("metric", "value", "step_time_s_derived", "neusight_s", "roofline_s", "trust", "split_group")
+
+
+def test_nothing_measured_is_read() -> None:
+    notes = "Measured step_time 0.2 s (sync_time 0.1 s), 300 TFLOP/s per GPU, MFU 55%, 12000 tok/s"
+    other = {**ROW, **dict.fromkeys(MEASURED, "7.25"), "notes": notes}
+    assert runs.forecast([other]) == runs.forecast([ROW])
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"gpu": "Gaudi 3"}, "unknown-gpu"),
+        ({"precision": "int4"}, "unknown-precision"),
+        ({"gpu": "T4"}, "precision-not-supported"),
+        ({"n_layers": "", "hidden": ""}, "unknown-model"),
+        ({"seq_len": ""}, "no-sequence"),
+        ({"n_gpus": ""}, "no-gpus"),
+        ({"tp": "4"}, "impossible-plan"),
+        ({"micro_batch_per_gpu": "", "global_batch": ""}, "no-batch"),
+        ({"n_gpus": "nan"}, "no-gpus"),
+        ({"global_batch": "-4", "micro_batch_per_gpu": ""}, "no-batch"),
+    ],
+)
+def test_a_row_that_cannot_be_expressed_has_a_code(change: dict[str, str], code: str) -> None:
+    (item,) = runs.forecast([{**ROW, **change}])
+    assert item.seconds is None
+    assert item.reason == code
+    assert code in REASONS
+
+
+def test_the_rows_file_has_a_line_per_row_in_order(tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "id": "a"},
+        {**ROW, "id": "b", "gpu": "?"},
+        {**ROW, "id": "c", "micro_batch_per_gpu": "1", "grad_accum": "8"},
+    ]
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    with source.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, ROW)
+        writer.writeheader()
+        writer.writerows(rows)
+    runs.run([source], out)
+    with out.open(newline="") as handle:
+        written = list(csv.DictReader(handle))
+    assert [row["id"] for row in written] == ["a", "b", "c"]
+    assert list(written[0]) == ["id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes"] + [
+        f"{part}_s" for part in PARTS
+    ] + ["reason"]
+    assert written[1]["predicted_s"] == "" and written[1]["reason"] == "unknown-gpu"
+    for row in (written[0], written[2]):
+        assert sum(float(row[f"{part}_s"]) for part in PARTS) == pytest.approx(float(row["predicted_s"]), rel=1e-6)
+        assert row["fits"] in ("true", "false")
+
+
+def data(name: str) -> Path:
+    folder = os.environ.get("TILECAST_DATA")
+    if not folder:
+        pytest.skip("TILECAST_DATA does not point to the measured tables")
+    return Path(folder) / "e2e" / name
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["vtrain_dev.csv", "published_dev.csv", "neusight_dev.csv"])
+def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> None:
+    rows = runs.read_table(data(name))
+    forecasts = runs.forecast(rows)
+    scored = runs.score(rows, forecasts)
+    assert len(scored.measured_s) >= 0.95 * scored.graded
+    assert {item.reason for item in forecasts} <= {"", *REASONS}
+    ours = runs.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
+    for baseline in (scored.roofline_s, scored.one_mfu_s):
+        assert ours < runs.macro(abs(baseline / scored.measured_s - 1), scored.rows)
+
+
+@pytest.mark.data
+def test_the_summary_names_every_gpu_of_the_table() -> None:
+    path = data("published_dev.csv")
+    text = runs.run([path])
+    names = {row["gpu"] for row in runs.read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
+    assert sum(bool(re.search(rf"gpu {re.escape(name[:20])}", text)) for name in names) >= 8
