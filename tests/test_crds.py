@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from tilecast.manifests import crds, gpupool, trainingjob
 from tilecast.manifests.door import Door
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tilecast.manifests import documents, gpupool, trainingjob
 from tilecast.spec import SpecError
 

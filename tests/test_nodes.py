@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tilecast.hardware import find_gpu, gpus
 from tilecast.manifests import nodes
 from tilecast.manifests.instances import node_types
@@ -243,7 +244,7 @@ def test_spot_price_holds_for_spot_nodes_only() -> None:
 def test_a_wrong_pool_does_not_spoil_the_others() -> None:
     report = nodes.pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
     assert list(report.invalid) == ["bad"] and len(report.found) == 4
-    with pytest.raises(SpecError, match="GPUPool bad: spec.gpu.name"):
+    with pytest.raises(SpecError, match=r"GPUPool bad: spec\.gpu\.name"):
         report.require()
 
 
