@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+
 from cluster import Cluster, ClusterError, wait_for
 from operator_process import Operator, is_answered
-
 from tilecast_operator.report.annotations import GPUS, KEYS, POOL
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
