@@ -99,10 +99,10 @@ def test_too_large_is_an_answer_with_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (replace(LLAMA, constraints=Constraints(allowed_pools=("b300",))), "constraints.allowedPools"),
-        (replace(LLAMA, constraints=Constraints(gpus=64, max_gpus=8)), "constraints.gpus"),
-        (replace(LLAMA, baseline=Baseline("b300", 8)), "baseline.pool"),
-        (replace(LLAMA, workload=replace(LLAMA.workload, micro_batch=3)), "training.microBatchSize"),
+        (replace(LLAMA, constraints=Constraints(allowed_pools=("b300",))), "spec.constraints.allowedPools"),
+        (replace(LLAMA, constraints=Constraints(gpus=64, max_gpus=8)), "spec.constraints.gpus"),
+        (replace(LLAMA, baseline=Baseline("b300", 8)), "spec.baseline.pool"),
+        (replace(LLAMA, workload=replace(LLAMA.workload, micro_batch=3)), "spec.training.microBatchSize"),
     ],
 )
 def test_contradictions_name_the_field(request_: Request, field: str) -> None:

@@ -14,6 +14,7 @@ from tilecast.advise import Advice
 from tilecast.manifests import nodes
 from tilecast.manifests.gpupool import GPUPoolStatus
 from tilecast.manifests.trainingjob import TrainingJobStatus
+from tilecast.render import document, units
 from tilecast.spec import SpecError
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools, status
@@ -81,7 +82,7 @@ def test_recommendation_and_summary() -> None:
         "gpus": "2x8",
         "plan": "fsdp8,tp2",
         "step": "8.2s",
-        "range": "7.6s-9s",
+        "range": "7.6-9s",
         "speedup": "5.5x",
         "costPer1000Steps": "251 USD",
         "finish": "22.8h",
@@ -154,16 +155,16 @@ def test_the_same_event_has_the_same_name() -> None:
 
 @given(st.floats(min_value=1e-9, max_value=1e12))
 def test_durations_are_short_and_lose_little(seconds: float) -> None:
-    text = status.duration(seconds)
-    units = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    text = units.duration(seconds)
+    named = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     unit = next(name for name in ("ms", "min", "s", "h", "d") if text.endswith(name))
-    assert float(text.removesuffix(unit)) * units[unit] == pytest.approx(seconds, rel=6e-3)
+    assert float(text.removesuffix(unit)) * named[unit] == pytest.approx(seconds, rel=6e-3)
 
 
 @given(st.floats(min_value=0, max_value=1e15))
 def test_rounding_is_idempotent_and_close(value: float) -> None:
-    once = status.rounded(value)
-    assert status.rounded(once) == once
+    once = document.figures(value)
+    assert document.figures(once) == once
     assert once == pytest.approx(value, rel=1e-5)
 
 

@@ -191,20 +191,20 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
     limits = request.constraints
     unknown = [name for name in limits.allowed_pools if name not in names]
     if unknown:
-        raise SpecError("constraints.allowedPools", f"there is no pool {unknown[0]!r}", f"known: {', '.join(names)}")
+        raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", f"known: {', '.join(names)}")
     if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
         raise SpecError(
-            "constraints.gpus", f"{limits.gpus} is above maxGpus {limits.max_gpus}", "lower gpus or raise maxGpus"
+            "spec.constraints.gpus", f"{limits.gpus} is above maxGpus {limits.max_gpus}", "lower gpus or raise maxGpus"
         )
     workload = request.workload
     if workload.micro_batch and workload.global_batch % workload.micro_batch:
         raise SpecError(
-            "training.microBatchSize",
+            "spec.training.microBatchSize",
             f"{workload.micro_batch} does not divide globalBatchSize {workload.global_batch}",
             "choose a divisor",
         )
     if request.baseline and request.baseline.pool not in names:
-        raise SpecError("baseline.pool", f"there is no pool {request.baseline.pool!r}", f"known: {', '.join(names)}")
+        raise SpecError("spec.baseline.pool", f"there is no pool {request.baseline.pool!r}", f"known: {', '.join(names)}")
 
 
 def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:

@@ -116,7 +116,8 @@ def _ring(size_bytes: Floats, group: Group, intra: Link, inter: Link, *, passes:
     inside_hops = group.ranks - 1 - np.maximum(network_hops - 1, 0)
     hops_s = passes * (inside_hops * intra.latency_s + np.maximum(network_hops - 1, 0) * inter.latency_s)
     wire = passes * size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1)
-    return _launch(group, intra, inter) + hops_s + _wire(wire, group, intra, inter)
+    seconds: Floats = _launch(group, intra, inter) + hops_s + _wire(wire, group, intra, inter)
+    return seconds
 
 
 def _wire(wire_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
@@ -136,8 +137,8 @@ def _rate_time(wire_bytes: Floats, link: Link, bandwidth_bytes_per_s: Floats | f
 
 def _share(group: Group, inter: Link) -> Floats:
     """Network bandwidth of the group, per direction: its ranks' share of the node's interfaces."""
-    share: Floats = inter.bandwidth_bytes_per_s * np.minimum(group.local / group.node_ranks, 1.0)
-    return share
+    part = np.minimum(group.local / group.node_ranks, 1.0)
+    return np.asarray(inter.bandwidth_bytes_per_s * part, dtype=float)
 
 
 def _launch(group: Group, intra: Link, inter: Link) -> Floats:

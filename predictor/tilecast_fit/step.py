@@ -4,7 +4,7 @@
 
 All tables share one set of constants, keyed by execution mode alone. Of a table of plans (vTrain's) a tenth of
 the rows takes part, chosen by a rule on the row's id; groups of rows weigh equally, however many rows they
-have. The loss is the mean absolute logarithm of predicted over measured, minimised one constant at a time on a
+have, and so do tables. The loss is the mean absolute logarithm of predicted over measured, minimised one constant at a time on a
 geometric grid that narrows, within bounds that physics and the documentation of the frameworks suggest.
 """
 
@@ -26,7 +26,6 @@ import numpy as np
 from tilecast.step import Constants
 from tilecast.validate import runs
 from tilecast.validate.runs import Group
-from tilecast.validate.table import Row
 
 BOUNDS: Mapping[tuple[str, ...], tuple[float, float]] = {
     ("launch_us", "eager", "forward"): (4.0, 80.0),
@@ -65,11 +64,14 @@ class Target:
 
 
 def targets(paths: Sequence[Path]) -> list[Target]:
-    """The rows of grade A and B that take part, grouped for pricing; split groups weigh equally."""
-    rows: list[Row] = []
-    for path in paths:
-        every = SAMPLED.get(path.name, 1)
-        rows += [row for row in runs.read_table(path) if zlib.crc32(row["id"].encode()) % every == 0]
+    """The rows of grade A and B that take part, grouped for pricing. Tables weigh equally, and in each the split
+    groups do."""
+    return [target for path in paths for target in _targets_of(path)]
+
+
+def _targets_of(path: Path) -> list[Target]:
+    every = SAMPLED.get(path.name, 1)
+    rows = [row for row in runs.read_table(path) if zlib.crc32(row["id"].encode()) % every == 0]
     rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
     groups, refused = runs.prepare(rows)
     members: dict[str, int] = defaultdict(int)
@@ -80,7 +82,7 @@ def targets(paths: Sequence[Path]) -> list[Target]:
     for group in groups:
         indexes = [member.index for member in group.members]
         measured = {index: float(rows[index]["step_time_s_derived"]) for index in indexes}
-        weight = {index: 1.0 / members[rows[index].get("split_group", "")] for index in indexes}
+        weight = {index: 1.0 / members[rows[index].get("split_group", "")] / len(members) for index in indexes}
         found.append(Target(group, measured, weight))
     return found
 

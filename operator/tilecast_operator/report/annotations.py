@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tilecast.advise import Advice
 from tilecast.manifests.door import GROUP
-from tilecast_operator.report.status import parallelism, rounded
+from tilecast.render import document
 
 NODE_TYPE = f"{GROUP}/recommended-node-type"
 POOL = f"{GROUP}/recommended-pool"
@@ -35,9 +35,9 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
         POOL: best.pool.name,
         NODE_SELECTOR: selector,
         GPUS: str(best.gpus),
-        PARALLELISM: json.dumps(parallelism(best), separators=(",", ":")),
-        STEP_SECONDS: f"{rounded(best.step_s):g}",
-        CONFIDENCE: f"{rounded(best.lower_s):g}-{rounded(best.upper_s):g} s",
+        PARALLELISM: json.dumps(document.parallelism(best.plan), separators=(",", ":")),
+        STEP_SECONDS: f"{document.figures(best.step_s):g}",
+        CONFIDENCE: f"{document.figures(best.lower_s):g}-{document.figures(best.upper_s):g} s",
         HASH: advice.inputs_hash[:63],
     }
     return found if size_bytes(found) <= MAX_BYTES else {**found, NODE_SELECTOR: "{}"}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecast.manifests.door import API_VERSION, GROUP
-from tilecast_operator.report.status import Refusal, Verdict, duration, message, reason, short_plan
+from tilecast.render import units
+from tilecast_operator.report.status import Refusal, Verdict, message, reason, short_plan
 
 COMPONENT = f"{GROUP}/advisor"
 MAX_NOTE = 1024
@@ -37,9 +38,8 @@ def note(verdict: Verdict, before: Mapping[str, Any], summary: Mapping[str, Any]
     if best is None:
         return Note("Warning", "RecommendationUnavailable", f"{reason(verdict)}: {message(verdict)}"[:MAX_NOTE])
     was = f" (was {before['plan']} on {before.get('gpus')} {before['pool']})" if before.get("plan") else ""
-    text = (
-        f"{short_plan(best)} on {best.nodes}x{best.gpus_per_node} {best.pool.name}, {duration(best.step_s)} a step{was}"
-    )
+    gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
+    text = f"{short_plan(best)} on {gpus}, {units.duration(best.step_s)} a step{was}"
     return Note("Normal", "RecommendationUpdated", text[:MAX_NOTE])
 
 

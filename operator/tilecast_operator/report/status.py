@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import floor, log10
 from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Offer
+from tilecast.render import document, units
 
 Status: TypeAlias = dict[str, Any]
 
 MAX_ALTERNATIVES = 16
 MAX_REJECTED = 64
 MAX_MESSAGE = 1024
-DIGITS = 6
-"""Significant digits of every figure in a status: beyond them a forecast says nothing."""
+MAX_TEXT = {"pool": 63, "nodeType": 63, "plan": 128, "reason": 256, "tolerations": 16}
+"""Longest value of each bounded field of an offer."""
 LOW_CONFIDENCE_RATIO = 0.25
 """Half-width of the range over the step from which LowConfidence is true."""
 
@@ -57,7 +57,7 @@ def status(verdict: Verdict, generation: int, conditions: list[Status]) -> Statu
     best = verdict.best
     found: Status = {
         **head,
-        "recommendation": None if best is None else _recommendation(best),
+        "recommendation": None if best is None else _clipped(document.recommendation(best)),
         "baseline": _alternative(verdict.baseline),
         "uncapped": _alternative(verdict.uncapped),
         "alternatives": [_alternative(offer) for offer in verdict.offers[:MAX_ALTERNATIVES]],
@@ -130,87 +130,18 @@ def _states(verdict: Verdict, is_off: bool) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def parallelism(offer: Offer) -> Status:
-    """The plan, in the field names of the API."""
-    plan = offer.plan
-    return {
-        "data": plan.data,
-        "tensor": plan.tensor,
-        "pipeline": plan.pipeline,
-        "context": plan.context,
-        "expert": plan.expert,
-        "zeroStage": plan.zero_stage,
-        "microBatchSize": plan.micro_batch,
-        "gradientAccumulation": plan.gradient_accumulation,
-        "activationCheckpointing": plan.checkpointing,
-    }
-
-
-def rounded(value: float) -> float:
-    """The value to `DIGITS` significant digits."""
-    return round(value, DIGITS - 1 - floor(log10(abs(value)))) if value else 0.0
-
-
 def short_plan(offer: Offer) -> str:
     """The split without micro-batch and recomputation: `fsdp16,tp2`."""
     return str(offer.plan).split(",mb")[0]
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: `820ms`, `8.2s`, `30.6h`, `12d`."""
-    for limit, unit, name in ((1.0, 1e-3, "ms"), (600.0, 1.0, "s"), (7200.0, 60.0, "min"), (345600.0, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.3g}{name}"
-    return f"{seconds / 86400:.3g}d"
-
-
-def _step(offer: Offer) -> Status:
-    return {
-        "target": rounded(offer.step_s),
-        "lowerBound": rounded(offer.lower_s),
-        "upperBound": rounded(offer.upper_s),
-    }
-
-
 def _alternative(offer: Offer | None) -> Status | None:
-    if offer is None:
-        return None
-    found: Status = {
-        "pool": offer.pool.name[:63],
-        "nodes": offer.nodes,
-        "gpusPerNode": offer.gpus_per_node,
-        "gpus": offer.gpus,
-        "plan": str(offer.plan)[:128],
-        "stepSeconds": _step(offer),
-        "reason": offer.reason[:256],
-    }
-    if offer.cost_per_1000_steps is not None:
-        found["costPer1000Steps"] = rounded(offer.cost_per_1000_steps)
-    return found
+    return None if offer is None else _clipped(document.alternative(offer))
 
 
-def _recommendation(offer: Offer) -> Status:
-    pool = offer.pool
-    found: Status = {
-        "pool": pool.name[:63],
-        "nodeType": pool.node_type[:63] or None,
-        "nodeSelector": dict(pool.node_selector),
-        "tolerations": [dict(item) for item in pool.tolerations[:16]],
-        "nodes": offer.nodes,
-        "gpusPerNode": offer.gpus_per_node,
-        "gpus": offer.gpus,
-        "parallelism": parallelism(offer),
-        "stepSeconds": _step(offer),
-        "breakdown": {name: rounded(value) for name, value in offer.breakdown.items()},
-        "memoryBytes": {"used": round(offer.memory_bytes), "available": round(offer.memory_available_bytes)},
-        "tokensPerSecond": rounded(offer.tokens_per_s),
-        "reason": offer.reason[:256],
-    }
-    if offer.cost_per_1000_steps is not None:
-        found |= {"costPer1000Steps": rounded(offer.cost_per_1000_steps), "currency": pool.currency}
-    if offer.finish_s is not None:
-        found["finishSeconds"] = rounded(offer.finish_s)
-    return {key: value for key, value in found.items() if value not in (None, [])}
+def _clipped(found: Status) -> Status:
+    """The same with every text no longer than the CRD allows."""
+    return {key: value[: MAX_TEXT[key]] if key in MAX_TEXT else value for key, value in found.items()}
 
 
 def _summary(advice: Advice) -> Status:
@@ -221,8 +152,8 @@ def _summary(advice: Advice) -> Status:
         "pool": best.pool.name[:63],
         "gpus": f"{best.nodes}x{best.gpus_per_node}",
         "plan": short_plan(best)[:128],
-        "step": duration(best.step_s),
-        "range": f"{duration(best.lower_s)}-{duration(best.upper_s)}",
+        "step": units.duration(best.step_s),
+        "range": units.interval(best.lower_s, best.upper_s),
         "reason": reason(advice),
         "memory": f"{best.memory_bytes / 2**30:.0f}/{best.memory_available_bytes / 2**30:.0f} GiB",
         "confidence": _confidence(best),
@@ -232,7 +163,7 @@ def _summary(advice: Advice) -> Status:
     if best.cost_per_1000_steps is not None:
         found["costPer1000Steps"] = f"{best.cost_per_1000_steps:.3g} {best.pool.currency}"
     if best.finish_s is not None:
-        found["finish"] = duration(best.finish_s)
+        found["finish"] = units.duration(best.finish_s)
     return found
 
 

@@ -28,6 +28,9 @@ class Numerics:
     """Whether a compiler fuses chains of element-wise operators into their neighbours."""
     compiled: bool
     """Whether that is a compiler, which also fuses the loss."""
+    autocast: bool
+    """Whether norms run in FP32 between casts: automatic mixed precision in an eager framework without kernels
+    of its own."""
     flash: bool
     """Whether attention is one fused kernel."""
     training: bool
@@ -47,6 +50,7 @@ class Numerics:
             element=4.0 if vector == "fp32" else 2.0,
             fused=workload.fused_kernels or compiled,
             compiled=compiled,
+            autocast=vector in ("fp16", "bf16") and workload.training and not (workload.fused_kernels or compiled),
             flash=flash,
             training=workload.training,
             frozen=workload.lora_rank > 0,
@@ -110,7 +114,10 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     """Layer norm or RMS norm over rows of `cols` elements. Backward is two kernels: the input's gradient,
     and the reduction for weight and bias."""
     kind = "rmsnorm" if rms else "layernorm"
-    ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    ops = []
+    if numerics.autocast:
+        ops += pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
+    ops += [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))

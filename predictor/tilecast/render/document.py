@@ -21,10 +21,10 @@ def document(advice: Advice) -> dict[str, Any]:
         {
             "job": advice.request.name,
             "objective": advice.request.objective,
-            "recommendation": recommendation(advice.best) if advice.best else None,
-            "baseline": recommendation(advice.baseline) if advice.baseline else None,
-            "uncapped": recommendation(advice.uncapped) if advice.uncapped else None,
-            "alternatives": [recommendation(offer) for offer in advice.offers[1:]],
+            "recommendation": _detailed(advice.best),
+            "baseline": _detailed(advice.baseline),
+            "uncapped": _detailed(advice.uncapped),
+            "alternatives": [_detailed(offer) for offer in advice.offers[1:]],
             "rejected": [rejection(item) for item in advice.rejections],
             "plansEvaluated": advice.plans_evaluated,
             "ties": advice.ties,
@@ -35,35 +35,66 @@ def document(advice: Advice) -> dict[str, Any]:
 
 
 def recommendation(offer: Offer) -> dict[str, Any]:
-    """One offer as `status.recommendation` has it; seconds, bytes and rates rounded to six figures."""
+    """One offer as `status.recommendation` has it."""
+    pool = offer.pool
     return _present(
         {
-            "pool": offer.pool.name,
-            "gpu": offer.pool.gpu.name,
-            "nodeType": offer.pool.node_type or None,
-            "nodeSelector": dict(offer.pool.node_selector) or None,
-            "tolerations": [dict(item) for item in offer.pool.tolerations] or None,
+            "pool": pool.name,
+            "nodeType": pool.node_type or None,
+            "nodeSelector": dict(pool.node_selector),
+            "tolerations": [dict(item) for item in pool.tolerations] or None,
             "nodes": offer.nodes,
             "gpusPerNode": offer.gpus_per_node,
             "gpus": offer.gpus,
             "parallelism": parallelism(offer.plan),
-            "plan": str(offer.plan),
-            "stepSeconds": {
-                "target": figures(offer.step_s),
-                "lowerBound": figures(offer.lower_s),
-                "upperBound": figures(offer.upper_s),
-            },
+            "stepSeconds": step_seconds(offer),
             "breakdown": {name: figures(value) for name, value in offer.breakdown.items()},
             "memoryBytes": {"used": round(offer.memory_bytes), "available": round(offer.memory_available_bytes)},
-            "memory": {name: round(value) for name, value in offer.memory.items()},
             "tokensPerSecond": figures(offer.tokens_per_s),
             "costPer1000Steps": _money(offer.cost_per_1000_steps),
-            "currency": offer.pool.currency if offer.cost_per_1000_steps is not None else None,
+            "currency": pool.currency if offer.cost_per_1000_steps is not None else None,
             "finishSeconds": figures(offer.finish_s) if offer.finish_s is not None else None,
-            "costToFinish": _money(offer.cost_to_finish),
-            "reason": offer.reason or None,
+            "reason": offer.reason,
         }
     )
+
+
+def alternative(offer: Offer) -> dict[str, Any]:
+    """One offer as `status.alternatives` has it."""
+    return _present(
+        {
+            "pool": offer.pool.name,
+            "nodes": offer.nodes,
+            "gpusPerNode": offer.gpus_per_node,
+            "gpus": offer.gpus,
+            "plan": str(offer.plan),
+            "stepSeconds": step_seconds(offer),
+            "costPer1000Steps": _money(offer.cost_per_1000_steps),
+            "reason": offer.reason,
+        }
+    )
+
+
+def step_seconds(offer: Offer) -> dict[str, float]:
+    """The forecast of a step and its 90 % range."""
+    return {
+        "target": figures(offer.step_s),
+        "lowerBound": figures(offer.lower_s),
+        "upperBound": figures(offer.upper_s),
+    }
+
+
+def _detailed(offer: Offer | None) -> dict[str, Any] | None:
+    """What a program without a cluster wants besides: the plan's short form, the GPU, the memory bill."""
+    if offer is None:
+        return None
+    more = {
+        "plan": str(offer.plan),
+        "gpu": offer.pool.gpu.name,
+        "memory": {name: round(value) for name, value in offer.memory.items()},
+        "costToFinish": _money(offer.cost_to_finish),
+    }
+    return recommendation(offer) | _present(more)
 
 
 def parallelism(plan: Plan) -> dict[str, Any]:
@@ -92,7 +123,7 @@ def figures(value: float) -> float:
 
 
 def _money(value: float | None) -> float | None:
-    return None if value is None else round(value, 2)
+    return None if value is None else figures(value)
 
 
 def _present(table_: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilecast.advise import Advice, Offer, Rejection
-from tilecast.render.units import count, duration, gibibytes, interval, money, seconds
+from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
@@ -44,7 +44,7 @@ def _offer(mark: str, offer: Offer) -> tuple[str, ...]:
         offer.pool.name,
         f"{offer.nodes}x{offer.gpus_per_node}",
         str(offer.plan),
-        seconds(offer.step_s),
+        duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
         duration(offer.finish_s) if offer.finish_s is not None else "",
         money(offer.cost_to_finish, currency) if offer.cost_to_finish is not None else "",
@@ -90,16 +90,16 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         free = advice.uncapped
         lines.append(
             f"Without the job's own limits: {free.pool.name} {free.nodes}x{free.gpus_per_node} {free.plan}, "
-            f"{seconds(free.step_s)}."
+            f"{duration(free.step_s)}."
         )
     if advice.ties:
         lines.append(f"{advice.ties} other plans are within 3 % of it; the simplest is shown.")
     parts = [
-        f"{_PART_NAMES.get(part, part)} {seconds(best.breakdown[part])}"
+        f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS
         if best.breakdown[part] >= 0.001 * best.step_s
     ]
-    lines.append(f"{seconds(best.step_s)} = {' + '.join(parts)}")
+    lines.append(f"{duration(best.step_s)} = {' + '.join(parts)}")
     lines.append(f"How sure?  {advice.confidence}")
     model = f"model {advice.model_version}, {advice.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")

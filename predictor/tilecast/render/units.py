@@ -7,33 +7,30 @@ GIB = 2**30
 _SYMBOL = {"USD": "$", "EUR": "€", "GBP": "£"}
 
 
-def seconds(value: float) -> str:
-    """A duration of a step: `85ms`, `8.2s`, `4.1min`."""
-    if value < 0.9995:
-        return f"{value * 1e3:.3g}ms"
-    if value < 600:
-        return f"{value:.1f}s" if value < 100 else f"{value:.0f}s"
-    return f"{value / 60:.1f}min"
+_SCALES = (
+    (1.0, 1e-3, "ms"),
+    (600.0, 1.0, "s"),
+    (7200.0, 60.0, "min"),
+    (345600.0, 3600.0, "h"),
+    (float("inf"), 86400.0, "d"),
+)
+"""Up to this many seconds, the unit, and its name."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`."""
+    _, unit, name = _scale(seconds)
+    return f"{seconds / unit:.3g}{name}"
 
 
 def interval(lower: float, upper: float) -> str:
-    """A range of step times in the unit of its upper end: `7.6-9.0s`."""
-    if upper < 0.9995:
-        return f"{lower * 1e3:.3g}-{upper * 1e3:.3g}ms"
-    if upper < 600:
-        places = 1 if upper < 100 else 0
-        return f"{lower:.{places}f}-{upper:.{places}f}s"
-    return f"{lower / 60:.1f}-{upper / 60:.1f}min"
+    """A range of seconds in the unit of its upper end: `7.62-9.03s`."""
+    _, unit, name = _scale(upper)
+    return f"{lower / unit:.3g}-{upper / unit:.3g}{name}"
 
 
-def duration(value: float) -> str:
-    """A duration of a run: `42min`, `22.8h`, `125h`, `31d`."""
-    hours = value / 3600
-    if hours < 1:
-        return f"{value / 60:.0f}min"
-    if hours < 100:
-        return f"{hours:.1f}h"
-    return f"{hours:.0f}h" if hours < 500 else f"{hours / 24:.0f}d"
+def _scale(seconds: float) -> tuple[float, float, str]:
+    return next(scale for scale in _SCALES if seconds < scale[0])
 
 
 def money(value: float, currency: str) -> str:
