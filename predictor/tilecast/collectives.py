@@ -70,14 +70,29 @@ def all_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Fl
 
 def all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Pairwise exchange: (n-1)/n of the buffer leaves the rank, of which the share for other nodes goes
-    through the network."""
+    through the network, of which every rank of the node has an equal part."""
     away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1)
     near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1)
-    network = np.where(group.nodes > 1, _rate_time(away, inter, _share(group, inter)), 0.0)
+    network = np.where(group.nodes > 1, _rate_time(away, inter, inter.bandwidth_bytes_per_s / group.node_ranks), 0.0)
     inside = _rate_time(near, intra, intra.bandwidth_bytes_per_s * np.ones_like(group.ranks))
     latency_s = np.where(group.nodes > 1, inter.latency_s, intra.latency_s)
     seconds = _launch(group, intra, inter) + (group.ranks - 1) * latency_s * 0.5 + np.maximum(network, inside)
     return np.where(group.ranks > 1, seconds, 0.0)
+
+
+def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
+    """Two-level all-to-all of data that go to `fanout` ranks each: a datum crosses the network once per node that
+    holds any of its ranks and is copied inside. With independent ranks it reaches N (1 - (1 - 1/N)^fanout) of N
+    nodes. Never slower than the flat exchange of all copies, which is what `size_bytes` counts."""
+    flat = all_to_all(size_bytes, group, intra, inter)
+    nodes = np.maximum(group.nodes, 1.0)
+    reached = nodes * (1 - (1 - 1 / nodes) ** fanout)
+    away = size_bytes / fanout * reached * (nodes - 1) / nodes
+    near = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1)
+    network = _rate_time(away, inter, inter.bandwidth_bytes_per_s / group.node_ranks)
+    inside = _rate_time(near, intra, intra.bandwidth_bytes_per_s * np.ones_like(group.ranks))
+    launch = _launch(group, intra, inter) + nodes * inter.latency_s + group.local * intra.latency_s
+    return np.where(nodes > 1, np.minimum(flat, launch + network + inside), flat)
 
 
 def send_recv(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:

@@ -241,6 +241,8 @@ class Transfer:
     size_bytes: Floats
     phase: Phase = "forward"
     count: float = 1.0
+    fanout: float = 1.0
+    """Ranks that one and the same datum of an all-to-all goes to (the experts of a token)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     experts = np.minimum(of_blocks("expert_parameters"), parameters)
     dense = parameters - experts
     trainable = graph.layers[0].trainable_share if graph.layers else 1.0
-    expert_data = np.maximum(data / plans.expert, 1.0)
+    expert_data = np.maximum(data * plans.tensor / plans.expert, 1.0)
 
     def spread(stage_from: int) -> Floats:
         """Parameters after ZeRO spread them, from the stage on that spreads this kind of state."""

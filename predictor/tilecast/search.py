@@ -172,7 +172,7 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
     else:
         recompute = [0] if model.hidden == 0 or not workload.training else list(range(len(CHECKPOINTING)))
     experts = int(model.extra.get("experts", 1))
-    expert = [e for e in divisors(experts) if data % e == 0] if experts > 1 else [1]
+    expert = [e for e in divisors(experts) if data * tensor % e == 0] if experts > 1 else [1]
     virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if pipeline > 1 else [1]
     columns = np.meshgrid(micro, zero, recompute, expert, virtual, indexing="ij")
     grid = np.array(columns, dtype=np.int64).reshape(len(columns), -1)

@@ -153,8 +153,8 @@ class Plan:
 class Plans:
     """A table of plans as integer columns, each of shape (n,).
 
-    `expert` divides `data` (expert parallelism re-uses data-parallel ranks, as in Megatron); `checkpointing`
-    holds indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and
+    `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
+    indexes into `CHECKPOINTING`; `gradient_accumulation` is the number of micro-batches per rank and
     optimizer step.
     """
 

@@ -293,19 +293,22 @@ def _block(
 
 
 def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
-    """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, expert, data."""
+    """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, data;
+    experts fold over tensor and data ranks."""
     inner = {
         "tensor": np.ones(len(plans)),
         "context": plans.tensor.astype(float),
-        "expert": (plans.tensor * plans.context).astype(float),
+        "expert": np.ones(len(plans)),
     }[transfer.group]
     ranks = getattr(plans, transfer.group).astype(float)
     size = sharded.gather(transfer.size_bytes)
     if not np.any((ranks > 1) & (size > 0)):
         return np.zeros(len(plans))
-    seconds = collectives.COLLECTIVES[transfer.collective](
-        size, _group(ranks, inner, plans, pool), pool.intra, pool.inter
-    )
+    group = _group(ranks, inner, plans, pool)
+    if transfer.collective == "all_to_all":
+        seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
+    else:
+        seconds = collectives.COLLECTIVES[transfer.collective](size, group, pool.intra, pool.inter)
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
@@ -361,7 +364,8 @@ def _gradient_sync(
     trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
-    expert_group = _group(np.maximum(replicas / plans.expert, 1.0), inner * plans.expert, plans, pool)
+    expert_replicas = np.maximum(replicas * plans.tensor / plans.expert, 1.0)
+    expert_group = _group(expert_replicas, plans.expert.astype(float), plans, pool)
 
     def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
         run = collectives.COLLECTIVES[collective]
@@ -407,7 +411,7 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     everything, experts = _stage_parameters(sharded, plans)
     replicas = (plans.data * plans.context).astype(float)
     sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
-    expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas / plans.expert, 1.0), 1.0)
+    expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
     own = (everything - experts) / sharing + experts / expert_sharing
     trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
     mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0

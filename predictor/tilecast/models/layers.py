@@ -204,26 +204,28 @@ def attention(
 
 
 def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
-    """Softmax cross-entropy over `cols` classes. Eager frameworks copy the logits to FP32, normalise them into a
-    second FP32 tensor, and convert the gradient back; a fused loss reads the logits and writes their gradient."""
-    elements = rows * cols
-    forward = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=0.0)
-    backward = KernelTable.of("cross_entropy", "fp32", rows=rows, cols=cols, backward=1.0)
+    """Softmax cross-entropy over `cols` classes, pass by pass over the logits.
+
+    A compiler reads the logits twice (maximum, sum), and once more to write their gradient. Eager frameworks copy
+    them to FP32, normalise the copy into a second one (two reads, one write), fill the gradient of the picked
+    entries, turn it into that of the logits, and convert it back.
+    """
+    e = numerics.element
     if numerics.compiled:
-        ops = [Op(name, forward)]
-        return [*ops, Op(f"{name}.gradient", backward, "backward")] if numerics.training else ops
-
-    def pass_(label: str, read: float, written: float, phase: Phase) -> Op:
-        table = KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written)
-        return Op(f"{name}.{label}", table, phase)
-
-    ops = [Op(name, forward, launches=3.0), pass_("normalise", 4.0, 4.0, "forward")]
-    if numerics.element < 4:
-        ops.append(pass_("to-fp32", numerics.element, 4.0, "forward"))
-    if numerics.training:
-        ops += [Op(f"{name}.gradient", backward, "backward"), pass_("scale", 4.0, 4.0, "backward")]
-        if numerics.element < 4:
-            ops.append(pass_("from-fp32", 4.0, numerics.element, "backward"))
+        passes: list[tuple[str, float, float, Phase]] = [("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")]
+    else:
+        passes = [
+            ("", 8.0, 4.0, "forward"),
+            (".fill", 0.0, 4.0, "backward"),
+            (".gradient", 8.0, 4.0, "backward"),
+        ]
+        if e < 4:
+            passes += [(".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward")]
+    ops = []
+    for label, read, written, phase in passes:
+        if phase == "forward" or numerics.training:
+            table = KernelTable.of("elementwise", "fp32", elements=rows * cols, read_bytes=read, written_bytes=written)
+            ops.append(Op(f"{name}{label}", table, phase))
     return ops
 
 

@@ -18,6 +18,8 @@ from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
 
+_PHASES: tuple[Phase, ...] = ("forward", "backward")
+
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
@@ -260,18 +262,20 @@ def _mlp(workload: Workload, rank: _Rank) -> _Part:
 
 
 def _experts(workload: Workload, rank: _Rank, experts: int) -> _Part:
-    """A router, then `top_k` of the experts for every token. A rank computes the tokens that all ranks of its
-    expert group sent it: as many as its own tokens times top_k when the router is balanced."""
+    """A router, then `top_k` of the experts for every token. Experts are whole (their tensor-parallel size is one, as
+    Megatron folds them over tensor and data ranks), so a rank computes `top_k` experts for its part of the
+    tokens when the router is balanced."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
-    tokens, outer = rank.tokens, rank.outer_tokens
+    outer = rank.outer_tokens
+    tokens = rank.tokens / t
     chosen = model.extra.get("top_k", 1.0)
     slots = tokens * chosen * model.extra.get("capacity_factor", 1.0)
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = model.extra.get("shared_ffn_hidden", 0.0)
 
-    def grouped(label: str, inputs: Floats | float, outputs: Floats | float) -> list[Op]:
+    def grouped(label: str, inputs: float, outputs: float) -> list[Op]:
         rows = np.maximum(slots / local, 1.0)
         found = layers.linear(f"experts.{label}", numerics, rows, inputs, outputs, trainable=not numerics.frozen)
         return [_batched(op, local) for op in found]
@@ -280,26 +284,23 @@ def _experts(workload: Workload, rank: _Rank, experts: int) -> _Part:
     ops += layers.linear("experts.router", numerics, tokens, h, float(experts), trainable=not numerics.frozen)
     ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += grouped("up", h, ups * f / t)
-    ops += _activation("experts.activation", workload, numerics, slots * f / t)
-    ops += grouped("down", f / t, h)
+    ops += grouped("up", h, ups * f)
+    ops += _activation("experts.activation", workload, numerics, slots * f)
+    ops += grouped("down", f, h)
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     if shared:
-        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared / t)
-        ops += _activation("experts.shared-activation", workload, numerics, tokens * shared / t)
-        ops += layers.linear("experts.shared-down", numerics, tokens, shared / t, h)
+        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
+        ops += _activation("experts.shared-activation", workload, numerics, tokens * shared)
+        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h)
     ops += _residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
-    kept = 2 * e * outer * h + e * slots * (2 * h + (ups + 1) * f / t) + e * tokens * (ups + 1) * shared / t
-    one = (ups + 1) * h * f / t
-    parameters = one * local + h * experts + (ups + 1) * h * shared / t + _norm_parameters(model)
-    size = e * slots * h
+    kept = 2 * e * outer * h + e * slots * (2 * h + (ups + 1) * f) + e * tokens * (ups + 1) * shared
+    one = (ups + 1) * h * f
+    parameters = one * local + h * experts + (ups + 1) * h * shared + _norm_parameters(model)
     transfers = [
-        Transfer("experts.dispatch", "all_to_all", "expert", size, "forward"),
-        Transfer("experts.combine", "all_to_all", "expert", size, "forward"),
-        Transfer("experts.combine.gradient", "all_to_all", "expert", size, "backward"),
-        Transfer("experts.dispatch.gradient", "all_to_all", "expert", size, "backward"),
+        Transfer(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
+        for phase in _PHASES
+        for name in ("dispatch", "combine")
     ]
-    transfers += _tensor_transfers("experts", workload, rank)
     return _Part(ops, transfers, parameters, kept, np.zeros(1), one * local)
 
 

@@ -113,13 +113,13 @@ def price(group: Group, fitted: Constants | None = None) -> Priced:
 def chosen(priced: Priced, member: Member) -> int:
     """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
     none does."""
-    rows = member.rows
+    rows, start = member.rows, int(member.rows.start)
     fits = priced.fits[rows]
     if not fits.any():
-        return rows.start + int(np.argmin(priced.memory_bytes[rows]))
+        return start + int(np.argmin(priced.memory_bytes[rows]))
     if member.ordered:
-        return rows.start + int(np.argmax(fits))
-    return rows.start + int(np.argmin(np.where(fits, priced.step_s[rows], np.inf)))
+        return start + int(np.argmax(fits))
+    return start + int(np.argmin(np.where(fits, priced.step_s[rows], np.inf)))
 
 
 def _is_stated(case: Case) -> bool:
@@ -143,6 +143,14 @@ def _plans(case: Case) -> Plans:
     return table.take(keep)
 
 
+def _usual_expert_parallelism(case: Case) -> int:
+    """As many ranks of a node as divide both the experts and the data-parallel ranks."""
+    experts = int(case.workload.model.extra.get("experts", 1))
+    data = case.stated["data"] or 1
+    most = min(case.pool.gpus_per_node, experts)
+    return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
+
+
 _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 """(recomputation mode, sequence parallelism) in the order in which people turn to them."""
 
@@ -161,7 +169,8 @@ def _complete(case: Case) -> Plans:
     split = int((stated["tensor"] or 1) > 1)
     rows = [(mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)]
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
-    one |= {"micro_batch": micro, "gradient_accumulation": repeats}
+    expert = stated["expert"] or _usual_expert_parallelism(case)
+    one |= {"micro_batch": micro, "gradient_accumulation": repeats, "expert": expert}
     table = {name: np.full(len(rows), value, dtype=np.int64) for name, value in one.items()}
     table["checkpointing"] = np.array([mode for mode, _ in rows], dtype=np.int64)
     table["sequence_parallel"] = np.array([spread for _, spread in rows], dtype=np.int64)
@@ -349,8 +358,8 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
         return "\n".join([*lines, "no graded row with a measured step time"])
     share = len(scored.measured_s) / max(scored.graded, 1)
     lines.append(f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}")
-    titles = (("", -28), ("rows", 5), ("groups", 6), ("macro", 7), ("median", 7), ("P90", 7), ("bias", 7))
-    titles += (("roofline", 9), ("one-MFU", 8))
+    titles = [("", -28), ("rows", 5), ("groups", 6), ("macro", 7), ("median", 7), ("P90", 7), ("bias", 7)]
+    titles += [("roofline", 9), ("one-MFU", 8)]
     lines += ["", " ".join(name.rjust(width) if width > 0 else name.ljust(-width) for name, width in titles)]
     everything = np.ones(len(scored.measured_s), dtype=bool)
     lines.append(_line("all", scored, everything))

@@ -217,7 +217,8 @@ def _plan(row: Row, gpus: int) -> dict[str, int | None]:
     degrees = {ours: _integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
-    degrees["expert"] = degrees["expert"] or 1
+    if row.get("family") != "moe":
+        degrees["expert"] = 1
     if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
