@@ -1,4 +1,4 @@
-"""`python -m tilecast_fit fit` and `python -m tilecast_fit card`."""
+"""`python -m tilecast_fit fit`, `… card` and `… collect`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,57 @@ import os
 import sys
 from pathlib import Path
 
+import tilecast.kernels
 from tilecast.spec import SpecError
+from tilecast_fit import collect
+
+CARD = Path(tilecast.kernels.__file__).parent / "weights" / "CARD.md"
+DATA_HELP = "folder with kernels/ and neusight/ (default: TILECAST_DATA)"
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tilecast_fit", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fit = commands.add_parser("fit", help="train the utilization model and write it as ONNX")
-    fit.add_argument(
-        "--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder with kernels/ and neusight/"
-    )
+    fit.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help=DATA_HELP)
     fit.add_argument("--protocol", choices=("neusight",), help="train on NeuSight's kernels_train alone")
     fit.add_argument("--leave-out", nargs="+", default=[], metavar="GPU", help="GPUs whose rows are not trained on")
-    fit.add_argument(
-        "--hold-out", type=int, choices=range(5), metavar="FOLD", help="leave out one fold of five of the shapes"
-    )
+    fit.add_argument("--hold-out", type=int, choices=range(5), metavar="FOLD", help="a fifth of the shapes, left out")
     fit.add_argument("--effort", type=float, default=1.0, help="factor on the number of training steps")
     fit.add_argument("--seed", type=int, default=0)
     fit.add_argument("-o", "--output", type=Path, required=True)
+    card = commands.add_parser("card", help="measure the shipped model and write its card")
+    card.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help=DATA_HELP)
+    card.add_argument("--work", type=Path, required=True, help="folder for the models of the trials; reused")
+    card.add_argument("--effort", type=float, default=0.4, help="factor on the training steps of those models")
+    card.add_argument("--seed", type=int, default=0)
+    card.add_argument("-o", "--output", type=Path, default=CARD)
+    commands.add_parser("collect", parents=[collect.arguments()], add_help=False, help="measure kernels on one GPU")
     return parser
 
 
 def main() -> int:
     """Run the command; returns the exit status."""
     given = _arguments().parse_args()
+    if given.command == "collect":
+        return collect.run(given)
     if given.data is None:
-        print("data: no folder is given; pass --data DIR or set TILECAST_DATA", file=sys.stderr)  # noqa: T201
+        print("data: no folder is given; pass --data DIR or set TILECAST_DATA", file=sys.stderr)
         return 2
-    from tilecast_fit.training import fit
-
     try:
-        fit(
-            Path(given.data), given.output, protocol=given.protocol, leave_out=given.leave_out,
-            hold_out=given.hold_out, effort=given.effort, seed=given.seed,
-        )  # fmt: skip
+        if given.command == "card":
+            from tilecast_fit import card
+
+            card.write(Path(given.data), given.output, given.work, given.effort, given.seed)
+        else:
+            from tilecast_fit.training import fit
+
+            fit(
+                Path(given.data), given.output, protocol=given.protocol, leave_out=given.leave_out,
+                hold_out=given.hold_out, effort=given.effort, seed=given.seed,
+            )  # fmt: skip
     except SpecError as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(error, file=sys.stderr)
         return 2
     return 0
 

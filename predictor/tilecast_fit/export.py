@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilecast.kernels.utilization import FORMAT, Description
 from tilecast.spec import Floats
-from tilecast_fit.network import Trained
+from tilecast_fit.network import ALGORITHMS, BOTTLENECKS, SCALE, Trained, biases
 
 OPSET = 17
 
@@ -28,18 +29,12 @@ def _folded(net: Trained) -> dict[str, Floats]:
     sign = np.where(np.arange(width) < width // 2, 1.0, -1.0)
     matrices = {
         "w1": w["w1"] / net.scale[:, None] * sign,
-        "w2": sign[:, None] * w["w2"] * sign,
-        "s2": w["s2"] / net.scale[:, None] * sign,
-        "w3": sign[:, None] * w["w3"],
-        "s3": w["s3"] / net.scale[:, None],
+        "w2": SCALE * sign[:, None] * w["w2"],
+        "s2": SCALE * w["s2"] / net.scale[:, None],
     }
-    cases = len(net.cases)
-    into = {"1": ("w1", sign), "2": ("s2", sign), "3": ("s3", np.ones(1))}
-    for layer, (name, turn) in into.items():
-        table = w[f"die{layer}"].copy()
-        table[:cases] = 0.0
-        table = table + w[f"b{layer}"] + np.tile(w[f"case{layer}"], (len(net.dies), 1))
-        matrices[f"b{layer}"] = table * turn - net.mean @ matrices[name]
+    for layer, turn, columns in (("1", sign, "w1"), ("2", SCALE, "s2"), ("3", SCALE, None)):
+        table = biases(net, layer) * turn
+        matrices[f"b{layer}"] = table - net.mean @ matrices[columns] if columns else table
     return matrices
 
 
@@ -60,28 +55,27 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description)
         )
         inputs.append(helper.make_tensor_value_info(f"{kind}_context", TensorProto.INT64, ["N_" + kind]))
         outputs.append(helper.make_tensor_value_info(f"{kind}_log2_cycles", TensorProto.FLOAT, ["N_" + kind]))
-        weights.append(numpy_helper.from_array(np.array([-1], np.int64), f"{kind}_flat"))
+        for name, shape in (("flat", [-1]), ("grid", [-1, ALGORITHMS, BOTTLENECKS])):
+            weights.append(numpy_helper.from_array(np.array(shape, np.int64), f"{kind}_{name}"))
 
-        def node(op: str, *names: str, kind: str = kind) -> None:
+        def node(op: str, *names: str, kind: str = kind, **attributes: Any) -> None:
             full = [f"{kind}_{name}" for name in names]
-            nodes.append(helper.make_node(op, full[:-1], full[-1:]))
+            nodes.append(helper.make_node(op, full[:-1], full[-1:], **attributes))
 
-        node("Gather", "b1", "context", "bias1")
-        node("Gather", "b2", "context", "bias2")
-        node("Gather", "b3", "context", "bias3")
+        for layer in "123":
+            node("Gather", f"b{layer}", "context", f"bias{layer}")
         node("MatMul", "columns", "w1", "xw1")
-        node("Add", "xw1", "bias1", "z1")
-        node("Relu", "z1", "h1")
-        node("MatMul", "h1", "w2", "hw2")
+        node("Add", "xw1", "bias1", "z")
+        node("Relu", "z", "h")
+        node("MatMul", "h", "w2", "hw2")
         node("MatMul", "columns", "s2", "xs2")
-        node("Add", "hw2", "xs2", "hx2")
-        node("Add", "hx2", "bias2", "z2")
-        node("Relu", "z2", "h2")
-        node("MatMul", "h2", "w3", "hw3")
-        node("MatMul", "columns", "s3", "xs3")
-        node("Add", "hw3", "xs3", "hx3")
-        node("Add", "hx3", "bias3", "z3")
-        node("Reshape", "z3", "flat", "log2_cycles")
+        node("Add", "hw2", "xs2", "sum")
+        node("Add", "sum", "bias2", "values")
+        node("Reshape", "values", "grid", "bottlenecks")
+        node("ReduceMax", "bottlenecks", "slowest", axes=[2], keepdims=0)
+        node("ReduceMin", "slowest", "fastest", axes=[1], keepdims=1)
+        node("Add", "fastest", "bias3", "total")
+        node("Reshape", "total", "flat", "log2_cycles")
     graph = helper.make_graph(nodes, "tilecast_utilization", inputs, outputs, weights)
     model = helper.make_model(graph, producer_name="tilecast_fit", opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8

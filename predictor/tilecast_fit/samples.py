@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,12 @@ class Source:
     """Whether NeuSight's protocol trains on this file."""
 
 
+THROTTLED_W = 80.0
+"""Cards up to this power (P4, T4, L4) change their clock with their temperature: the same product takes up to four
+times longer in one of NeuSight's campaigns than in the other. Their products teach their own biases only."""
+CLEAR_OF_HARNESS = 1.15
+"""A row teaches something only if it took this much longer than its harness's shortest time."""
+FUSED = ("cudnn", "liger", "torch_compile", "megatron-fused", "pytorch")
 SOURCES: tuple[Source, ...] = (
     Source("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
     Source(
@@ -45,21 +52,21 @@ SOURCES: tuple[Source, ...] = (
         variants=("scaled_mm", "ScaledMMLinear"),
     ),
     Source("kernels/apex_plus/gemm_fp16_v100pcie.csv.gz", "MIT", limit=20_000, weight=0.5),
-    Source("kernels/deepbench/gemm.csv", "Apache-2.0", weight=10.0),
-    Source("kernels/deepbench/conv2d.csv", "Apache-2.0", weight=8.0),
+    Source("kernels/deepbench/gemm.csv", "Apache-2.0", weight=20.0),
+    Source("kernels/deepbench/conv2d.csv", "Apache-2.0", weight=20.0),
     Source(
         "kernels/aiconfigurator/attention.csv.gz",
         "Apache-2.0",
         limit=120_000,
-        variants=("flash_att", "fa3", "flash_attn"),
+        variants=("sglang:fa3", "flash_attention", "vllm:vllm_flash_attn", "vllm_vit_flash_attn_fa2"),
     ),
-    Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0),
+    Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
     Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
     Source("neusight/kernels_test.csv.gz", "MIT"),
     Source("neusight/conv_train.csv.gz", "MIT"),
     Source("kernels/vidur/elementwise_fp16.csv.gz", "MIT"),
-    Source("kernels/cudnn_frontend/norm.csv", "MIT"),
-    Source("kernels/liger/elementwise.csv", "BSD-2-Clause"),
+    Source("kernels/cudnn_frontend/norm.csv", "MIT", variants=FUSED),
+    Source("kernels/liger/elementwise.csv", "BSD-2-Clause", variants=FUSED),
 )
 """What the shipped model is trained on. Tables whose times hold a framework's own overheads (XLA's matmul table)
 or single best shapes (ml-engineering) are validated against, not trained on."""
@@ -79,11 +86,13 @@ class Samples:
     clock_hz: Floats
     roofline_s: Floats
     moved: Floats
-    row_bytes: Floats
+    rows: Floats
     measured_s: Floats
     added_s: Floats
     least_s: Floats
     weight: Floats
+    general: npt.NDArray[np.bool_]
+    """Whether the general law learns from it too."""
     fold: Ints
     source: npt.NDArray[np.object_]
 
@@ -92,20 +101,21 @@ class Samples:
 
     def take(self, rows: npt.NDArray[np.bool_] | Ints) -> Samples:
         """The chosen rows."""
-        parts = [getattr(self, f.name) for f in fields(self)]
-        return Samples(*(part if isinstance(part, tuple) else part[rows] for part in parts))
+        chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
+        return replace(self, **chosen)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Samples]) -> Samples:
         """All rows of all parts, which share their columns."""
-        columns = [[getattr(part, f.name) for part in parts] for f in fields(cls)]
-        return cls(*(column[0] if isinstance(column[0], tuple) else np.concatenate(column) for column in columns))
+        names = [f.name for f in fields(cls) if f.name != "names"]
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return replace(parts[0], **joined)
 
 
 def gather(
     data: Path, sources: Iterable[Source], leave_out: Sequence[str] = (), seed: int = 0, *, whole: bool = False
 ) -> dict[str, Samples]:
-    """Samples by kind from the files of the data folder.
+    """Samples by family of kernels from the files of the data folder.
 
     Args:
         data: folder that holds `kernels/` and `neusight/`.
@@ -125,18 +135,20 @@ def gather(
         if source.limit and not whole and keep.sum() > source.limit:
             rng = np.random.default_rng(seed)
             keep = np.isin(np.arange(len(table)), rng.choice(np.flatnonzero(keep), source.limit, replace=False))
-        for kind, part in _samples(table, keep, source, dropped):
-            found.setdefault(kind, []).append(part)
-    return {kind: Samples.concatenate(parts) for kind, parts in found.items()}
+        for family, part in _samples(table, keep, source, dropped):
+            found.setdefault(family, []).append(part)
+    return {family: Samples.concatenate(parts) for family, parts in found.items()}
 
 
 def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
     single = np.bincount(table.owner, minlength=len(table)) == 1
     least = np.array([cost.least_s for cost in table.harness])
-    keep = single & np.isfinite(table.latency_s) & (table.latency_s > 0) & np.array([not r for r in table.reason])
+    keep: npt.NDArray[np.bool_] = (
+        single & np.isfinite(table.latency_s) & (table.latency_s > 0) & np.array([not r for r in table.reason])
+    )
     if source.variants:
         keep &= np.array([any(word in text for word in source.variants) for text in table.variant])
-    return keep & (table.latency_s > 1.15 * least)
+    return np.asarray(keep & (table.latency_s > CLEAR_OF_HARNESS * least), np.bool_)
 
 
 def _samples(
@@ -160,7 +172,7 @@ def _samples(
                 part = (kernel_table.kind == kind) & (kernel_table.precision == code)
                 if gpu.supports(PRECISIONS[code]):
                     yield (
-                        KIND_NAMES[kind],
+                        features.family(KIND_NAMES[kind], PRECISIONS[code], gpu),
                         _one(
                             table,
                             kernel_table.dims[part],
@@ -179,11 +191,8 @@ def _one(
 ) -> Samples:
     d: Mapping[str, Floats] = {dim: dims[:, i] for i, dim in enumerate(KINDS[kind].dims)}
     flops, moved = kernels.work(KINDS[kind], precision, d)
-    if kind in features.PRODUCTS:
-        names, columns = features.columns(kind, d, flops, moved, gpu, precision)
-        compute = flops / gpu.peak(precision)
-    else:
-        names, columns, compute = (), np.zeros((len(rows), 0)), np.zeros(len(rows))
+    names, columns = features.columns(kind, d, flops, moved, gpu, precision)
+    compute = flops / gpu.peak(precision) if kind in features.PRODUCTS else np.zeros(len(rows))
     count = len(rows)
     return Samples(
         columns=columns, names=names, case=kernels.case(KINDS[kind], precision, d, gpu).astype(object),
@@ -191,8 +200,10 @@ def _one(
         precision=np.full(count, precision, object), op=np.array(table.op, object)[rows],
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
-        row_bytes=kernels.formulas.row_bytes(kind, d, moved), measured_s=table.latency_s[rows],
+        rows=kernels.formulas.rows(d, moved), measured_s=table.latency_s[rows],
         added_s=np.array([table.harness[row].added_s for row in rows]),
         least_s=np.array([table.harness[row].least_s for row in rows]),
-        weight=np.full(count, source.weight), fold=fold[rows], source=np.full(count, source.file, object),
+        weight=np.full(count, source.weight),
+        general=np.full(count, gpu.tdp_w > THROTTLED_W or kind not in features.PRODUCTS),
+        fold=fold[rows], source=np.full(count, source.file, object),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """From kernels and a GPU to seconds: roofline, tiles and waves, and a learned utilization.
 
-`seconds` prices a whole `KernelTable` at once: the kinds with a network (`gemm`, `conv`, `attention`) go
-through one onnxruntime call, the bandwidth-bound rest through `formulas`. A duration is the kernel's time on
+`seconds` prices a whole `KernelTable` at once: the kinds with a network (`features.family`) go through one
+onnxruntime call, the bandwidth-bound rest through `formulas`. A duration is the kernel's time on
 the GPU including its ramp of a few microseconds, without the CPU's launch, and obeys these laws: never
 NaN; never above the dense peak (after Winograd's reduction); never above DRAM bandwidth once the bytes
 exceed two L2, nor above L2 bandwidth below that; and doubling a dimension never lowers it.
@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from tilecast.graph import KINDS, Dims, KernelTable, Kind
+from tilecast.graph import Dims, KernelTable, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import features, formulas, tiles, utilization
-from tilecast.spec import PRECISIONS, Floats, SpecError
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, SpecError
+
+Rows: TypeAlias = npt.NDArray[np.intp]
+Names: TypeAlias = npt.NDArray[np.str_]
 
 __all__ = ["KernelTimes", "model_info", "seconds"]
 
@@ -37,7 +42,7 @@ class KernelTimes:
     gpu: Gpu
     seconds: Floats
     spread: Floats
-    """Relative half-width of the 90 % interval: the time is within `seconds · (1 ± spread)`."""
+    """Relative half-width of the 90 % interval, from `seconds / (1 + spread)` to `seconds · (1 + spread)`."""
     roofline_s: Floats
     """The time that peak FLOP/s and bandwidth alone would allow."""
 
@@ -73,8 +78,8 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
     learned = utilization.load(model)
     total, spread, roofline = np.zeros((3, len(table)))
     columns: dict[str, list[Floats]] = {}
-    contexts: dict[str, list[Floats]] = {}
-    where: dict[str, list[np.ndarray]] = {}
+    contexts: dict[str, list[Ints]] = {}
+    where: dict[str, list[Rows]] = {}
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
         peak = gpu.peak(precision)
@@ -82,35 +87,33 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         compute_s = flops / peak if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(moved, gpu))
         name = case(kind, precision, d, gpu)
-        if kind.name in features.PRODUCTS:
-            network = learned.description.networks[kind.name]
-            names, values = features.columns(kind.name, d, flops, moved, gpu, precision)
-            if names != network.columns:
-                raise SpecError("utilization model", f"expects other columns for {kind.name}", utilization.REMEDY)
-            found = {text: learned.context(kind.name, text, gpu) for text in np.unique(name)}
-            context = np.array([found[text][0] for text in name])
-            outside = ((values < network.low) | (values > network.high)).any(axis=1)
-            width = {text: half.seen if seen else half.unseen for text, (_, seen, half) in found.items()}
-            spread[rows] = np.array([width[text] for text in name]) * np.where(outside, EXTRAPOLATION_SPREAD, 1.0)
-            columns.setdefault(kind.name, []).append(values)
-            contexts.setdefault(kind.name, []).append(context)
-            where.setdefault(kind.name, []).append(rows)
-        else:
-            for text in np.unique(name):
-                part = name == text
-                ceiling = learned.description.ceilings[text]
+        family = features.family(kind.name, precision, gpu)
+        for text in np.unique(name):
+            part = name == text
+            if context := learned.context(family, text, gpu):
                 some = {dim: column[part] for dim, column in d.items()}
-                row_bytes = formulas.row_bytes(kind.name, some, moved[part])
-                total[rows[part]] = formulas.bandwidth_bound_s(moved[part], row_bytes, gpu, ceiling)
-                seen = utilization.die(gpu) in ceiling.seen
+                names, values = features.columns(kind.name, some, flops[part], moved[part], gpu, precision)
+                network = learned.description.networks[family]
+                if names != network.columns:
+                    raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
+                outside = ((values < network.low) | (values > network.high)).any(axis=1)
+                spread[rows[part]] = context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0)
+                columns.setdefault(family, []).append(values)
+                contexts.setdefault(family, []).append(np.full(len(values), context.index, np.int64))
+                where.setdefault(family, []).append(rows[part])
+            else:
+                ceiling = learned.ceiling(text)
+                count = formulas.rows(d, moved)[part]
+                total[rows[part]] = formulas.bandwidth_bound_s(moved[part], count, gpu, ceiling)
+                seen = utilization.die(gpu) in ceiling.dies
                 spread[rows[part]] = ceiling.spread.seen if seen else ceiling.spread.unseen
     if columns:
         found_cycles = learned.log2_cycles(
-            {kind: np.concatenate(parts) for kind, parts in columns.items()},
-            {kind: np.concatenate(parts) for kind, parts in contexts.items()},
+            {family: np.concatenate(parts) for family, parts in columns.items()},
+            {family: np.concatenate(parts) for family, parts in contexts.items()},
         )
-        for kind_name, cycles in found_cycles.items():
-            total[np.concatenate(where[kind_name])] = np.exp2(cycles) / gpu.boost_clock_hz
+        for family, cycles in found_cycles.items():
+            total[np.concatenate(where[family])] = np.exp2(cycles) / gpu.boost_clock_hz
     return KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline)
 
 
@@ -126,40 +129,44 @@ def model_info(model: Path | None = None) -> tuple[str, str]:
 
 def work(kind: Kind, precision: str, d: Dims) -> tuple[Floats, Floats]:
     """FLOPs, reduced where Winograd saves some, and least DRAM bytes of N kernels, each (N,)."""
-    element = np.full(len(next(iter(d.values()))), features.ELEMENT_BYTES[precision])
+    element = np.full(len(next(iter(d.values()))), ELEMENT_BYTES[precision])
     flops, moved = kind.flops(d), kind.bytes(d, element)
+    if kind.name == "attention":
+        # Queries beyond the keys of a causal mask see nothing; more of them are never less work.
+        flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
     if kind.name == "conv":
         flops = flops / np.where(features.winograd(d, precision), features.WINOGRAD_REDUCTION, 1.0)
     return flops, moved
 
 
-def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> np.ndarray:
+def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     """Names of the trained cases that N kernels fall under, shape (N,) of strings.
 
     A case is what changes the code that runs but is no dimension: the units, the mask, the direction.
     """
     count = len(next(iter(d.values())))
-    path = tiles.units(precision, gpu)
     if kind.name == "gemm":
-        return np.full(count, "fp8" if precision == "fp8" else path)
-    if kind.name == "conv":
-        return np.array([f"{path} {word}" for word in DIRECTIONS])[d["direction"].astype(int)]
-    if kind.name == "attention":
-        code = 2 * (d["backward"] > 0) + (d["causal"] > 0)
-        prefix = "fp8 " if precision == "fp8" else ""
-        return np.array([prefix + text for text in ATTENTION_CASES])[code.astype(int)]
-    if "backward" in d:
-        return np.where(d["backward"] > 0, f"{kind.name} backward", kind.name)
-    return np.full(count, kind.name)
+        names = ["fp8" if precision == "fp8" else tiles.units(precision, gpu)]
+        code = np.zeros(count, int)
+    elif kind.name == "conv":
+        names, code = [f"conv {word}" for word in DIRECTIONS], d["direction"].astype(int)
+    elif kind.name == "attention":
+        names = [f"fp8 {text}" if precision == "fp8" else text for text in ATTENTION_CASES]
+        code = (2 * (d["backward"] > 0) + (d["causal"] > 0)).astype(int)
+    else:
+        names = [kind.name, f"{kind.name} backward"]
+        code = (d["backward"] > 0).astype(int) if "backward" in d else np.zeros(count, int)
+    found: Names = np.array(names)[code]
+    return found
 
 
 DIRECTIONS = ("forward", "input gradient", "weight gradient")
 ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward causal")
 
 
-def _groups(table: KernelTable) -> list[tuple[Kind, str, np.ndarray, Dims]]:
+def _groups(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
     """The kernels by kind and precision: (kind, precision, rows, dimensions of those rows)."""
-    found = []
+    found: list[tuple[Kind, str, Rows, Dims]] = []
     for kind, rows, d in table.groups():
         codes = table.precision[rows]
         for code in np.unique(codes):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast.graph import Dims
 from tilecast.hardware import Gpu
@@ -53,12 +54,14 @@ def conv_product(d: Dims) -> Product:
     )
 
 
-def winograd(d: Dims, precision: str) -> np.ndarray:
+def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
     """Which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, shape (N,) bool."""
     if precision != "fp32":
-        return np.zeros(len(d["m" if "m" in d else "batch"]), bool)
+        return np.zeros(len(d["batch"]), bool)
     square = (d["k_h"] == 3) & (d["k_w"] == 3) & (d["k_d"] == 1) & (d["groups"] == 1)
-    return square & (d["in_h"] < 1.5 * d["out_h"]) & (d["in_w"] < 1.5 * d["out_w"])
+    same: npt.NDArray[np.bool_] = (d["in_h"] < 1.5 * d["out_h"]) & (d["in_w"] < 1.5 * d["out_w"])
+    found: npt.NDArray[np.bool_] = square & same
+    return found
 
 
 def attention_product(d: Dims) -> Product:
@@ -71,7 +74,20 @@ PRODUCTS: Mapping[str, Callable[[Dims], Product]] = {
     "conv": conv_product,
     "attention": attention_product,
 }
-"""Kinds that have a network, and how their dimensions read as a matrix product."""
+"""Kinds that compute more than they move, and how their dimensions read as a matrix product."""
+ROWWISE = ("softmax", "layernorm", "rmsnorm")
+"""Row-wise kinds that a network may refine; a model file without them falls back to `formulas`."""
+
+
+def family(kind: str, precision: str, gpu: Gpu) -> str:
+    """The network that prices a kind of kernel on a GPU; kinds without one are their own family.
+
+    On tensor cores a convolution is an implicit GEMM and shares its network; in FP32 Winograd sets it apart.
+    """
+    if kind in ("gemm", "conv"):
+        units = tiles.units(precision, gpu)
+        return "conv_simt" if (kind, units) == ("conv", "simt") else f"gemm_{units}"
+    return "rows" if kind in ROWWISE else kind
 
 
 def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
@@ -84,9 +100,25 @@ def columns(
 ) -> tuple[tuple[str, ...], Floats]:
     """Names and values of the network's inputs for N kernels of one kind: shape (D,) and (N, D).
 
-    `flops` are the kernels' operations (already reduced for Winograd), `moved` their least DRAM bytes.
+    `flops` are the kernels' operations (already reduced for Winograd), `moved` their least DRAM bytes. Kinds
+    that no network prices have no columns.
     """
-    product = PRODUCTS[kind](d)
+    found = {
+        "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
+        "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
+        "l2_eighths": np.log2(1.0 + 8.0 * moved / gpu.l2_bytes),
+        "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
+    }
+    if kind in PRODUCTS:
+        found |= _product_columns(kind, PRODUCTS[kind](d), flops, gpu, precision)
+    elif kind in ROWWISE:
+        found |= _row_columns(d, moved, gpu)
+    else:
+        return (), np.zeros((len(moved), 0))
+    return tuple(found), np.stack(list(found.values()), axis=1)
+
+
+def _product_columns(kind: str, product: Product, flops: Floats, gpu: Gpu, precision: str) -> dict[str, Floats]:
     peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
@@ -94,12 +126,8 @@ def columns(
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
     dram = gpu.memory_bandwidth_bytes_per_s
-    found: dict[str, Floats] = {
+    found = {
         "compute_cycles": _cycles(flops / peak, gpu),
-        "dram_cycles": _cycles(moved / dram, gpu),
-        "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
-        "l2_eighths": np.log2(1.0 + 8.0 * moved / gpu.l2_bytes),
-        "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
         "m": np.log2(1.0 + product.m),
         "n": np.log2(1.0 + product.n),
         "k": np.log2(1.0 + product.k),
@@ -115,8 +143,28 @@ def columns(
         width = np.where(np.isinf(cols), product.n, cols)
         found[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k / per_sm, gpu)
         found[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
-    return tuple(found), np.stack(list(found.values()), axis=1)
+    if kind == "attention":
+        padded = np.ceil(product.n / HEAD_PADDING) * HEAD_PADDING
+        found["padded_head"] = np.log2(padded)
+        found["padded_cycles"] = _cycles(flops * padded / product.n / peak, gpu)
+    return found
 
 
+def _row_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
+    in_flight = gpu.sm_count * moved / d["rows"] / gpu.l2_bytes
+    missed = moved * (1.0 + np.clip(4.0 * in_flight, 0.0, 1.0))
+    return {
+        "rows": np.log2(1.0 + d["rows"]),
+        "cols": np.log2(1.0 + d["cols"]),
+        "wide_cols": np.log2(1.0 + np.maximum(d["cols"] - 1024.0, 0.0)),
+        "rows_per_sm": np.log2(1.0 + d["rows"] / gpu.sm_count),
+        "waves": np.log2(np.ceil(d["rows"] / gpu.sm_count)),
+        "in_flight": np.log2(1.0 + 16.0 * in_flight),
+        "missed_cycles": _cycles(missed / gpu.memory_bandwidth_bytes_per_s, gpu),
+    }
+
+
+HEAD_PADDING = 32
+"""Fused kernels pad a head to a multiple of this."""
 ATTENTION_TILES: tuple[tuple[int, float], ...] = ((32, np.inf), (64, np.inf), (128, np.inf), (256, np.inf))
 """Query rows per thread block in attention kernels; a block spans the whole head."""

@@ -1,10 +1,13 @@
-"""Kernels that move bytes and hardly compute: durations from fitted bandwidth ceilings, no network.
+"""Kernels that move bytes and hardly compute: durations from fitted ceilings, no network.
 
-    t = ramp + max(bytes / (l2_share · L2), spilled / (dram_share · DRAM), row bytes / (SM · clock))
+    t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles / (SMs · clock),
+                   row bytes / (rate · clock))
 
-Bytes beyond the L2 spill to DRAM: none below one L2, all above two. The last term is the one row (or
-element) that a single SM must stream however large the GPU is. Every term is non-decreasing in every
-dimension. The shares, the ramp and the SM's rate are fitted per case (`tilecast_fit`) and hold on all GPUs.
+Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row more than
+once; the further passes hit the L2 while the rows in flight, one on every SM, fit into it, and cost traffic
+once they do not. A row costs an SM a number of cycles however short it is, and a single SM streams a whole
+row however many stand by. Every term is non-decreasing in every dimension. The ceilings are fitted per case
+(`tilecast_fit`) and hold on all GPUs; the share of DRAM bandwidth is corrected for dies seen in training.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 
 from tilecast.graph import Dims
 from tilecast.hardware import Gpu
-from tilecast.kernels.utilization import Ceiling
+from tilecast.kernels.utilization import Ceiling, die
 from tilecast.spec import Floats
 
 
@@ -28,16 +31,21 @@ def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
-def bandwidth_bound_s(moved: Floats, row_bytes: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
-    """Duration of kernels that move `moved` bytes, `row_bytes` of them through one SM, shape (N,)."""
-    cached = moved / (ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s)
-    spilled = dram_bytes(moved, gpu) / (ceiling.dram_share * gpu.memory_bandwidth_bytes_per_s)
-    alone = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
-    return ceiling.ramp_s + np.maximum(np.maximum(cached, spilled), alone)
+def bandwidth_bound_s(moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
+    """Duration of kernels that must move `moved` bytes in `rows` rows (0 where there are none), shape (N,)."""
+    row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
+    missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
+    passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
+    traffic = moved * (1.0 + passes)
+    dram_share = ceiling.dram_share * ceiling.dies.get(die(gpu), 1.0)
+    cached = traffic / (ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s)
+    spilled = dram_bytes(traffic, gpu) / (dram_share * gpu.memory_bandwidth_bytes_per_s)
+    each_row = rows * ceiling.row_cycles / (gpu.sm_count * gpu.boost_clock_hz)
+    one_row = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
+    slowest: Floats = np.maximum.reduce([cached, spilled, each_row, one_row])
+    return ceiling.ramp_s + slowest
 
 
-def row_bytes(kind: str, d: Dims, moved: Floats) -> Floats:
-    """Bytes that one thread block handles from start to end: a row of the row-wise kinds, shape (N,)."""
-    if "rows" in d:
-        return moved / np.maximum(d["rows"], 1.0)
-    return np.zeros(len(moved))
+def rows(d: Dims, moved: Floats) -> Floats:
+    """Rows of the row-wise kinds, zero for the rest, shape (N,)."""
+    return d["rows"] if "rows" in d else np.zeros(len(moved))

@@ -35,15 +35,15 @@ class Candidate:
 
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "simt": (
-        Candidate(256, 128, 0.95),
-        Candidate(128, 256, 0.95),
-        Candidate(128, 128, 0.93),
-        Candidate(128, 64, 0.87),
-        Candidate(64, 128, 0.87),
-        Candidate(64, 64, 0.78),
+        Candidate(128, 128, 1.00),
+        Candidate(128, 64, 0.97),
+        Candidate(64, 128, 0.97),
+        Candidate(64, 64, 0.65),
         Candidate(128, 32, 0.70),
         Candidate(32, 128, 0.70),
-        Candidate(32, 32, 0.50),
+        Candidate(64, 32, 0.40),
+        Candidate(32, 64, 0.40),
+        Candidate(32, 32, 0.40),
     ),
     "tensor": (
         Candidate(256, 128, 1.00),
@@ -58,13 +58,14 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     ),
 }
 """Tiles that libraries choose from, by the units that run them. `simt`: the tiles found in the kernel names of
-NeuSight's FP32 tables (cuBLAS 12.1). `tensor`: the tile menu of CUTLASS, which cuBLAS's names also show."""
+NeuSight's FP32 tables (cuBLAS 12.1), with the efficiencies that reproduce its choices best. `tensor`: the tile menu
+of CUTLASS, which cuBLAS's names also show."""
 
-PROLOGUE_K = {"simt": 32.0, "tensor": 192.0}
+PROLOGUE_K = {"simt": 0.0, "tensor": 192.0}
 """Length of `k` that costs as much as filling the pipeline and writing the tile out."""
 
 SPLITS = (1, 2, 4, 8, 16)
-SPLIT_COST = 0.06
+SPLIT_COST = 0.4
 """Share of a tile's time that each extra split of `k` adds for the reduction of partial sums."""
 
 

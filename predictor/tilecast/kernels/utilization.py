@@ -66,20 +66,30 @@ class Network(_Part):
     cases: tuple[str, ...]
     dies: tuple[str, ...]
     seen: Mapping[str, tuple[str, ...]]
-    """For every case the dies that were trained on it."""
+    """For every case the dies that were measured in it; another case lends a die its bias, but not its certainty."""
     spread: Mapping[str, Spread]
 
 
 class Ceiling(_Part):
-    """A kernel bound by bandwidth: seconds on an empty GPU, the shares of DRAM and L2 bandwidth that it
-    reaches, and the bytes per clock that a single SM streams."""
+    """A kernel bound by bandwidth, as `formulas` reads it."""
 
     ramp_s: float
+    """Duration on an empty GPU."""
     dram_share: float
     l2_share: float
     sm_bytes_per_clock: float
+    """What one SM streams per clock of a single row."""
+    row_cycles: float
+    """Clock cycles that a row costs its SM at least."""
+    extra_passes: float
+    """Traffic of the passes over a row after the first, relative to the least traffic."""
+    resident_row_bytes: float
+    """Rows up to this size need no further pass."""
+    reuse_share: float
+    """Share of the L2 that rows in flight may fill before those passes miss."""
     spread: Spread
-    seen: tuple[str, ...] = ()
+    dies: Mapping[str, float] = {}
+    """Factor on `dram_share` for the dies that were seen in training."""
 
 
 class Description(_Part):
@@ -97,6 +107,14 @@ def die(gpu: Gpu) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """A row of a network's bias tables, and the relative half-width of its 90 % interval."""
+
+    index: int
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
 class Utilization:
     """A loaded model file."""
 
@@ -105,19 +123,27 @@ class Utilization:
     session: Any
     """An `onnxruntime.InferenceSession`; onnxruntime ships no types."""
 
-    def context(self, kind: str, case: str, gpu: Gpu) -> tuple[int, bool, Spread]:
-        """The context index of a case on a GPU, whether that pair was in the training data, and its spreads.
+    def context(self, family: str, case: str, gpu: Gpu) -> Context | None:
+        """How the network of a family knows a case on a GPU; None where formulas price the case.
 
         Raises:
-            SpecError: the file has no such case.
+            SpecError: the case needs a network and the file has none.
         """
-        network = self.description.networks[kind]
-        case = next((name for name in (case, *FALLBACKS.get(case, ())) if name in network.cases), "")
-        if not case:
-            raise SpecError("utilization model", f"was trained on no such {kind}", REMEDY)
-        seen = die(gpu) in network.seen.get(case, ())
-        row = network.dies.index(die(gpu)) if seen else 0
-        return row * len(network.cases) + network.cases.index(case), seen, network.spread[case]
+        network = self.description.networks.get(family)
+        cases = network.cases if network else ()
+        name = next((text for text in (case, *FALLBACKS.get(case, ())) if text in cases), None)
+        if network is None or name is None:
+            if case in self.description.ceilings:
+                return None
+            raise SpecError("utilization model", f"was not trained on any {family} kernel: {case}", REMEDY)
+        seen = die(gpu) in network.seen[name]
+        row = network.dies.index(die(gpu)) if die(gpu) in network.dies else 0
+        spread = network.spread[name]
+        return Context(row * len(cases) + cases.index(name), spread.seen if seen else spread.unseen)
+
+    def ceiling(self, case: str) -> Ceiling:
+        """The fitted ceiling of a case that formulas price."""
+        return self.description.ceilings[case]
 
     def log2_cycles(
         self, columns: Mapping[str, Floats], contexts: Mapping[str, npt.NDArray[np.int64]]

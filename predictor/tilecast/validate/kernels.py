@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast import kernels
 from tilecast.graph import KernelTable
@@ -36,27 +37,49 @@ class Harness:
     added_s: float = 0.0
     """Added to every kernel: the events and the launch around it."""
     least_s: float = 0.0
-    """The shortest time it can show, as the host cannot go faster."""
+    """The shortest time it can show, as the host or the kernel's code cannot go faster."""
+    times: float = 1.0
+    """How much slower the kernel that ran is than the one that is priced."""
 
 
 NEUSIGHT_LEAST_S: Mapping[str, float] = {
-    "bmm": 31e-6, "linear": 53e-6, "softmax": 33e-6, "ln": 46e-6, "add": 26e-6, "mul": 26e-6, "div": 26e-6, "pow": 26e-6,
-    "addu": 31e-6, "mulu": 31e-6, "divu": 31e-6, "powu": 29e-6, "relu": 31e-6, "gelu": 30e-6, "tanh": 25.5e-6,
+    "bmm": 31e-6, "linear": 53e-6, "softmax": 33e-6, "ln": 46e-6, "add": 26e-6, "mul": 26e-6, "div": 26e-6,
+    "pow": 26e-6, "addu": 31e-6, "mulu": 31e-6, "divu": 31e-6, "powu": 29e-6, "relu": 31e-6, "gelu": 30e-6,
+    "tanh": 25.5e-6,
 }  # fmt: skip
 """The shortest durations of NeuSight's tables by op: one eager PyTorch call between two events."""
 NEUSIGHT_HOSTS: Mapping[str, float] = {"Tesla P100-PCIE-16GB": 1.65, "Tesla V100-PCIE-32GB": 1.25}
 """How much slower than the others the hosts of two of its GPUs are."""
-NEUSIGHT_EVENTS_S = 17e-6
-"""What remains of the two events and the launch once the kernel is long: the offset of its large copies."""
+NEUSIGHT_EXCEPTIONS: Mapping[tuple[str, str], float] = {
+    ("Tesla P100-PCIE-16GB", "gelu"): 30e-6, ("Tesla P100-PCIE-16GB", "ln"): 46e-6,
+}  # fmt: skip
+"""Two ops that were evidently measured on another host."""
+NEUSIGHT_ADDED_SHARE = 0.6
+"""Share of the shortest duration that remains as an offset once kernels are long, read off its large copies."""
+VIDUR_SM_BYTES_PER_CLOCK: Mapping[str, float] = {
+    "silu_and_mul": 6.6, "rope_qk": 5.7, "rmsnorm": 4.6, "layernorm": 6.4, "gelu": 8.6,
+}  # fmt: skip
+"""What one SM streams per clock in the kernels that vidur profiled (vLLM's of 2023 and eager PyTorch's). They load
+half-precision words one by one, so that the SMs and not the DRAM bound them where DRAM is fast."""
+VIDUR_RAMP_S = 2e-6
+HOPPER_FA2_TIMES: Mapping[str, float] = {"attention": 1.9, "attention backward": 1.75}
+"""FlashAttention-2 on Hopper against cuDNN's and FlashAttention-3's kernels, which use its asynchronous units and are
+what the house prices there: the ratio in cudnn-frontend's own table."""
 APEX_LEAST_S = 14e-6
 """apex_plus times a loop of launches, which its host issues every 14 microseconds."""
 
 
-def harness(kind: str, op: str, gpu: str) -> Harness:
-    """What the harness of a kind of table adds to an op on a GPU of that name."""
+def harness(kind: str, op: str, gpu: str, variant: str = "", moved_bytes: float = 0.0) -> Harness:
+    """What a kind of table adds to an op on a GPU of that name, for a row of that many least bytes."""
     if kind == "neusight":
-        host = NEUSIGHT_HOSTS.get(gpu, 1.0)
-        return Harness(NEUSIGHT_EVENTS_S * host, NEUSIGHT_LEAST_S.get(op, 0.0) * host)
+        usual_s = NEUSIGHT_LEAST_S.get(op, 0.0) * NEUSIGHT_HOSTS.get(gpu, 1.0)
+        least_s = NEUSIGHT_EXCEPTIONS.get((gpu, op), usual_s)
+        return Harness(NEUSIGHT_ADDED_SHARE * least_s, least_s)
+    if kind == "vidur" and op in VIDUR_SM_BYTES_PER_CLOCK and (known := gpu_of(gpu)):
+        rate = known.sm_count * known.boost_clock_hz * VIDUR_SM_BYTES_PER_CLOCK[op]
+        return Harness(least_s=VIDUR_RAMP_S + moved_bytes / rate)
+    if "FA2" in variant and (known := gpu_of(gpu)) and known.architecture == "hopper":
+        return Harness(times=HOPPER_FA2_TIMES.get(op, 1.0))
     return Harness(least_s=APEX_LEAST_S) if kind == "apex_plus" else Harness()
 
 
@@ -133,7 +156,7 @@ class _Builder:
         for row in np.flatnonzero(rows):
             self.reason[row] = self.reason[row] or reason
 
-    def add(self, chosen_rows: np.ndarray, kind: str, precision: str, /, **dims: Floats) -> None:
+    def add(self, chosen_rows: np.ndarray, kind: str, precision: str, /, **dims: npt.ArrayLike) -> None:
         """Kernels for those rows (a mask), whose dimensions are whole columns."""
         chosen = {
             name: np.broadcast_to(np.asarray(value, float), self.rows)[chosen_rows] for name, value in dims.items()
@@ -208,6 +231,7 @@ def _rowwise(b: _Builder) -> None:
                 written_bytes=size * writes,
             )
     b.op = [f"{name} backward" if back else str(name) for name, back in zip(op, backward, strict=True)]
+    b.harness = "vidur" if "vidur" in b.text("source") else ""
     b.group = [",".join(cells) for cells in zip(b.text("rows"), b.text("cols"), strict=True)]
     b.variant = [str(text) for text in b.text("impl")]
 
@@ -228,7 +252,7 @@ def _liger(b: _Builder) -> None:
             configs.append({})
     for row in range(b.rows):
         name = b.columns["op"][row]
-        dtype = b.columns["dtype"][row] or "fp32"
+        dtype = b.columns["dtype"][row] or ("bf16" if name.startswith("megatron") else "fp32")
         size, config = x[row], configs[row]
         b.op[row], b.precision[row] = name, dtype
         b.variant[row] = b.columns["impl"][row]
@@ -390,7 +414,8 @@ def read(path: Path) -> Table:
     table = KernelTable.concatenate(b.tables) if b.tables else empty
     owner = np.concatenate(b.owners) if b.owners else np.zeros(0, np.int64)
     gpu = [str(name) for name in b.text("gpu")]
-    costs = [harness(b.harness, op, name) for op, name in zip(b.op, gpu, strict=True)]
+    moved = np.bincount(owner, table.bytes(), len(cells))
+    costs = [harness(b.harness, *row) for row in zip(b.op, gpu, b.variant, moved, strict=True)]
     return Table(
         path, header, cells, b.op, b.precision, gpu, latency, costs, b.group, b.variant, b.reason, table, owner
     )
@@ -440,11 +465,12 @@ def predict(table: Table, model: Path | None = None) -> Prediction:
     blank = np.array([bool(text) for text in reason]) | (total == 0)
     added = np.array([cost.added_s for cost in table.harness])
     least = np.array([cost.least_s for cost in table.harness])
-    predicted = np.maximum(total + added, least)
+    slower = np.array([cost.times for cost in table.harness])
+    predicted, spread = np.maximum(total * slower + added, least), spread * slower
     nothing = np.where(blank, np.nan, 0.0)
     return Prediction(
         predicted + nothing,
-        np.maximum(predicted - spread, 0.0) + nothing,
+        predicted / (1.0 + spread / predicted) + nothing,
         predicted + spread + nothing,
         roofline + nothing,
         [text or ("not-expressible" if empty else "") for text, empty in zip(reason, blank, strict=True)],

@@ -1,0 +1,158 @@
+"""The model card: what the shipped model was trained on and how far off it is, seen and unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import kernels
+from tilecast.spec import Floats
+from tilecast.validate.kernels import NEUSIGHT_ERRORS, ONE_INPUT, TWO_INPUTS, Prediction, Table, predict, read
+from tilecast_fit.samples import SOURCES, Source
+from tilecast_fit.training import fit
+
+HELD_OUT_FOLD = 0
+UNSEEN = ("l40s", "h200")
+UNSEEN_NAMES = ("NVIDIA L40S", "NVIDIA H200")
+NEUSIGHT_TEST = "neusight/kernels_test.csv.gz"
+FEWEST = 5
+"""Cells of a table with fewer rows are left out."""
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Chosen: TypeAlias = Callable[[Table], Mask]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A model that was trained without something, and the rows that it is asked about."""
+
+    title: str
+    note: str
+    file: str
+    leave_out: tuple[str, ...] = ()
+    hold_out: int | None = None
+    protocol: str | None = None
+
+
+TRIALS = (
+    Trial(
+        "Shapes never seen",
+        f"Trained without fold {HELD_OUT_FOLD} of five (crc32 of the group), asked about that fold.",
+        "held-out.onnx", hold_out=HELD_OUT_FOLD,
+    ),
+    Trial(
+        "GPUs never seen", "Trained without any row of L40S or H200. H200 has the die of H100, L40S that of no other.",
+        "left-out.onnx", leave_out=UNSEEN,
+    ),
+    Trial(
+        "NeuSight's protocol",
+        "Trained on NeuSight's kernels_train alone, asked about its kernels_test: A100 80GB, H100 and L4 were "
+        "never seen. NeuSight's own errors in distribution / out of distribution stand beside.",
+        "protocol.onnx", protocol="neusight",
+    ),
+)  # fmt: skip
+
+
+def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> None:
+    """Train what the card compares with, ask all models, and write the card.
+
+    Args:
+        data: folder with `kernels/` and `neusight/`.
+        output: Markdown file to write.
+        work: folder for the models of the trials; those already there are used as they are.
+        effort: factor on the training steps of those models.
+        seed: of everything random.
+
+    Raises:
+        SpecError: a table or the shipped model cannot be read.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    for trial in TRIALS:
+        if not (work / trial.file).exists():
+            fit(
+                data, work / trial.file, protocol=trial.protocol, leave_out=trial.leave_out, hold_out=trial.hold_out,
+                effort=effort, seed=seed,
+            )  # fmt: skip
+    shapes, gpus, protocol = TRIALS
+    measured = [source for source in SOURCES if source.file != NEUSIGHT_TEST]
+    version, digest = kernels.model_info()
+    lines = [
+        f"# Utilization model {version}",
+        "",
+        f"`utilization.onnx`, SHA-256 `{digest}`.",
+        "It prices kernels for `tilecast.kernels`; `tilecast_fit/network.py` tells how it is built and trained.",
+        "Errors are means of |predicted / measured - 1|; *in 90 %* is how often the measured time lies within the",
+        "stated interval; *roofline* is the error of the data sheet alone.",
+        "",
+        "## Data",
+        "",
+        "| table | licence | rows used at most | kernels |",
+        "|---|---|---|---|",
+        *(f"| {s.file} | {s.licence} | {s.limit or 'all'} | {', '.join(s.variants) or 'all'} |" for s in SOURCES),
+        "",
+        "Only figures were taken, no code or text; the tables are not part of this repository. Sources, on GitHub:",
+        "ai-dynamo/aiconfigurator, microsoft/apex_plus, baidu-research/DeepBench, NVIDIA/cudnn-frontend,",
+        "sitar-lab/NeuSight, microsoft/vidur and linkedin/Liger-Kernel. What was not measured (softmax and embedding",
+        "backward, BF16 softmax, FP32 attention, attention backward off Hopper) rests on formulas or the general law.",
+        "",
+        *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
+        *_section(
+            shapes.title, shapes.note,
+            _asked(data, measured, work / shapes.file, lambda table: table.fold() == HELD_OUT_FOLD),
+        ),
+        *_section(
+            gpus.title, gpus.note,
+            _asked(data, SOURCES[:1], work / gpus.file, lambda t: np.isin(np.array(t.gpu, object), UNSEEN_NAMES)),
+        ),
+        *_section(
+            protocol.title, protocol.note,
+            _asked(data, [Source(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
+        ),
+    ]  # fmt: skip
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _every(table: Table) -> Mask:
+    return np.ones(len(table), bool)
+
+
+def _asked(
+    data: Path, sources: Sequence[Source], model: Path | None, chosen: Chosen
+) -> list[tuple[Table, Prediction, Mask]]:
+    found = []
+    for source in sources:
+        table = read(data / source.file)
+        rows = chosen(table)
+        if source.variants:
+            rows = rows & np.array([any(word in text for word in source.variants) for text in table.variant])
+        found.append((table, predict(table, model), rows))
+    return found
+
+
+def _section(title: str, note: str, asked: Iterable[tuple[Table, Prediction, Mask]]) -> list[str]:
+    cells: dict[tuple[str, str, str], list[Floats]] = {}
+    for table, p, rows in asked:
+        for i in np.flatnonzero(rows & np.isfinite(p.seconds) & (table.latency_s > 0)):
+            measured = table.latency_s[i]
+            inside = p.lower[i] <= measured <= p.upper[i]
+            values = np.array([abs(p.seconds[i] / measured - 1), abs(p.roofline[i] / measured - 1), inside])
+            op = "elementwise" if table.op[i] in TWO_INPUTS + ONE_INPUT else table.op[i]
+            cells.setdefault((op, table.precision[i], table.gpu[i]), []).append(values)
+    lines = [f"## {title}", "", *([note, ""] if note else [])]
+    lines += [
+        "| op | precision | GPU | rows | error | roofline | in 90 % | NeuSight |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key in sorted(cells):
+        if len(cells[key]) >= FEWEST:
+            error, roofline, inside = np.mean(cells[key], axis=0)
+            theirs = NEUSIGHT_ERRORS.get(key[0]) if key[1] == "fp32" else None
+            beside = f"{theirs[0]:.1%} / {theirs[1]:.1%}" if theirs else ""
+            shown = f"{len(cells[key]):,} | {error:.1%} | {roofline:.1%} | {inside:.0%} | {beside}"
+            lines.append(f"| {' | '.join(key)} | {shown} |")
+    return [*lines, ""]

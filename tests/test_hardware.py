@@ -1,0 +1,115 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tilecast.hardware import find_gpu, gpus, load_gpu, normalise
+from tilecast.spec import SpecError
+
+NAMES = [
+    "h100-sxm", "h100-pcie", "h100-nvl", "h100-96-hbm2e", "h200", "gh200", "a100-40", "a100-80", "a100-40-pcie",
+    "a100-80-pcie", "l4", "l40s", "t4", "v100-sxm", "v100-sxm-32", "v100-pcie", "v100-pcie-32", "p100", "p4", "a10",
+    "a10g", "a40", "a30", "b200", "gb200",
+]  # fmt: skip
+
+SPELLINGS = {
+    "NVIDIA A100-SXM4-80GB": "a100-80",
+    "NVIDIA-A100-SXM4-40GB": "a100-40",
+    "NVIDIA A100 80GB PCIe": "a100-80-pcie",
+    "NVIDIA-A100-80GB-PCIe": "a100-80-pcie",
+    "NVIDIA A100-PCIE-40GB": "a100-40-pcie",
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA-H100-80GB-HBM3": "h100-sxm",
+    "NVIDIA-H100-PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA GH200": "gh200",
+    "H100-SXM-96GB-HBM2e-500W": "h100-96-hbm2e",
+    "NVIDIA-L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "Tesla-T4": "t4",
+    "Tesla V100-SXM2 (DGX-1)": "v100-sxm",
+    "Tesla V100-PCIE-16GB": "v100-pcie",
+    "Tesla V100-PCIE-32GB": "v100-pcie-32",
+    "Tesla P100-PCIE-16GB": "p100",
+    "Tesla P4": "p4",
+    "nvidia-tesla-a100": "a100-40",
+    "nvidia-a100-80gb": "a100-80",
+    "nvidia-h100-80gb": "h100-sxm",
+    "nvidia-h100-mega-80gb": "h100-sxm",
+    "nvidia-tesla-t4": "t4",
+    "nvidia-l4": "l4",
+    "A100_PCIE_80GB": "a100-80-pcie",
+}
+
+
+def test_every_gpu_of_the_list_ships():
+    assert sorted(gpus()) == sorted(NAMES)
+
+
+def test_no_spelling_means_two_gpus():
+    spellings = Counter(alias for gpu in gpus().values() for alias in set(gpu.aliases))
+    assert {alias: count for alias, count in spellings.items() if count > 1} == {}
+
+
+@pytest.mark.parametrize(("spelling", "name"), SPELLINGS.items())
+def test_drivers_labels_and_tables_name_the_same_gpu(spelling, name):
+    assert find_gpu(spelling).name == name
+
+
+@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+def test_facts_are_physical(gpu):
+    assert gpu.memory_bandwidth_bytes_per_s < gpu.l2_bandwidth_bytes_per_s
+    lanes = gpu.peak("fp32") / (2 * gpu.sm_count * gpu.boost_clock_hz)
+    assert 60 < lanes < 140, "an SM has 64 or 128 FP32 lanes"
+    rates = [gpu.peak(precision) for precision in ("fp32", "tf32", "bf16", "fp8") if gpu.supports(precision)]
+    assert rates == sorted(rates)
+    assert all(0 < ratio <= 1 for ratio in gpu.sustained_ratio.values())
+
+
+@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+def test_precisions_follow_the_architecture(gpu):
+    assert gpu.supports("bf16") == gpu.supports("tf32") == (gpu.compute_capability >= 8.0)
+    assert gpu.supports("fp8") == (gpu.compute_capability >= 8.9)
+
+
+def test_missing_precision_names_what_there_is():
+    with pytest.raises(SpecError, match="t4 has no bf16 units; use one of fp32, fp16"):
+        find_gpu("t4").peak("bf16")
+
+
+def test_unknown_gpu_offers_the_nearest():
+    with pytest.raises(SpecError, match="did you mean h100-sxm"):
+        find_gpu("h100-sxn")
+
+
+def test_a_job_brings_its_own_gpu(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text("""
+name = "mine"
+product = "Mine 1"
+architecture = "ampere"
+compute_capability = 8.6
+sm_count = 10
+memory_gib = 4
+memory_bandwidth_gb_per_s = 100
+l2_mib = 2
+l2_bandwidth_gb_per_s = 400
+boost_clock_mhz = 1000
+tdp_w = 50
+intra_link = "pcie4"
+[peak_tflops]
+fp32 = 2.56
+[sources]
+all = "made up for this test"
+""")
+    gpu = load_gpu(file)
+    assert gpu.memory_bytes == 4 * 2**30
+    assert gpu.peak_flops == {"fp32": 2.56e12}
+    file.write_text(file.read_text().replace("sm_count = 10", "sm_count = 0"))
+    with pytest.raises(SpecError, match=r"mine.toml: sm_count"):
+        load_gpu(file)
+
+
+def test_spelling_differences_vanish():
+    assert normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb") == "a100-sxm4-80gb"

@@ -1,0 +1,225 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import kernels
+from tilecast.graph import KINDS, KernelTable
+from tilecast.hardware import find_gpu, gpus
+from tilecast.kernels import features, tiles, utilization
+from tilecast.spec import PRECISIONS, SpecError
+
+SHIPPED = Path(utilization.__file__).parent / "weights" / "utilization.onnx"
+ROUNDING = 1 + 1e-5
+"""The networks compute in single precision."""
+
+size = st.one_of(st.integers(1, 1 << 14), st.sampled_from([1 << power for power in range(15)]))
+small = st.integers(1, 64)
+flag = st.integers(0, 1)
+DIMS = {
+    "gemm": {"batch": small, "m": size, "n": size, "k": size},
+    "attention": {
+        "batch": small, "heads": small, "kv_heads": small, "seq_q": size, "seq_kv": size,
+        "head_dim": st.sampled_from([32, 64, 80, 128, 256]), "causal": flag, "backward": flag,
+    },
+    "conv": {
+        "batch": small, "c_in": size, "c_out": size, "in_d": st.just(1), "in_h": small, "in_w": small,
+        "k_d": st.just(1),
+        "k_h": st.integers(1, 7), "k_w": st.integers(1, 7), "out_d": st.just(1), "out_h": small, "out_w": small,
+        "groups": st.just(1), "direction": st.integers(0, 2),
+    },
+    "elementwise": {"elements": st.integers(1, 1 << 32), "read_bytes": small, "written_bytes": small},
+} | {
+    kind: {"rows": size, "cols": size, "backward": flag}
+    for kind in ("softmax", "layernorm", "rmsnorm", "cross_entropy", "embedding")
+}  # fmt: skip
+NOT_DOUBLED = ("causal", "backward", "direction", "groups")
+
+
+@st.composite
+def kernel(draw):
+    """A kernel of any kind, a precision and a GPU that has it."""
+    gpu = draw(st.sampled_from(list(gpus().values())))
+    precision = draw(st.sampled_from([name for name in PRECISIONS if gpu.supports(name)]))
+    kind = draw(st.sampled_from(list(KINDS)))
+    return kind, precision, {name: draw(strategy) for name, strategy in DIMS[kind].items()}, gpu
+
+
+def test_every_kind_is_drawn():
+    assert set(DIMS) == set(KINDS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(kernel())
+def test_no_kernel_beats_the_machine(drawn):
+    kind, precision, dims, gpu = drawn
+    table = KernelTable.of(kind, precision, **dims)
+    times = kernels.seconds(table, gpu)
+    moved = table.bytes()
+    bandwidth = gpu.memory_bandwidth_bytes_per_s if moved > 2 * gpu.l2_bytes else gpu.l2_bandwidth_bytes_per_s
+    assert np.isfinite(times.seconds).all()
+    assert np.isfinite(times.spread).all() and (times.spread > 0).all()
+    assert (moved / times.seconds <= bandwidth * ROUNDING).all()
+    if kind in features.PRODUCTS:
+        saved = 2.25 if kind == "conv" else 1.0
+        assert (table.flops() / saved / times.seconds <= gpu.peak(precision) * ROUNDING).all()
+    assert ((times.utilization > 0) & (times.utilization <= ROUNDING)).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(kernel())
+def test_doubling_a_dimension_never_lowers_the_time(drawn):
+    kind, precision, dims, gpu = drawn
+    grown = [name for name in dims if name not in NOT_DOUBLED]
+    columns = {name: [value] + [value * (1 + (name == other)) for other in grown] for name, value in dims.items()}
+    base, *doubled = kernels.seconds(KernelTable.of(kind, precision, **columns), gpu).seconds
+    assert (np.array(doubled) * ROUNDING >= base).all(), dict(zip(grown, doubled, strict=True))
+
+
+def test_time_is_the_same_alone_and_in_a_batch():
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 8192, (3, 200))
+    table = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0], n=sizes[1], k=sizes[2])
+    whole = kernels.seconds(table, find_gpu("a100-80")).seconds
+    for row in (0, 7, 199):
+        alone = KernelTable.of("gemm", "bf16", batch=1, m=sizes[0][row], n=sizes[1][row], k=sizes[2][row])
+        assert kernels.seconds(alone, find_gpu("a100-80")).seconds[0] == pytest.approx(whole[row], rel=1e-5)
+
+
+def test_kinds_and_precisions_mix_in_one_table():
+    parts = [
+        KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096),
+        KernelTable.of("rmsnorm", "bf16", rows=4096, cols=4096, backward=[0, 1]),
+        KernelTable.of("gemm", "fp32", batch=1, m=4096, n=4096, k=4096),
+        KernelTable.of(
+            "attention", "bf16", batch=1, heads=32, kv_heads=8, seq_q=4096, seq_kv=4096, head_dim=128, causal=1,
+            backward=[0, 1],
+        ),
+    ]  # fmt: skip
+    gpu = find_gpu("h100-sxm")
+    together = kernels.seconds(KernelTable.concatenate(parts), gpu)
+    apart = np.concatenate([kernels.seconds(part, gpu).seconds for part in parts])
+    assert together.seconds == pytest.approx(apart, rel=1e-5)
+    assert together.seconds[3] > 5 * together.seconds[0], "FP32 does not run on the tensor cores"
+    assert together.seconds[5] > together.seconds[4], "the backward pass of attention does more work"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "low", "high"),
+    [
+        ("h100-sxm", "bf16", 0.60, 0.90),
+        ("a100-80", "bf16", 0.70, 0.95),
+        ("t4", "fp16", 0.40, 0.75),
+        ("l4", "fp32", 0.2, 0.45),
+    ],
+)
+def test_a_large_product_reaches_a_known_share_of_the_peak(gpu, precision, low, high):
+    table = KernelTable.of("gemm", precision, batch=1, m=8192, n=8192, k=8192)
+    times = kernels.seconds(table, find_gpu(gpu))
+    assert low < table.flops()[0] / times.seconds[0] / find_gpu(gpu).peak(precision) < high
+
+
+def test_winograd_counts_its_reduced_flops():
+    dims = dict.fromkeys(KINDS["conv"].dims, 1.0) | {"batch": 32, "c_in": 256, "c_out": 256, "direction": 0}
+    dims |= {"k_h": 3, "k_w": 3, "in_h": 56, "in_w": 56, "out_h": 56, "out_w": 56}
+    d = {name: np.array([value], float) for name, value in dims.items()}
+    plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
+    flops, least = kernels.work(KINDS["conv"], "fp32", d)
+    assert flops == plain / features.WINOGRAD_REDUCTION
+    assert least == moved
+    assert kernels.work(KINDS["conv"], "fp16", d)[0] == plain
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision"), [("t4", "bf16"), ("a100-80", "fp8"), ("p4", "fp16"), ("v100-sxm", "tf32")]
+)
+def test_a_precision_the_gpu_lacks_is_refused(gpu, precision):
+    with pytest.raises(SpecError, match=f"{gpu} has no {precision} units"):
+        kernels.seconds(KernelTable.of("gemm", precision, batch=1, m=8, n=8, k=8), find_gpu(gpu))
+
+
+@pytest.mark.parametrize("value", [0, -4, np.nan, np.inf, 1e30])
+def test_a_size_that_is_none_is_refused(value):
+    with pytest.raises(SpecError, match=r"gemm\.m: .* is no size of a kernel"):
+        kernels.seconds(KernelTable.of("gemm", "fp32", batch=1, m=value, n=8, k=8), find_gpu("t4"))
+
+
+def test_an_empty_table_has_no_times():
+    times = kernels.seconds(KernelTable.of("gemm", "fp32", batch=[], m=[], n=[], k=[]), find_gpu("t4"))
+    assert len(times.seconds) == len(times.spread) == len(times.roofline_s) == 0
+
+
+def test_the_model_is_small_and_known_by_its_digest():
+    version, digest = kernels.model_info()
+    assert version.count(".") == 2
+    assert len(digest) == 64
+    assert sum(path.stat().st_size for path in SHIPPED.parent.glob("*.onnx")) <= 2e6
+
+
+def damaged(change: str, path: Path) -> None:
+    model = onnx.load(SHIPPED)
+    properties = {item.key: item for item in model.metadata_props}
+    if change == "format":
+        properties["format"].value = "something else"
+    elif change == "description":
+        properties["description"].value = "{"
+    elif change == "columns":
+        text = json.loads(properties["description"].value)
+        text["networks"]["attention"]["columns"].pop()
+        properties["description"].value = json.dumps(text)
+    data = model.SerializeToString()
+    path.write_bytes(data[: len(data) // 2] if change == "half" else data)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("format", "states 'something else'"), ("description", "damaged description"),
+        ("columns", "attention network does not fit"), ("half", "not a usable ONNX file"),
+    ],
+)  # fmt: skip
+def test_a_foreign_or_damaged_model_is_refused(change, says, tmp_path):
+    damaged(change, tmp_path / "model.onnx")
+    with pytest.raises(SpecError, match=says) as caught:
+        kernels.model_info(tmp_path / "model.onnx")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_model_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="cannot be read"):
+        kernels.model_info(tmp_path / "none.onnx")
+
+
+def test_tiles_cover_the_output_and_waves_the_tiles():
+    gpu = find_gpu("a100-80")
+    m, n, k, batch = np.array(
+        [[1, 129, 4096, 8192], [64, 1000, 4096, 8192], [8192, 64, 4096, 512], [1, 3, 1, 2]], float
+    )
+    tiling = tiles.choose(m, n, k, batch, gpu, "tensor")
+    covered = tiling.tiles / tiling.split_k * tiling.rows * tiling.cols
+    assert (covered >= m * n * batch).all()
+    assert (tiling.waves == np.ceil(tiling.tiles / gpu.sm_count)).all()
+    assert ((tiling.fill > 0) & (tiling.fill <= 1)).all()
+
+
+def test_a_large_product_takes_a_large_tile_and_a_narrow_one_splits_k():
+    gpu = find_gpu("a100-80")
+    columns = np.array([[8192, 64], [8192, 64], [8192, 65536], [1, 1]], float)
+    tiling = tiles.choose(*columns, gpu, "tensor")
+    assert tiling.rows[0] * tiling.cols[0] == 256 * 128
+    assert tiling.split_k.tolist() == [1, 16]
+
+
+def test_kernels_without_tiles_report_one():
+    times = kernels.seconds(KernelTable.of("softmax", "fp32", rows=4096, cols=[512, 1024], backward=0), find_gpu("t4"))
+    assert times.tiling().tiles.tolist() == [1, 1]
+
+
+def test_a_gpu_never_seen_is_less_certain_than_its_twin():
+    table = KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096)
+    known, unknown = (kernels.seconds(table, find_gpu(name)).spread[0] for name in ("a100-80", "a40"))
+    assert known < unknown

@@ -1,0 +1,171 @@
+import csv
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilecast.hardware import find_gpu
+from tilecast.kernels import tiles
+from tilecast.spec import SpecError
+from tilecast.validate.kernels import predict, read, run
+
+GEMM = "source,gpu,dtype,m,n,k,batch,latency_us"
+H100 = "NVIDIA H100 80GB HBM3"
+TABLES = {
+    "gemm": (GEMM, f"x,{H100},bf16,4096,4096,4096,1,200", "gemm"),
+    "attention": (
+        "gpu,dtype,pass,batch,heads,kv_heads,seq_q,seq_kv,head_dim,causal,latency_us,kernel",
+        f"{H100},bf16,bwd,1,32,8,4096,4096,128,1,1400,cudnn",
+        "attention backward",
+    ),
+    "conv": (
+        "gpu,dtype,pass,batch,c_in,h,w,c_out,kh,kw,pad_h,pad_w,stride_h,stride_w,latency_us,fwd_algo",
+        "Tesla T4,fp16,bwd_data,16,64,56,56,64,3,3,1,1,1,1,300,",
+        "conv bwd_data",
+    ),
+    "convolution of NeuSight": (
+        "op,gpu,batch,c_in,c_out,kernel_size,in_hw,stride,padding,latency_us",
+        "conv,Tesla T4,38,893,326,3,5,1,1,966",
+        "conv fwd",
+    ),
+    "NeuSight": (
+        "op,gpu,b,m,n,k,h,latency_us,tile_x",
+        "softmax,NVIDIA L4,4096,,,,1024,150,",
+        "softmax",
+    ),
+    "rows": (
+        "gpu,dtype,op,pass,rows,cols,bytes,latency_us,impl",
+        "NVIDIA H200,bf16,rms_norm,bwd,16384,4096,,223,pytorch",
+        "rms_norm backward",
+    ),
+    "Liger": (
+        "gpu,dtype,op,pass,x_name,x_value,config_json,latency_us,impl",
+        'NVIDIA A100-SXM4-80GB,fp32,layer_norm,full,N,4096,"{""M"": 4096}",300,liger',
+        "layer_norm",
+    ),
+}
+
+
+def table(path: Path, header: str, *rows: str) -> Path:
+    text = "\n".join([header, *rows]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+def test_the_kind_of_a_table_shows_in_its_columns(kind, name, tmp_path):
+    header, row, op = TABLES[kind]
+    found = read(table(tmp_path / name, header, row))
+    assert found.op == [op]
+    predicted = predict(found)
+    assert predicted.reason == [""]
+    assert 0 < predicted.lower[0] <= predicted.seconds[0] <= predicted.upper[0]
+    assert predicted.seconds[0] == pytest.approx(found.latency_s[0], rel=0.6)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("x,GeForce 256,bf16,8,8,8,1,5", "unknown-gpu"),
+        ("x,Tesla T4,bf16,8,8,8,1,5", "no-such-precision"),
+        ("x,Tesla T4,int4,8,8,8,1,5", "unknown-precision"),
+        ("x,Tesla T4,fp16,nan,8,8,1,5", "bad-number"),
+        ("x,Tesla T4,fp16,0,8,8,1,5", "bad-number"),
+        ("x,Tesla T4,fp16,eight,8,8,1,5", "bad-number"),
+        ("x,Tesla T4", "unknown-precision"),
+    ],
+)
+def test_a_row_that_cannot_be_priced_says_why(row, reason, tmp_path):
+    predicted = predict(read(table(tmp_path / "t.csv", GEMM, row, f"x,{H100},bf16,64,64,64,1,5")))
+    assert predicted.reason == [reason, ""]
+    assert np.isnan(predicted.seconds).tolist() == [True, False]
+
+
+def test_rows_come_back_in_order_with_four_columns_more(tmp_path):
+    rows = [f"x,{H100},bf16,{m},64,64,1,5" for m in (1, 2, 3)] + ["x,nobody,bf16,1,1,1,1,5"]
+    run([table(tmp_path / "t.csv", GEMM, *rows)], tmp_path / "out.csv", None)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = list(csv.reader(file))
+    assert found[0] == [*GEMM.split(","), "predicted_us", "lower_us", "upper_us", "reason"]
+    assert [line[:8] for line in found[1:]] == [row.split(",") for row in rows]
+    assert found[4][8:] == ["", "", "", "unknown-gpu"]
+    assert all(float(line[9]) <= float(line[8]) <= float(line[10]) for line in found[1:4])
+
+
+def test_measured_columns_do_not_reach_the_prediction(tmp_path):
+    header = GEMM + ",tile_x,latency_min_us"
+    one = predict(read(table(tmp_path / "a.csv", header, f"x,{H100},bf16,512,512,512,1,5,128,4")))
+    two = predict(read(table(tmp_path / "b.csv", header, f"x,{H100},bf16,512,512,512,1,99,64,98")))
+    assert one.seconds == two.seconds
+
+
+def test_the_summary_states_errors_and_what_was_left_out(tmp_path):
+    text = run(
+        [table(tmp_path / "t.csv", GEMM, f"x,{H100},bf16,4096,4096,4096,1,200", "x,?,bf16,1,1,1,1,1")], None, None
+    )
+    assert "gemm" in text
+    assert H100 in text
+    assert "unknown-gpu 1" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"a,b\n1,2\n", "no known kernel table"),
+        ("t.csv.gz", b"not gzip", "cannot be read"),
+        ("t.csv", b"", "no known"),
+    ],
+)
+def test_a_file_that_is_no_kernel_table_is_refused(name, content, says, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError, match=says):
+        read(tmp_path / name)
+
+
+def data() -> Path:
+    folder = os.environ.get("TILECAST_DATA")
+    if not folder:
+        pytest.skip("TILECAST_DATA names no folder with measured tables")
+    return Path(folder)
+
+
+CEILINGS = [
+    ("kernels/aiconfigurator/gemm_bf16.csv.gz", "gemm", "NVIDIA A100-SXM4-80GB", 0.075),
+    ("kernels/aiconfigurator/gemm_bf16.csv.gz", "gemm", "NVIDIA H100 80GB HBM3", 0.055),
+    ("kernels/aiconfigurator/gemm_bf16.csv.gz", "gemm", "NVIDIA L40S", 0.12),
+    ("kernels/cudnn_frontend/attention.csv", "attention backward", "NVIDIA H200", 0.15),
+    ("neusight/kernels_test.csv.gz", "linear", "NVIDIA L4", 0.12),
+    ("neusight/kernels_test.csv.gz", "linear", "NVIDIA H100 80GB HBM3", 0.10),
+    ("neusight/kernels_test.csv.gz", "add", "NVIDIA L4", 0.06),
+    ("neusight/kernels_test.csv.gz", "ln", "Tesla V100-PCIE-32GB", 0.12),
+]
+"""Mean errors of the shipped model that its card states, rounded up; what is above them has become worse."""
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("file", "op", "gpu", "ceiling"), CEILINGS)
+def test_the_shipped_model_keeps_its_accuracy(file, op, gpu, ceiling):
+    found = read(data() / file)
+    rows = (np.array(found.op) == op) & (np.array(found.gpu) == gpu)
+    predicted = predict(found).seconds[rows]
+    assert rows.sum() > 5
+    assert np.nanmean(np.abs(predicted / found.latency_s[rows] - 1)) < ceiling
+
+
+@pytest.mark.data
+def test_chosen_tiles_are_of_the_recorded_size():
+    found = read(data() / "neusight/kernels_test.csv.gz")
+    place = {name: found.header.index(name) for name in ("m", "n", "k", "b", "tile_x", "tile_y")}
+    rows = [i for i, row in enumerate(found.cells) if found.op[i] == "bmm" and row[place["tile_x"]]]
+    gpus = np.array([found.gpu[i] for i in rows])
+    columns = [np.array([float(found.cells[i][place[name]]) for i in rows]) for name in place]
+    m, n, k, b, width, height = columns
+    ratio = np.zeros(len(rows))
+    for name in set(gpus):
+        here = gpus == name
+        tiling = tiles.choose(m[here], n[here], k[here], b[here], find_gpu(name), "simt")
+        ratio[here] = tiling.rows * tiling.cols / (width[here] * height[here])
+    assert np.mean((ratio >= 0.5) & (ratio <= 2.0)) > 0.85
