@@ -24,8 +24,8 @@ def duration(seconds: float) -> str:
 
 
 def interval(lower: float, upper: float) -> str:
-    """A range of seconds in the unit of its upper end: `7.62-9.03s`."""
-    _, unit, name = _scale(upper)
+    """A range of seconds in the unit of its lower end: `7.62-9.03s`."""
+    _, unit, name = _scale(lower)
     return f"{lower / unit:.3g}-{upper / unit:.3g}{name}"
 
 
