@@ -129,7 +129,8 @@ def _asked(
         table = read(data / source.file)
         rows = chosen(table)
         if source.variants:
-            rows = rows & np.array([any(word in text for word in source.variants) for text in table.variant])
+            named = [any(word in text for word in source.variants) for text in table.variant]
+            rows = rows & np.array(named)
         found.append((table, predict(table, model), rows))
     return found
 

@@ -32,6 +32,9 @@ class Source:
     weight: float = 1.0
     variants: tuple[str, ...] = ()
     """Only rows whose kernel's name contains one of these words; empty takes all."""
+    without: tuple[str, ...] = ()
+    """No rows whose kernel's name contains one of these: encoder kernels on Hopper that take twice as long as
+    FlashAttention-3's and cuDNN's for the same shapes."""
     protocol: bool = False
     """Whether NeuSight's protocol trains on this file."""
 
@@ -58,7 +61,8 @@ SOURCES: tuple[Source, ...] = (
         "kernels/aiconfigurator/attention.csv.gz",
         "Apache-2.0",
         limit=120_000,
-        variants=("sglang:fa3", "flash_attention", "vllm:vllm_flash_attn", "vllm_vit_flash_attn_fa2"),
+        variants=("sglang:fa3", "sglang:flash_attention", "vllm:vllm_flash_attn", "vllm_vit_flash_attn_fa"),
+        without=("flash_attention_v3",),
     ),
     Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
     Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
@@ -148,6 +152,8 @@ def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
     )
     if source.variants:
         keep &= np.array([any(word in text for word in source.variants) for text in table.variant])
+    if source.without:
+        keep &= ~np.array([any(word in text for word in source.without) for text in table.variant])
     return np.asarray(keep & (table.latency_s > CLEAR_OF_HARNESS * least), np.bool_)
 
 

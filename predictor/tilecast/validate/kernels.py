@@ -470,7 +470,7 @@ def predict(table: Table, model: Path | None = None) -> Prediction:
     nothing = np.where(blank, np.nan, 0.0)
     return Prediction(
         predicted + nothing,
-        predicted / (1.0 + spread / predicted) + nothing,
+        predicted**2 / np.maximum(predicted + spread, np.finfo(float).tiny) + nothing,
         predicted + spread + nothing,
         roofline + nothing,
         [text or ("not-expressible" if empty else "") for text, empty in zip(reason, blank, strict=True)],
