@@ -7,6 +7,7 @@ To add a model: add a table to a file in `presets/`.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast.graph import Graph, Shards
-from tilecast.models import cnn, transformer
+from tilecast.models import albert, cnn, electra, transformer, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -29,6 +30,10 @@ FAMILIES: Mapping[str, Builder] = {
     "encoder": transformer.build,
     "moe": transformer.build,
     "encdec": transformer.build_encoder_decoder,
+    "albert": albert.build,
+    "electra": electra.build,
+    "vit": vision.build,
+    "swin": vision.build_swin,
     **dict.fromkeys(cnn.NETWORKS, cnn.build),
 }
 """Every family by name."""
@@ -75,17 +80,26 @@ def parameters(workload: Workload) -> float:
 
 
 def preset(name: str) -> Model:
-    """The published model of that name; spelling differences (case, dashes, spaces) do not matter.
+    """The published model of that name.
+
+    Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
+    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset.
 
     Raises:
         SpecError: no preset has the name; the message offers the nearest.
     """
-    table, key = presets(), _key(name)
-    if key not in table:
-        near = get_close_matches(key, table, n=1, cutoff=0.5)
-        hint = f"did you mean {table[near[0]].name}?" if near else "`tilecast show models` lists them"
-        raise SpecError("model.preset", f"unknown model {name!r}", hint)
-    return table[key]
+    table, keys = presets(), _keys(name)
+    for key in keys:
+        if key in table:
+            return table[key]
+    near = get_close_matches(keys[-1], table, n=1, cutoff=0.5)
+    hint = f"did you mean {table[near[0]].name}?" if near else "`tilecast show models` lists them"
+    raise SpecError("model.preset", f"unknown model {name!r}", hint)
+
+
+def is_preset(name: str) -> bool:
+    """Whether `preset` knows the name."""
+    return any(key in presets() for key in _keys(name))
 
 
 @cache
@@ -105,7 +119,14 @@ def presets() -> Mapping[str, Model]:
 
 
 _FIELDS = {item.name for item in fields(Model)}
-_POSITIVE = ("layers", "hidden", "heads", "vocab")
+_TRANSFORMER = ("layers", "hidden", "heads", "vocab")
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "electra": (*_TRANSFORMER, "generator_hidden"),
+    "vit": ("layers", "hidden", "heads", "image", "patch"),
+    "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+    **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
+}
+"""Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
@@ -121,11 +142,11 @@ def model_from(table: Mapping[str, Any]) -> Model:
     family = known.get("family", "")
     if family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
+    for name in _NEEDS.get(family, _TRANSFORMER):
+        if not (value := known.get(name, extra.get(name, 0))) > 0:
+            raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
     if family in cnn.NETWORKS:
         return Model(**{**known, "extra": extra})
-    for name in _POSITIVE:
-        if not known.get(name, 0) > 0:
-            raise SpecError(f"model.{name}", f"must be positive, got {known.get(name)}", "state the dimension")
     known.setdefault("kv_heads", known["heads"])
     if "head_dim" not in known:
         if known["hidden"] % known["heads"]:
@@ -143,5 +164,28 @@ def model_from(table: Mapping[str, Any]) -> Model:
     return Model(**{**known, "extra": extra})
 
 
+_QUALIFIERS = re.compile(
+    r"""\b(?:
+      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | lambda | elasticflow | adaptdl | mlperf
+    | hf | instruct | chat | cased | uncased
+    | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
+    | pre-?training | pretrain | phase-?[12] | phase | fpn
+    )\b""",
+    re.VERBOSE,
+)
+"""Words beside a model's name that change nothing of what is computed for a sample."""
+_SYNONYMS = ((r"v1\.5\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
+"""Spellings that mean the same: the usual ResNet is "v1.5", and the classes of CIFAR are lost beside the rest."""
+
+
+def _keys(name: str) -> tuple[str, str]:
+    """The keys of a name with what stands in brackets, and without."""
+    return _key(name), _key(re.sub(r"\(.*?\)", "", name))
+
+
 def _key(name: str) -> str:
-    return "".join(ch for ch in name.lower() if ch.isalnum() or ch == ".")
+    """A name as the table of presets knows it: without owner, qualifying words, and all but letters, digits, dots."""
+    key = re.sub(r"[\s_]+", "-", name.lower().rsplit("/", 1)[-1])
+    for pattern, word in _SYNONYMS:
+        key = re.sub(pattern, word, key)
+    return "".join(ch for ch in _QUALIFIERS.sub("", key) if ch.isalnum() or ch == ".")

@@ -196,11 +196,12 @@ def _model(row: Row) -> Model:
 
 
 def _preset_name(row: Row) -> str:
-    """The model's name without the framework that some sources put in brackets; and a
-    classifier on top where an encoder is timed without an optimizer (benchmarks of a Hugging Face BERT)."""
-    name = re.sub(r"\s*\(.*?\)", "", row.get("model_name", "")).strip()
-    if row.get("family") == "encoder" and row.get("optimizer") == "none":
-        return f"{name}-classifier"
+    """The model's name, and a classifier on top where an encoder is timed without an optimizer (benchmarks of a
+    Hugging Face BERT)."""
+    name = row.get("model_name", "")
+    classifier = f"{name}-classifier"
+    if row.get("family") == "encoder" and row.get("optimizer") == "none" and models.is_preset(classifier):
+        return classifier
     return name
 
 

@@ -1,0 +1,16 @@
+"""ALBERT: an encoder whose layers share one set of weights (Lan et al., arXiv 1909.11942, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilecast.graph import Graph, Shards
+from tilecast.models import transformer
+from tilecast.spec import Workload
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of the encoder; each of the L layers owns an L-th of the shared weights."""
+    graph = transformer.build(workload, shards)
+    shared = tuple(replace(block, parameters=block.parameters / block.repeat) for block in graph.layers)
+    return replace(graph, layers=shared)

@@ -1,0 +1,58 @@
+"""ResNet, ResNeXt, Wide ResNet and SE-ResNeXt: residual stages of basic or bottleneck blocks.
+
+Sources: He et al., arXiv 1512.03385 (table 1; the stride of a bottleneck sits in its 3x3 convolution, as torchvision
+and the MLPerf "v1.5" have it); Xie et al., arXiv 1611.05431; Zagoruyko and Komodakis, arXiv 1605.07146; Hu et al.,
+arXiv 1709.01507.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecast.models.cnn.walk import Walk
+
+
+def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
+    """A classifier of four stages of `stage1` ... `stage4` blocks.
+
+    `bottleneck` chooses the block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), `excite` the
+    reduction of squeeze-and-excitation; `small_stem` is the 3x3 stem without pooling for images of 32 pixels.
+    """
+    stem(walk, small=bool(extra.get("small_stem")))
+    for number in range(1, 5):
+        stage(walk, extra, number)
+    walk.classify(int(extra.get("classes", 1000)))
+
+
+def stem(walk: Walk, *, small: bool = False) -> None:
+    """The first convolution and pooling: a quarter of the image's side."""
+    walk.unit(64, 3 if small else 7, 1 if small else 2)
+    if not small:
+        walk.pool(3, 2)
+
+
+def stage(walk: Walk, extra: Mapping[str, float], number: int, *, stride: int = 2) -> None:
+    """Stage `number` (1 to 4); all but the first begin with `stride`."""
+    for index in range(int(extra[f"stage{number}"])):
+        _block(walk, extra, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
+
+
+def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> None:
+    entry = walk.shape
+    if extra.get("bottleneck"):
+        groups = int(extra.get("groups", 1))
+        inner = width * int(extra.get("group_width", 64)) * groups // 64
+        walk.unit(inner, 1)
+        walk.unit(inner, 3, stride, groups=groups)
+        walk.unit(4 * width, 1, activation="none")
+    else:
+        walk.unit(width, 3, stride)
+        walk.unit(width, 3, activation="none")
+    if extra.get("excite"):
+        walk.excite(walk.channels // int(extra["excite"]))
+    leave = walk.shape
+    if leave != entry:
+        walk.shape = entry
+        walk.unit(leave[0], 1, stride, activation="none")
+    walk.add()
+    walk.activate()

@@ -1,0 +1,38 @@
+"""ELECTRA pretraining: a small generator fills masks in, and the discriminator tells replaced tokens from original
+ones (Clark et al., arXiv 2003.10555, section 2; sizes in appendix A)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Graph, Shards
+from tilecast.models import transformer
+from tilecast.spec import Workload
+
+_HEAD_DIM = 64
+"""Width of a head in the generators of every published size."""
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of both networks; the generator, of width `extra.generator_hidden` and as many layers, stands before
+    the discriminator's layers and shares its token embedding, of width `hidden`.
+
+    The generator predicts `extra.head_share` of the tokens, the discriminator's head of one output sees all.
+    """
+    model = workload.model
+    width = int(model.extra["generator_hidden"])
+    heads = width // _HEAD_DIM
+    generator = replace(
+        model, hidden=width, heads=heads, kv_heads=heads, head_dim=_HEAD_DIM, ffn_hidden=4 * width,
+        extra={**model.extra, "embedding_hidden": float(model.hidden)},
+    )  # fmt: skip
+    discriminator = replace(model, extra={**model.extra, "head_share": 1.0, "head_vocab": 1.0})
+    small = transformer.build(replace(workload, model=generator), shards)
+    large = transformer.build(replace(workload, model=discriminator), shards)
+    prediction = transformer.build(workload, shards).last
+    (embedding,) = small.first
+    projection = float(model.hidden * width + width)
+    embedding = replace(embedding, parameters=np.full_like(embedding.parameters, projection))
+    return replace(large, first=(embedding, *small.layers, *prediction, *large.first))
