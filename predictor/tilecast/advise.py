@@ -268,7 +268,7 @@ def _rank(request: Request, offer: Offer) -> tuple[float, float, str]:
 def _offer(request: Request, pool: Pool, priced: search.Priced, row: int) -> Offer:
     plan = priced.plans.row(row)
     seconds = float(priced.step_s[row])
-    lower, upper = uncertainty.interval(request.workload, pool, priced, row)
+    lower, upper = uncertainty.interval(request.workload, priced, row)
     nodes = -(-plan.gpus // pool.gpus_per_node)
     per_node = min(plan.gpus, pool.gpus_per_node)
     price = pool.price_per_gpu_hour

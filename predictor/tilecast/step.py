@@ -91,10 +91,31 @@ class Constants:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Half-widths of 90 % ranges, as logarithms."""
+
+    communication: float
+    host: float
+    kernels: float
+    unstated: Mapping[str, float]
+
+
 @cache
 def constants() -> Constants:
     """The fitted constants that ship with Tilecast."""
-    return Constants.of(tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")))
+    return Constants.of(_table())
+
+
+@cache
+def widths() -> Widths:
+    """The widths of ranges that ship with Tilecast."""
+    table = _table()
+    return Widths(**table["range"], unstated=table["unstated"])
+
+
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,34 @@
 """How sure a forecast is: a 90 % range around a step time.
 
-The relative error of a step has three independent sources: the kernels (their own spread, smaller because
-many of them add up), communication, and everything a job description leaves out (data loading, framework,
-clocks). Each part's share of the step weighs its own spread; they add in quadrature.
+The relative error of a step has independent sources: the kernels (their own spread, smaller because many of them
+add up), communication (networks reach a varying share of their line rate), the host (processors and framework
+versions differ more than GPUs do), and all that a job description leaves out (data loading, memory formats, clocks).
+Each part's share of the step weighs its own width, and widths add in quadrature. `constants.toml` holds them.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from tilecast.hardware import Pool
 from tilecast.search import Priced
 from tilecast.spec import Workload
-
-UNSTATED = 0.16
-"""What descriptions leave out: half-width of the 90 % range of published runs on one node."""
-COMMUNICATION = 0.45
-"""Of exposed communication: networks reach a varying share of their line rate."""
-LAUNCH = 0.5
-"""Of host time: processors and framework versions differ by more than GPUs do."""
+from tilecast.step import Widths, widths
 
 
-def interval(workload: Workload, pool: Pool, priced: Priced, row: int) -> tuple[float, float]:
+def interval(workload: Workload, priced: Priced, row: int, known: Widths | None = None) -> tuple[float, float]:
     """Lower and upper end of the 90 % range of one plan's step, in seconds.
 
     The range is symmetric in the logarithm: a forecast is as often a factor too low as too high.
     """
+    known = known or widths()
     parts = priced.times.parts(row)
     total = sum(parts.values())
-    share = {name: value / total for name, value in parts.items()}
-    width = np.sqrt(
-        UNSTATED**2
-        + (COMMUNICATION * share["communication"]) ** 2
-        + (LAUNCH * share["launch"]) ** 2
-        + (float(priced.times.spread[row]) * share["compute"] * 0.5) ** 2
+    unstated = known.unstated.get(workload.model.family, known.unstated["other"])
+    squares = (
+        unstated**2,
+        (known.communication * parts["communication"] / total) ** 2,
+        (known.host * parts["launch"] / total) ** 2,
+        (known.kernels * float(priced.times.spread[row]) * parts["compute"] / total) ** 2,
     )
-    return total * float(np.exp(-width)), total * float(np.exp(width))
+    width = math.sqrt(sum(squares))
+    return total * math.exp(-width), total * math.exp(width)

@@ -179,7 +179,7 @@ def _complete(case: Case) -> Plans:
 
 def _one(workload: Workload, pool: Pool, priced: Priced, member: Member) -> Forecast:
     row = chosen(priced, member)
-    lower, upper = uncertainty.interval(workload, pool, priced, row)
+    lower, upper = uncertainty.interval(workload, priced, row)
     plan = priced.plans.row(row)
     return Forecast(
         seconds=float(priced.step_s[row]),
