@@ -219,6 +219,8 @@ PUBLISHED = {
     "retinanet": 34.01,
     "mask-rcnn": 44.4,
     "yolov3": 61.95,
+    "waveglow-256": 87.88,
+    "ncf": 31.83,
 }
 
 ONE = np.ones(1, dtype=np.int64)
@@ -345,6 +347,8 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("Mask R-CNN (TF2)", "mask-rcnn"),
         ("SSD300 v1.1 (PyTorch)", "ssd300"),
         ("YOLOv3 PASCAL-VOC", "yolov3"),
+        ("WaveGlow (Lambda)", "waveglow"),
+        ("NCF ML-20M", "ncf"),
         ("VGG-16 (ElasticFlow)", "vgg-16"),
         ("BERT-base SQuAD (Lambda)", "bert-base-squad"),
         ("bert_large_squad v1.1", "bert-large-squad"),
@@ -390,6 +394,30 @@ def test_columns_equal_one_row_at_a_time() -> None:
             for op, lone in zip(block.ops, single.ops, strict=True):
                 rows = op.table.dims if len(op.table) == len(micro) else np.repeat(op.table.dims, len(micro), axis=0)
                 assert (rows[index] == lone.table.dims[0]).all(), op.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
+     "electra-base", "albert-base", "ncf"],
+)  # fmt: skip
+def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
+    """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
+    workload = Workload(models.preset(name), 128, 4, "fp16")
+    batches = np.array([1, 2, 4])
+    ones = np.ones_like(batches)
+    graph = models.build(workload, Shards(batches, ones, ones, ones, 0 * ones))
+    work = sum(
+        block.repeat * op.count * op.table.flops() * np.ones(3)
+        for block in graph.blocks
+        for op in block.ops
+        if op.table.kind[0] <= 2
+    )
+    kept = sum(block.repeat * block.activation_bytes[0] for block in graph.blocks)
+    assert work == pytest.approx(batches * work[0])
+    assert kept == pytest.approx(batches * kept[0])
+    for block in graph.blocks:
+        assert (np.broadcast_to(block.parameters, 3) == block.parameters[0]).all()
 
 
 def test_unknown_preset_offers_the_nearest() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast.graph import Graph, Shards
-from tilecast.models import albert, cnn, electra, transformer, vision
+from tilecast.models import albert, cnn, electra, ncf, transformer, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -34,6 +34,7 @@ FAMILIES: Mapping[str, Builder] = {
     "electra": electra.build,
     "vit": vision.build,
     "swin": vision.build_swin,
+    "ncf": ncf.build,
     **dict.fromkeys(cnn.NETWORKS, cnn.build),
 }
 """Every family by name."""
@@ -124,6 +125,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "electra": (*_TRANSFORMER, "generator_hidden"),
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+    "ncf": ("users", "items", "factors", "dense1", "dense2", "dense3"),
     **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
 }
 """Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
@@ -145,7 +147,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
     for name in _NEEDS.get(family, _TRANSFORMER):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
-    if family in cnn.NETWORKS:
+    if "hidden" not in known:
         return Model(**{**known, "extra": extra})
     known.setdefault("kv_heads", known["heads"])
     if "head_dim" not in known:

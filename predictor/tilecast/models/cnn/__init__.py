@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models.cnn import densenet, detection, inception, mobile, resnet, unet, vgg
+from tilecast.models.cnn import densenet, detection, inception, mobile, resnet, unet, vgg, waveglow
 from tilecast.models.cnn.walk import Walk
 from tilecast.models.layers import Numerics
 from tilecast.spec import Workload
@@ -47,6 +47,7 @@ NETWORKS: Mapping[str, Network] = {
     "retinanet": Network(detection.retinanet, _FOUR_STAGES),
     "mask-rcnn": Network(detection.mask_rcnn, (*_FOUR_STAGES, "proposals")),
     "yolo-v3": Network(detection.yolo_v3),
+    "waveglow": Network(waveglow.waveglow, ("channels",)),
 }
 """Families of convolutional networks by name."""
 
