@@ -216,7 +216,7 @@ PUBLISHED = {
     "efficientnet-v2-m": 54.14,
     "efficientnet-v2-l": 118.52,
     "unet-2d": 31.03,
-    "retinanet": 34.01,
+    "retinanet-resnet50": 34.01,
     "mask-rcnn": 44.4,
     "yolov3": 61.95,
     "waveglow-256": 87.88,
@@ -307,7 +307,7 @@ GIGAMACS = {
     "efficientnet-b0": 0.39,
     "efficientnet-b4": 4.39,
     "efficientnet-b7": 37.75,
-    "retinanet": 151.54,
+    "retinanet-resnet50": 151.54,
     "yolov3": 32.9,
     "vit-b-16": 17.56,
     "vit-b-32": 4.41,
@@ -346,6 +346,9 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("V-Net (TF1)", "vnet"),
         ("Mask R-CNN (TF2)", "mask-rcnn"),
         ("SSD300 v1.1 (PyTorch)", "ssd300"),
+        ("RetinaNet (MLPerf)", "retinanet-resnext50"),
+        ("3D U-Net (MLPerf)", "unet-3d"),
+        ("ViT-B/16", "vit-b-16"),
         ("YOLOv3 PASCAL-VOC", "yolov3"),
         ("WaveGlow (Lambda)", "waveglow"),
         ("NCF ML-20M", "ncf"),
@@ -418,6 +421,14 @@ def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     assert kept == pytest.approx(batches * kept[0])
     for block in graph.blocks:
         assert (np.broadcast_to(block.parameters, 3) == block.parameters[0]).all()
+
+
+@pytest.mark.parametrize("name", sorted({model.family for model in models.presets().values()}))
+def test_every_family_says_which_block_is_which(name: str) -> None:
+    """Blocks of a graph have names of their own, in the breakdown of a step and where they are looked up."""
+    model = next(model for model in models.presets().values() if model.family == name)
+    blocks = [block.name for block in models.build(Workload(model, 128, 1), WHOLE).blocks]
+    assert len(set(blocks)) == len(blocks)
 
 
 def test_unknown_preset_offers_the_nearest() -> None:

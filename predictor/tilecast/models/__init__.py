@@ -171,7 +171,7 @@ _QUALIFIERS = re.compile(
       pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | lambda | elasticflow | adaptdl | mlperf
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
-    | pre-?training | pretrain | phase-?[12] | phase | fpn
+    | pre-?training | pretrain | fine-?tuning | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
 )
@@ -187,7 +187,7 @@ def _keys(name: str) -> tuple[str, str]:
 
 def _key(name: str) -> str:
     """A name as the table of presets knows it: without owner, qualifying words, and all but letters, digits, dots."""
-    key = re.sub(r"[\s_]+", "-", name.lower().rsplit("/", 1)[-1])
+    key = re.sub(r"[\s_]+", "-", re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()))
     for pattern, word in _SYNONYMS:
         key = re.sub(pattern, word, key)
     return "".join(ch for ch in _QUALIFIERS.sub("", key) if ch.isalnum() or ch == ".")

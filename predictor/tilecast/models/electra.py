@@ -35,4 +35,6 @@ def build(workload: Workload, shards: Shards) -> Graph:
     (embedding,) = small.first
     projection = float(model.hidden * width + width)
     embedding = replace(embedding, parameters=np.full_like(embedding.parameters, projection))
-    return replace(large, first=(embedding, *small.layers, *prediction, *large.first))
+    generating = (embedding, *small.layers, *prediction)
+    named = tuple(replace(block, name=f"generator-{block.name}") for block in generating)
+    return replace(large, first=(*named, *large.first))

@@ -47,11 +47,12 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
         windows = replace(shards, micro_batch=shards.micro_batch * (side // 2**stage // window) ** 2)
         graph = transformer.build(staged, windows)
         if stage:
-            blocks.append(_merge(staged, windows))
+            blocks.append(_merge(f"stage{stage + 1}-merge", staged, windows))
         moved = windows.micro_batch.astype(float) * (window * window * width)
         numerics = Numerics.of(staged)
         shuffle = layers.pointwise("windows", numerics, moved, kernels=4, absorbed=False, backward=(1.0, 1.0))
-        blocks += [replace(block, ops=(*block.ops, *shuffle)) for block in graph.layers]
+        name = f"stage{stage + 1}-layer"
+        blocks += [replace(block, name=name, ops=(*block.ops, *shuffle)) for block in graph.layers]
     return _over_images(replace(graph, layers=tuple(blocks)), embedding, model)
 
 
@@ -84,7 +85,7 @@ def _patches(workload: Workload, shards: Shards, *, learned: int) -> Block:
     return Block("patches", 1, tuple(ops), np.full(len(shards), parameters), np.stack([kept] * 3))
 
 
-def _merge(workload: Workload, shards: Shards) -> Block:
+def _merge(name: str, workload: Workload, shards: Shards) -> Block:
     """Patch merging into tokens of the stage's width: a norm and a dense layer over four tokens side by side."""
     numerics, width = Numerics.of(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
@@ -94,4 +95,4 @@ def _merge(workload: Workload, shards: Shards) -> Block:
     ops += layers.linear("merge", numerics, tokens, inputs, float(width))
     kept = numerics.element * 2 * tokens * inputs
     parameters = float(inputs * width + 2 * inputs)
-    return Block("merge", 1, tuple(ops), np.full(len(shards), parameters), np.stack([kept] * 3))
+    return Block(name, 1, tuple(ops), np.full(len(shards), parameters), np.stack([kept] * 3))
