@@ -47,7 +47,8 @@ def test_offers_are_ranked_by_the_objective() -> None:
 def test_cheapest_is_never_dearer_than_fastest() -> None:
     fastest, cheapest = (advise(replace(LLAMA, objective=goal), POOLS).best for goal in ("time", "cost"))
     assert fastest is not None and cheapest is not None
-    assert cheapest.cost_per_1000_steps <= fastest.cost_per_1000_steps  # type: ignore[operator]
+    # Within a tie of 3 % the simpler plan is shown.
+    assert cheapest.cost_per_1000_steps <= fastest.cost_per_1000_steps * 1.03  # type: ignore[operator]
     assert fastest.step_s <= cheapest.step_s * 1.03
 
 

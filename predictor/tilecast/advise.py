@@ -191,7 +191,8 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
     limits = request.constraints
     unknown = [name for name in limits.allowed_pools if name not in names]
     if unknown:
-        raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", f"known: {', '.join(names)}")
+        known = f"known: {', '.join(names)}"
+        raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", known)
     if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
         raise SpecError(
             "spec.constraints.gpus", f"{limits.gpus} is above maxGpus {limits.max_gpus}", "lower gpus or raise maxGpus"
@@ -204,7 +205,8 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
             "choose a divisor",
         )
     if request.baseline and request.baseline.pool not in names:
-        raise SpecError("spec.baseline.pool", f"there is no pool {request.baseline.pool!r}", f"known: {', '.join(names)}")
+        known = f"known: {', '.join(names)}"
+        raise SpecError("spec.baseline.pool", f"there is no pool {request.baseline.pool!r}", known)
 
 
 def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:

@@ -244,7 +244,7 @@ def _micro_batch(
     nil = np.zeros(len(plans))
     kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
     for times in priced.blocks:
-        where = next(name for name in kinds if times.block in getattr(sharded.graph, name))
+        where = next(name for name in kinds if any(times.block is block for block in getattr(sharded.graph, name)))
         parts = _block(workload, sharded, plans, pool, times, fitted, recomputed=where == "layers")
         kinds[where] = [old + new * times.block.repeat for old, new in zip(kinds[where], parts, strict=True)]
 

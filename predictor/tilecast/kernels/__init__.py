@@ -87,12 +87,17 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         compute_s = flops / peak if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(moved, gpu))
         name = case(kind, precision, d, gpu)
-        family = features.family(kind.name, precision, gpu)
+        priced_as, family = kind.name, features.family(kind.name, precision, gpu)
+        if kind.name == "conv" and family == "gemm_tensor" and not learned.knows(family, name[0], gpu):
+            # No convolution was measured on the tensor cores of this GPU: it is the implicit GEMM it runs as.
+            d, flops = features.packed_gemm(d, flops)
+            priced_as, family = "gemm", features.family("gemm", precision, gpu)
+            name = np.full(len(rows), "tensor")
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):
                 some = {dim: column[part] for dim, column in d.items()}
-                names, values = features.columns(kind.name, some, flops[part], moved[part], gpu, precision)
+                names, values = features.columns(priced_as, some, flops[part], moved[part], gpu, precision)
                 network = learned.description.networks[family]
                 if names != network.columns:
                     raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)

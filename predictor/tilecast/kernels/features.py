@@ -54,6 +54,20 @@ def conv_product(d: Dims) -> Product:
     )
 
 
+PACKED_CHANNELS = 32
+"""Channels of a group below which several groups share a tile, their cross terms computed in vain."""
+
+
+def packed_gemm(d: Dims, flops: Floats) -> tuple[Dims, Floats]:
+    """A convolution as the implicit GEMM of tensor cores, small groups packed into one product: its dimensions as
+    those of `gemm`, and the FLOPs it then takes."""
+    width = np.minimum(d["c_in"], d["c_out"]) / d["groups"]
+    together = np.minimum(np.maximum(np.ceil(PACKED_CHANNELS / width), 1.0), d["groups"])
+    product = conv_product({**d, "groups": d["groups"] / together})
+    dims = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
+    return dims, flops * together
+
+
 def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
     """Which convolutions cuDNN runs by Winograd: FP32, 3 × 3, stride one, one group, shape (N,) bool."""
     if precision != "fp32":
@@ -110,7 +124,7 @@ def columns(
         "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
     }
     if kind in PRODUCTS:
-        found |= _product_columns(kind, PRODUCTS[kind](d), flops, gpu, precision)
+        found |= _product_columns(kind, PRODUCTS[kind](d), flops, moved, gpu, precision)
     elif kind in ROWWISE:
         found |= _row_columns(d, moved, gpu)
     else:
@@ -118,13 +132,18 @@ def columns(
     return tuple(found), np.stack(list(found.values()), axis=1)
 
 
-def _product_columns(kind: str, product: Product, flops: Floats, gpu: Gpu, precision: str) -> dict[str, Floats]:
+def _product_columns(
+    kind: str, product: Product, flops: Floats, moved: Floats, gpu: Gpu, precision: str
+) -> dict[str, Floats]:
     peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
     outputs = element * product.batch * product.m * product.n
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
+    if kind == "gemm":
+        # A convolution priced as a product reads its input once, however often the product repeats it.
+        left, right = np.minimum(left, moved), np.minimum(right, moved)
     dram = gpu.memory_bandwidth_bytes_per_s
     found = {
         "compute_cycles": _cycles(flops / peak, gpu),

@@ -141,6 +141,11 @@ class Utilization:
         spread = network.spread[name]
         return Context(row * len(cases) + cases.index(name), spread.seen if seen else spread.unseen)
 
+    def knows(self, family: str, case: str, gpu: Gpu) -> bool:
+        """Whether the network of a family saw a case on this GPU in training."""
+        network = self.description.networks.get(family)
+        return network is not None and die(gpu) in network.seen.get(case, ())
+
     def ceiling(self, case: str) -> Ceiling:
         """The fitted ceiling of a case that formulas price."""
         return self.description.ceilings[case]

@@ -31,6 +31,9 @@ class Numerics:
     autocast: bool
     """Whether norms run in FP32 between casts: automatic mixed precision in an eager framework without kernels
     of its own."""
+    converts_layout: bool
+    """Whether convolutions run between layout copies: eager frameworks keep images channels-first, the TF32 kernels of
+    cuDNN want channels last. (Jobs in 16 bit are commonly set up channels-last.)"""
     flash: bool
     """Whether attention is one fused kernel."""
     training: bool
@@ -51,6 +54,7 @@ class Numerics:
             fused=workload.fused_kernels or compiled,
             compiled=compiled,
             autocast=vector in ("fp16", "bf16") and workload.training and not (workload.fused_kernels or compiled),
+            converts_layout=workload.precision == "tf32" and not compiled,
             flash=flash,
             training=workload.training,
             frozen=workload.lora_rank > 0,

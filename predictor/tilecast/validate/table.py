@@ -133,42 +133,39 @@ def _lora_rank(row: Row, notes: str) -> int:
     return int(found.group(1)) if found else 8
 
 
-_TYPO = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
+_DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
          ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
 
 
 def _model(row: Row) -> Model:
     """The preset of the row's name, with the dimensions that the row states; or those dimensions alone."""
-    stated = {ours: value for theirs, ours in _TYPO if (value := _integer(row, theirs))}
+    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := _integer(row, theirs))}
     try:
-        known: Model | None = models.preset(_preset_name(row))
+        known = models.preset(_preset_name(row))
     except SpecError:
-        known = None
+        return _from_dimensions(row, stated)
+    if not stated or known.hidden == 0:
+        return known
+    if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
+        return _from_dimensions(row, stated)
+    if known.family != "decoder":
+        stated.pop("vocab", None)
+    return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
+
+
+def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     family = row.get("family", "")
-    if known is not None and (not stated or known.hidden == 0 or stated.get("hidden", known.hidden) == known.hidden):
-        if known.hidden and stated:
-            stated.setdefault("kv_heads", known.kv_heads)
-            if stated.get("heads", known.heads) == known.heads:
-                if known.family != "decoder":
-                    stated.pop("vocab", None)
-                return replace(known, **stated)  # type: ignore[arg-type]
-        if known.hidden or not stated:
-            return known
-    needed = ("layers", "hidden", "vocab")
-    if family not in ("decoder", "encoder", "moe", "encdec") or not all(stated.get(name) for name in needed):
-        if known is not None and not stated:
-            return known
-        raise Refusal("unknown-model")
-    heads = stated.get("heads") or max(1, stated["hidden"] // 128)
-    while stated["hidden"] % heads:
-        heads -= 1
     gated = row.get("gated_mlp", "") in ("1", "1.0")
     notes = row.get("notes", "").lower()
+    if family not in ("decoder", "encoder", "moe", "encdec") or not (stated.get("hidden") and stated.get("vocab")):
+        raise Refusal("unknown-model")
+    if not stated.get("layers"):
+        stated["layers"] = _layers(row, stated, gated)
     table: dict[str, object] = {
         "name": row.get("model_name", ""),
         "family": family,
         **stated,
-        "heads": heads,
+        "heads": stated.get("heads") or _usual_heads(stated["hidden"]),
         "gated_mlp": gated,
         "rms_norm": gated,
         "rotary": gated,
@@ -178,12 +175,9 @@ def _model(row: Row) -> Model:
         "causal": family != "encoder",
         "positions": 0 if gated else (_integer(row, "seq_len") or 0),
     }
-    if found := re.search(r"head_dim (\d+)", notes):
-        table["head_dim"] = int(found.group(1))
-    if found := re.search(r"(\d+) experts", notes):
-        table["experts"] = int(found.group(1))
-    if found := re.search(r"top-?_?k ?=? ?(\d+)", notes):
-        table["top_k"] = int(found.group(1))
+    for name, pattern in _IN_NOTES:
+        if found := re.search(pattern, notes):
+            table[name] = int(found.group(1))
     if family == "moe" and "experts" not in table:
         raise Refusal("unknown-model")
     if family == "encoder":
@@ -193,6 +187,30 @@ def _model(row: Row) -> Model:
         return models.model_from(table)
     except SpecError:
         raise Refusal("unknown-model") from None
+
+
+_IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
+"""Dimensions that the tables have no column for, as their notes write them."""
+
+
+def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
+    """Layers of a dense transformer from its published parameter count: 4 h^2 of attention and 2 (gated: 3) h f of
+    MLP each, beside one embedding."""
+    try:
+        parameters = float(row.get("params_b", "")) * 1e9
+    except ValueError:
+        raise Refusal("unknown-model") from None
+    hidden = stated["hidden"]
+    each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
+    layers = round((parameters - stated["vocab"] * hidden) / each)
+    if row.get("family") == "moe" or layers < 1:
+        raise Refusal("unknown-model")
+    return layers
+
+
+def _usual_heads(hidden: int) -> int:
+    """As many heads of about 128 as divide the width."""
+    return max(heads for heads in range(1, max(1, hidden // 128) + 1) if hidden % heads == 0)
 
 
 def _preset_name(row: Row) -> str:
@@ -206,7 +224,7 @@ def _preset_name(row: Row) -> str:
 
 
 def _sequence(row: Row, model: Model) -> int:
-    if model.hidden == 0:
+    if model.hidden == 0 or "image" in model.extra:
         return 1
     sequence = _integer(row, "seq_len")
     if not sequence:

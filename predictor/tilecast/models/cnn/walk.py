@@ -93,6 +93,8 @@ class Walk:
             self.ops.append(Op(f"{name}{label}", table, phase))
 
         self.keep(self.elements)
+        if self.numerics.converts_layout:
+            self._convert_layout(name, self.elements, self.batch * out * size[0] * size[1] * size[2])
         add("", 0.0, "forward")
         if self.numerics.training:
             if self.reached:
@@ -102,6 +104,16 @@ class Walk:
         self.channels, self.size, self.reached = out, size, True
         if bias:
             self._bias(name)
+
+    def _convert_layout(self, name: str, inputs: Floats, outputs: Floats) -> None:
+        """Copies between channels-first tensors and the channels-last kernels of tensor cores: input and output
+        forward; the output's gradient, the input and its gradient backward."""
+        self.ops += layers.elementwise(f"{name}.layout", self.numerics, inputs + outputs, 1.0, 1.0, launches=2.0)
+        if self.numerics.training:
+            moved = 2 * inputs + outputs
+            self.ops += layers.elementwise(
+                f"{name}.layout.gradient", self.numerics, moved, 1.0, 1.0, phase="backward", launches=3.0
+            )
 
     def up_conv(self, out: int) -> None:
         """A transposed convolution of kernel and stride 2: every pixel becomes 2 x 2 (x 2) pixels of `out` channels,
