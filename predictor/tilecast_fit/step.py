@@ -4,8 +4,8 @@
 
 All tables share one set of constants, keyed by execution mode alone. Of a table of plans (vTrain's) a tenth of
 the rows takes part, chosen by a rule on the row's id; groups of rows weigh equally, however many rows they
-have, and so do tables. The loss is the mean absolute logarithm of predicted over measured, minimised one constant at a time on a
-geometric grid that narrows, within bounds that physics and the documentation of the frameworks suggest.
+have, and so do tables. The loss is the mean absolute logarithm of predicted over measured, minimised one constant
+at a time on a geometric grid that narrows, within bounds that physics and the frameworks' documentation suggest.
 """
 
 from __future__ import annotations
