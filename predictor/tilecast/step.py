@@ -22,7 +22,7 @@ import numpy as np
 
 from tilecast import collectives, kernels
 from tilecast.collectives import Group
-from tilecast.graph import Block, Transfer
+from tilecast.graph import KIND_NAMES, Block, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
@@ -30,6 +30,7 @@ from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
 
+_ATTENTION = KIND_NAMES.index("attention")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
 
@@ -74,6 +75,7 @@ class Constants:
     tensor_share: float
     jitter: float
     compute_efficiency: Mapping[str, float]
+    flash2: Mapping[str, Mapping[str, float]]
     optimizer_efficiency: float
 
     @classmethod
@@ -87,6 +89,7 @@ class Constants:
             table["overlap"]["tensor_share"],
             table["scale"]["jitter"],
             table["compute_efficiency"],
+            table["flash2"],
             table["optimizer"]["efficiency"],
         )
 
@@ -165,6 +168,8 @@ def kernel_seconds(
     table, rows = sharded.graph.kernels()
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
+    native = workload.fused_kernels or workload.execution == "xla"
+    library: Mapping[str, float] = {} if native else fitted.flash2.get(gpu.architecture, {})
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
     weight = spread = 0.0
@@ -174,6 +179,8 @@ def kernel_seconds(
             index = rows[position]
             position += 1
             seconds = times.seconds[index] * op.count / fitted.compute_efficiency[workload.execution]
+            if op.table.kind[0] == _ATTENTION:
+                seconds = seconds * library.get(op.phase, 1.0)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + one

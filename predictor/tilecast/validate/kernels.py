@@ -214,7 +214,7 @@ def _rowwise(b: _Builder) -> None:
     norms = {"rmsnorm": "rmsnorm", "rms_norm": "rmsnorm", "layernorm": "layernorm", "layer_norm": "layernorm"}
     norms |= {"softmax": "softmax"}
     pointwise = {"add": (2, 1), "silu_and_mul": (2, 1), "gelu": (1, 1), "relu": (1, 1), "rope_qk": (1, 1)}
-    pointwise |= {"mul": (2, 1), "copy": (1, 1)}
+    pointwise |= {"mul": (2, 1), "copy": (1, 1), "sgd": (2, 1), "momentum": (3, 2), "adam": (4, 3), "adamw": (4, 3)}
     b.refuse(~np.isin(op, [*norms, *pointwise]), "unknown-op")
     for precision, chosen in _each_precision(b):
         size = ELEMENT[precision]
