@@ -93,7 +93,8 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
             f"{duration(free.step_s)}."
         )
     if advice.ties:
-        lines.append(f"{advice.ties} other plans are within 3 % of it; the simplest is shown.")
+        others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
+        lines.append(f"{others} within 3 % of it; the simplest is shown.")
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS

@@ -20,13 +20,18 @@ _SCALES = (
 def duration(seconds: float) -> str:
     """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`."""
     _, unit, name = _scale(seconds)
-    return f"{seconds / unit:.3g}{name}"
+    return f"{_three(seconds / unit)}{name}"
 
 
 def interval(lower: float, upper: float) -> str:
     """A range of seconds in the unit of its lower end: `7.62-9.03s`."""
     _, unit, name = _scale(lower)
-    return f"{lower / unit:.3g}-{upper / unit:.3g}{name}"
+    return f"{_three(lower / unit)}-{_three(upper / unit)}{name}"
+
+
+def _three(value: float) -> str:
+    """Three significant figures, never an exponent for a large number."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _scale(seconds: float) -> tuple[float, float, str]:
