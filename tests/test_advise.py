@@ -88,6 +88,28 @@ def test_limits_hold_and_the_uncapped_choice_is_shown() -> None:
     assert advice.uncapped.step_s < advice.best.step_s
 
 
+def test_gpus_that_do_not_fill_nodes_are_refused() -> None:
+    advice = advise(replace(LLAMA, constraints=Constraints(gpus=12)), POOLS)
+    assert advice.best is None
+    assert {item.code for item in advice.rejections} == {"UnevenNodes", "PrecisionNotSupported"}
+
+
+def test_a_free_pool_can_be_the_cheapest() -> None:
+    advice = advise(replace(LLAMA, objective="cost"), [pool("h100-sxm", 16, 0.0), pool("a100-80", 32, 3.4)])
+    assert [offer.pool.name for offer in advice.offers] == ["h100-sxm", "a100-80"]
+
+
+def test_prices_in_two_currencies_do_not_compare() -> None:
+    pools = [pool("h100-sxm", 16), replace(pool("a100-80", 32), currency="EUR")]
+    with pytest.raises(SpecError, match="EUR and USD"):
+        advise(replace(LLAMA, objective="cost"), pools)
+
+
+def test_a_pool_without_nodes_says_so() -> None:
+    advice = advise(LLAMA, [replace(pool("h100-sxm", 16), max_nodes=0)])
+    assert [item.code for item in advice.rejections] == ["EmptyPool"]
+
+
 def test_too_large_is_an_answer_with_a_remedy() -> None:
     advice = advise(Request("big", Workload(models.preset("llama-3.1-405b"), 8192, 64)), [pool("a100-80", 8)])
     assert advice.best is None

@@ -44,6 +44,12 @@ def test_no_recommendation_is_status_three(capsys: pytest.CaptureFixture[str]) -
     assert "too much" in screen
 
 
+def test_a_baseline_that_cannot_be_split_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["advise", "llama-2-7b", "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:8,l4:8"]
+    assert main([*arguments, "--baseline", "l4:7"]) == 0
+    assert "your baseline of 7" in capsys.readouterr().out
+
+
 JOB_TEXT = Path(JOB).read_text()
 BAD_JOBS = {
     "typo": (JOB_TEXT.replace("globalBatchSize", "globalBatchsize"), "globalBatchSize"),
@@ -79,6 +85,12 @@ def test_a_bad_job_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
         (["advise", "llama-2-7b", "--gpus", GPUS, "--batch", "64"], "--seq"),
         (["advise", "llama-2-7b", "--gpus", GPUS, "--batch", "-1", "--seq", "4096"], "--batch"),
         (["advise", JOB, "--gpus", GPUS, "--baseline", "b300:8"], "baseline.pool"),
+        (["advise", JOB, "--gpus", GPUS, "--precision", "fp16"], "--precision"),
+        (["advise", JOB, "--gpus", GPUS, "--steps", "-5"], "--steps"),
+        (["advise", JOB, "--gpus", "h100-sxm:12"], "does not fill nodes"),
+        (["advise", JOB, "--gpus", "t4:" + "9" * 5000], "--gpus"),
+        (["advise", "a" * 300, "--gpus", GPUS, "--seq", "1", "--batch", "1"], "unknown model"),
+        (["advise", "gpt2", "--gpus", GPUS, "--seq", "1000000", "--batch", "1"], "positions"),
         (["validate", "runs", "no-such-file.csv"], "no-such-file.csv"),
         (["validate", "runs", MIXED], "lacks the columns"),
     ],

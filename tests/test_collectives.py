@@ -41,6 +41,15 @@ def test_never_faster_than_the_wire_and_never_slower_for_less(
     assert seconds(name, size * 2, where, intra, inter) >= took
 
 
+@pytest.mark.parametrize("local", [1, 2, 4])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_group_that_spans_nodes_feels_the_network(name: str, local: int) -> None:
+    fast, slow = (
+        seconds(name, 1e8, group(8, local), "nvlink4", network) for network in ("infiniband-ndr-8x400", "ethernet-10")
+    )
+    assert slow > 5 * fast
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_one_rank_has_nobody_to_talk_to(name: str) -> None:
     assert seconds(name, 1e9, group(1, 1)) == 0.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast import models, search
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
-from tilecast.spec import Plan, Plans, SpecError, Workload
+from tilecast.spec import Plan, Plans, Workload
 from tilecast.step import PARTS
 
 
@@ -107,18 +107,3 @@ def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
     assert np.all(np.diff(share) < 0)
     # 1F1B: (p - 1) / m of the ideal time, were all stages alike.
     assert share[1] == pytest.approx(7 / 16 / (1 + 7 / 16), rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("plan", "field"),
-    [
-        (Plan(tensor=3), "plan.tp"),
-        (Plan(pipeline=5), "plan.pp"),
-        (Plan(data=7), "plan.dp"),
-        (Plan(data=64, tensor=8), "plan"),
-    ],
-)
-def test_contradictory_plans_name_the_degree(plan: Plan, field: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        search.check(Workload(models.preset("llama-2-7b"), 4096, 64), plan, pool())
-    assert caught.value.field == field

@@ -67,6 +67,46 @@ def test_a_row_that_cannot_be_expressed_has_a_code(change: dict[str, str], code:
     assert code in REASONS
 
 
+NUMBERS = ("0", "-1", "3", "7.5", "1e308", "nan", "abc", "1099511627775", "9" * 400, "")
+NOTES = ("9" * 400 + " experts", "head_dim 0", "head_dim " + "9" * 400, "rank " + "9" * 400, "VP" + "9" * 30, "top-0")
+SHAPES = (
+    "n_gpus", "gpus_per_node", "n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab", "params_b",
+    "seq_len", "micro_batch_per_gpu", "grad_accum", "global_batch", "dp", "tp", "pp", "cp", "ep", "zero_stage",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("column", SHAPES)
+def test_no_number_in_a_row_loses_the_others(column: str) -> None:
+    rows = [ROW] + [{**ROW, column: value, "family": family} for value in NUMBERS for family in ("decoder", "moe")]
+    found = runs.forecast(rows)
+    assert len(found) == len(rows)
+    assert found[0] == runs.forecast([ROW])[0]
+    for item in found:
+        assert (item.seconds is None) == (item.reason in REASONS)
+        assert item.seconds is None or 0 < item.seconds < float("inf")
+
+
+@pytest.mark.parametrize("notes", NOTES)
+def test_no_note_in_a_row_loses_the_others(notes: str) -> None:
+    changes: list[dict[str, str]] = [{}, {"family": "moe"}, {"task": "lora"}]
+    found = runs.forecast([{**ROW, **change, "notes": notes} for change in changes])
+    assert all((item.seconds is None) == (item.reason in REASONS) for item in found)
+
+
+@pytest.mark.parametrize("measured", ["n/a", "0", "nan", "-1", ""])
+def test_a_row_without_a_measured_step_is_forecast_and_not_scored(measured: str) -> None:
+    rows = [{**ROW, "step_time_s_derived": measured}]
+    forecasts = runs.forecast(rows)
+    assert forecasts[0].seconds is not None
+    assert "no graded row" in runs.summary(rows, forecasts)
+
+
+def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(",".join(ROW) + "\n" + ",".join(ROW.values()) + "\n", encoding="utf-8-sig")
+    assert runs.read_table(path)[0]["id"] == "r1"
+
+
 def test_the_rows_file_has_a_line_per_row_in_order(tmp_path: Path) -> None:
     rows = [
         {**ROW, "id": "a"},

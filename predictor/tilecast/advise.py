@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from tilecast import kernels, search, uncertainty
+from tilecast import __version__, kernels, search, step, uncertainty
 from tilecast.hardware import Pool
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Objective, Plan, Plans, SpecError, Workload
 
@@ -31,7 +32,6 @@ class Baseline:
 
     pool: str
     gpus: int
-    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,12 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         uncapped = min(others, key=lambda offer: _rank(request, offer), default=None)
     explained = tuple(replace(offer, reason=_reason(request, offer, offers)) for offer in offers)
     version, digest = kernels.model_info()
+    baseline = _baseline(request, considered)
     return Advice(
         request=request,
         offers=explained,
-        rejections=tuple(rejections),
-        baseline=_baseline(request, considered),
+        rejections=(*rejections, *((baseline.rejection,) if baseline and baseline.rejection else ())),
+        baseline=baseline.offer if baseline else None,
         uncapped=uncapped,
         ties=ties,
         plans_evaluated=evaluated,
@@ -162,20 +163,17 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     )
 
 
-def price_plan(request: Request, pool: Pool, plan: Plan) -> Offer:
-    """Exactly this plan on this pool.
-
-    Raises:
-        SpecError: the plan contradicts the job or the pool.
-    """
-    search.check(request.workload, plan, pool)
-    return _offer(request, pool, search.price(request.workload, Plans.of(plan), pool), 0)
-
-
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
-    """A short digest of everything the advice depends on."""
-    text = repr((request, sorted(pools, key=lambda pool: pool.name), model_sha256))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """A short digest of everything the advice depends on: the request but for its name, the pools in any order, the
+    model, the constants and the version."""
+    inputs = {
+        "request": asdict(replace(request, name="")),
+        "pools": [asdict(pool) for pool in sorted(pools, key=lambda pool: pool.name)],
+        "model": model_sha256,
+        "constants": step.digest(),
+        "version": __version__,
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +195,10 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
         raise SpecError(
             "spec.constraints.gpus", f"{limits.gpus} is above maxGpus {limits.max_gpus}", "lower gpus or raise maxGpus"
         )
+    currencies = sorted({pool.currency for pool in pools if pool.price_per_gpu_hour is not None})
+    if request.objective == "cost" and len(currencies) > 1:
+        told = " and ".join(currencies)
+        raise SpecError("spec.objective", f"pools are priced in {told}", "give every price in one currency")
     workload = request.workload
     if workload.micro_batch and workload.global_batch % workload.micro_batch:
         raise SpecError(
@@ -212,9 +214,9 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
 def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:
     workload = request.workload
     if not pool.gpu.supports(workload.precision):
-        usable = [name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)]
+        usable = next((name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)), "another precision")
         message = f"no {workload.precision.upper()} units"
-        return _Found(None, Rejection(pool.name, "PrecisionNotSupported", message, f"allow {usable[0]}"), 0, 0)
+        return _Found(None, Rejection(pool.name, "PrecisionNotSupported", message, f"allow {usable}"), 0, 0)
     most = min(
         pool.max_gpus,
         limits.max_gpus or pool.max_gpus,
@@ -247,9 +249,9 @@ def _complexity(plans: Plans, row: int) -> tuple[int, ...]:
 
 
 def _value(request: Request, pool: Pool, priced: search.Priced) -> Floats:
-    """What the objective minimises: seconds, or money per step (GPU-seconds where the pool has no price)."""
+    """What the objective minimises within one pool: seconds, or GPU-seconds that are paid for."""
     if request.objective == "cost":
-        billed: Floats = priced.step_s * _billed(pool, priced.plans.gpus) * (pool.price_per_gpu_hour or 1.0)
+        billed: Floats = priced.step_s * _billed(pool, priced.plans.gpus)
         return billed
     return priced.step_s
 
@@ -264,7 +266,8 @@ def _rank(request: Request, offer: Offer) -> tuple[float, float, str]:
     if request.objective == "cost":
         cost = offer.cost_per_1000_steps
         return (cost if cost is not None else math.inf, offer.step_s, offer.pool.name)
-    return (offer.step_s, offer.cost_per_1000_steps or math.inf, offer.pool.name)
+    cost = offer.cost_per_1000_steps
+    return (offer.step_s, math.inf if cost is None else cost, offer.pool.name)
 
 
 def _offer(request: Request, pool: Pool, priced: search.Priced, row: int) -> Offer:
@@ -297,18 +300,19 @@ def _offer(request: Request, pool: Pool, priced: search.Priced, row: int) -> Off
     )
 
 
-def _baseline(request: Request, pools: Sequence[Pool]) -> Offer | None:
-    """The user's own choice: their plan, or the best one on exactly their GPUs."""
+def _baseline(request: Request, pools: Sequence[Pool]) -> _Found | None:
+    """The best plan on exactly the GPUs that the user runs on today."""
     wanted = request.baseline
     if wanted is None:
         return None
     pool = next(pool for pool in pools if pool.name == wanted.pool)
     # A baseline is priced even where its pool is smaller today: the user runs it now.
     roomy = replace(pool, max_nodes=max(pool.max_nodes, -(-wanted.gpus // pool.gpus_per_node)))
-    if wanted.plan is not None:
-        return replace(price_plan(request, roomy, wanted.plan), reason="your baseline")
     found = _best_on(request, roomy, Constraints(gpus=wanted.gpus))
-    return replace(found.offer, reason="your baseline") if found.offer else None
+    if found.rejection is not None:
+        message = f"your baseline of {wanted.gpus}: {found.rejection.message}"
+        return replace(found, rejection=replace(found.rejection, message=message))
+    return replace(found, offer=replace(found.offer, reason="your baseline") if found.offer else None)
 
 
 _BOUND: Mapping[str, str] = {
@@ -327,29 +331,29 @@ def _reason(request: Request, offer: Offer, offers: Sequence[Offer]) -> str:
     best = offers[0]
     if offer is best:
         return f"{'cheapest' if request.objective == 'cost' else 'fastest'}; {bound}"
-    factor = _rank(request, offer)[0] / _rank(request, best)[0]
     if request.objective == "cost" and offer.cost_per_1000_steps is None:
         return f"no price known; {bound}"
+    if request.objective == "cost" and not best.cost_per_1000_steps:
+        return f"costs more than nothing; {bound}"
+    factor = _rank(request, offer)[0] / _rank(request, best)[0]
     told = "dearer" if request.objective == "cost" else "slower"
     return f"{factor:.1f}x {told}; {bound}"
 
 
 def _no_plan(workload: Workload, pool: Pool, limits: Constraints, most: int) -> Rejection:
+    """Why nothing could be enumerated."""
+    batch = workload.global_batch
+    if pool.max_gpus == 0:
+        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise its maxNodes")
     if limits.gpus is not None and limits.gpus > most:
-        return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} there", f"ask for at most {most}")
-    if limits.gpus is not None:
-        return Rejection(
-            pool.name,
-            "NoDivisiblePlan",
-            f"no split of {limits.gpus} GPUs divides batch {workload.global_batch} and the model",
-            "ask for a power of two",
-        )
-    return Rejection(
-        pool.name,
-        "NoDivisiblePlan",
-        f"no GPU count divides batch {workload.global_batch} and the model",
-        "choose a global batch with more divisors",
-    )
+        remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
+        return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)
+    if limits.gpus is not None and limits.gpus > pool.gpus_per_node and limits.gpus % pool.gpus_per_node:
+        message = f"{limits.gpus} GPUs do not fill nodes of {pool.gpus_per_node} evenly"
+        return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {pool.gpus_per_node}")
+    count = "no GPU count" if limits.gpus is None else f"no split of {limits.gpus} GPUs"
+    message = f"{count} divides batch {batch} and the model"
+    return Rejection(pool.name, "NoDivisiblePlan", message, "choose a global batch with more divisors")
 
 
 def _too_large(workload: Workload, pool: Pool, priced: search.Priced) -> Rejection:
@@ -359,25 +363,28 @@ def _too_large(workload: Workload, pool: Pool, priced: search.Priced) -> Rejecti
     largest = max(bill, key=lambda name: bill[name])
     over = float(priced.memory_bytes[row]) - priced.usable_bytes
     gib = 2**30
-    remedies = {
-        "parameters": "more GPUs per job, or LoRA",
-        "gradients": "more GPUs per job, or LoRA",
-        "optimizer": "more GPUs per job, or a leaner optimizer",
-        "activations": "a shorter sequence or a smaller micro-batch",
-        "working": "chunk the loss" if workload.model.vocab * 64 > workload.model.hidden * workload.model.hidden / 64
-        else "a shorter sequence",
-        "reserve": "a GPU with more memory",
-    }  # fmt: skip
     message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
     return Rejection(
         pool.name,
         "OutOfMemory",
         message,
-        remedies[largest],
+        _REMEDIES["samples" if largest == "activations" and not workload.samples_are_tokens else largest],
         priced.plans.row(row),
         float(priced.memory_bytes[row]),
         priced.usable_bytes,
     )
+
+
+_REMEDIES: Mapping[str, str] = {
+    "parameters": "more GPUs per job, or GPUs with more memory",
+    "gradients": "more GPUs per job, or GPUs with more memory",
+    "optimizer": "more GPUs per job, or a leaner optimizer",
+    "activations": "a shorter sequence, or a smaller micro-batch",
+    "samples": "a smaller micro-batch",
+    "working": "a shorter sequence, or a loss computed in chunks",
+    "reserve": "GPUs with more memory",
+}
+"""What helps against each line of the memory bill."""
 
 
 def _confidence(offers: Sequence[Offer]) -> str:

@@ -6,6 +6,8 @@ Exit status: 0 advice with a recommendation, 2 an input cannot be meant, 3 advic
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,14 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
     except SpecError as error:
         print(f"tilecast: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except BrokenPipeError:
         sys.stderr.close()
         return EXIT_OK
+    except OSError as error:
+        print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,9 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
     one.add_argument("--seq", type=int, help="tokens per sample, for a model by name")
     one.add_argument("--batch", type=int, help="samples per optimizer step, for a model by name")
-    one.add_argument("--precision", choices=PRECISIONS, default="bf16")
-    one.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    one.add_argument("--execution", choices=EXECUTIONS, default="eager")
+    one.add_argument("--precision", choices=PRECISIONS, help="for a model by name; bf16 if absent")
+    one.add_argument("--optimizer", choices=OPTIMIZERS, help="for a model by name; adamw if absent")
+    one.add_argument("--execution", choices=EXECUTIONS, help="for a model by name; eager if absent")
     one.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     one.add_argument("--max-gpus", type=int)
     one.add_argument("--objective", choices=("time", "cost"))
@@ -106,7 +115,7 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _is_file(job: str) -> bool:
-    return job == "-" or Path(job).suffix in (".yaml", ".yml", ".json") or Path(job).is_file()
+    return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
 def _from_file(options: argparse.Namespace) -> Request:
@@ -115,6 +124,11 @@ def _from_file(options: argparse.Namespace) -> Request:
     if len(jobs) != 1:
         raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
     request = trainingjob.read(jobs[0])
+    for flag in ("seq", "batch", "precision", "optimizer", "execution"):
+        if getattr(options, flag) is not None:
+            raise SpecError(f"--{flag}", "describes a model by name", f"change {options.job} instead")
+    if options.steps is not None:
+        _positive("--steps", options.steps)
     return replace(request, workload=replace(request.workload, steps=options.steps or request.workload.steps))
 
 
@@ -129,13 +143,16 @@ def _from_name(options: argparse.Namespace) -> Request:
         raise SpecError("--seq", "is missing", f"{model.name} reads tokens: say how many per sample")
     if options.seq is not None:
         _positive("--seq", options.seq)
+    if model.positions and (options.seq or 0) > model.positions:
+        problem = f"{options.seq} is above the {model.positions} positions that {model.name} has"
+        raise SpecError("--seq", problem, "shorten it")
     workload = Workload(
         model=model,
         sequence_length=options.seq if model.vocab else 1,
         global_batch=options.batch,
-        precision=options.precision,
-        optimizer=options.optimizer,
-        execution=options.execution,
+        precision=options.precision or "bf16",
+        optimizer=options.optimizer or "adamw",
+        execution=options.execution or "eager",
         steps=options.steps,
     )
     return Request(model.name, workload, constraints=Constraints())
@@ -179,6 +196,9 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
     priced = [kind for kind in types if kind.price_per_hour is not None]
     usual = max(priced or types, key=lambda kind: (kind.gpus, kind.name), default=None)
     per_node = min(count, usual.gpus if usual else 8)
+    if count % per_node:
+        remedy = f"give a multiple of {per_node}, or fewer"
+        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
     return Pool(
         name=gpu.name,
         gpu=gpu,
@@ -194,13 +214,15 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
 
 def _pair(field: str, text: str) -> tuple[str, int]:
     name, colon, count = text.strip().partition(":")
-    if not (name and colon and count.isdecimal() and 0 < int(count) <= 2**20):
+    if not (name and colon and count.isdecimal() and len(count) <= 7 and 0 < int(count) <= 2**20):
         raise SpecError(field, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
     return name, int(count)
 
 
 def _read(name: str) -> str:
     try:
+        if name == "-" and sys.stdin is None:
+            raise SpecError("-", "there is no standard input", "name a file")
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(name, "cannot be read", str(error.strerror or error)) from None

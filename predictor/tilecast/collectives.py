@@ -96,10 +96,10 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
 
 
 def send_recv(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """One message from a rank to the next: over the network where `local` is 1, sharing it with the
-    node's other ranks."""
-    crosses = group.local <= 1
-    rate = np.where(crosses, _share(group, inter), intra.bandwidth_bytes_per_s)
+    """One message from a rank to the next, at the pace of the slowest hop of the chain: over the network as soon
+    as the group spans nodes, where every rank of the node has an equal part of it."""
+    crosses = group.ranks > group.local
+    rate = np.where(crosses, inter.bandwidth_bytes_per_s / group.node_ranks, intra.bandwidth_bytes_per_s)
     seconds = np.where(
         crosses,
         inter.launch_s + inter.latency_s + _rate_time(size_bytes, inter, rate),

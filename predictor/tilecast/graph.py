@@ -39,8 +39,9 @@ class Kind:
 
 def _attention_flops(d: Dims) -> Floats:
     # Two products of 2·s_q·s_kv·head_dim each forward, five backward (FlashAttention-2, arXiv 2307.08691, sec. 3).
-    # A causal mask leaves the queries their own prefix: s_kv - (s_q - 1) / 2 keys on average.
-    visible = np.where(d["causal"] > 0, np.maximum(d["seq_kv"] - (d["seq_q"] - 1) / 2, 1.0), d["seq_kv"])
+    # A causal mask leaves the queries, the last of the sequence, their own prefix: s_kv - (s_q - 1) / 2 keys each.
+    queries = np.minimum(d["seq_q"], d["seq_kv"])
+    visible = np.where(d["causal"] > 0, d["seq_kv"] - (queries - 1) / 2, d["seq_kv"])
     forward = 4.0 * d["batch"] * d["heads"] * d["seq_q"] * visible * d["head_dim"]
     return np.where(d["backward"] > 0, 2.5 * forward, forward)
 

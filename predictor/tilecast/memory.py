@@ -90,9 +90,9 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
         master = 4.0 if mixed else 0.0
         optimizer = spread(1) * trainable * (master + _MOMENT_BYTES[workload.optimizer])
     elif workload.training:
-        gradients = parameters * weight
-    # A sharded model is gathered a block at a time: this one and the next.
-    block = _largest(sharded, [item.parameters for item in graph.layers], len(plans))
+        gradients = spread(2) * trainable * weight
+    # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
+    block = _largest(sharded, [item.parameters for item in graph.blocks], len(plans))
     gathered = np.where(plans.zero_stage >= 3, 2 * np.minimum(block, parameters) * weight, 0.0)
 
     code = plans.checkpointing

@@ -20,7 +20,7 @@ from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memory import Footprint
 from tilecast.models import Sharded
-from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
 from tilecast.step import Constants, StepTimes
 
 
@@ -31,6 +31,8 @@ class Limits:
     gpus: int | None = None
     max_gpus: int | None = None
     max_tensor: int | None = None
+    tensor_across_nodes: bool = False
+    """Whether tensor parallelism may leave the node, as measured runs sometimes do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,8 @@ def gpu_counts(pool: Pool, limits: Limits) -> list[int]:
     """GPU counts worth trying: powers of two inside a node, then whole nodes."""
     most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus)
     if limits.gpus is not None:
-        return [limits.gpus] if limits.gpus <= most else []
+        whole = limits.gpus <= pool.gpus_per_node or limits.gpus % pool.gpus_per_node == 0
+        return [limits.gpus] if limits.gpus <= most and whole else []
     inside = [n for n in (1, 2, 4, 8, 16) if n < pool.gpus_per_node]
     nodes = range(1, pool.max_nodes + 1)
     # Beyond eight nodes, multiples of ever larger powers of two: what schedulers and rings like.
@@ -112,38 +115,17 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def check(workload: Workload, plan: Plan, pool: Pool) -> None:
-    """Refuse a single plan that contradicts the job or the pool.
-
-    Raises:
-        SpecError: a degree does not divide what it splits, or the pool is too small.
-    """
-    model = workload.model
-    depth = max(1, model.layers)
-    rules = (
-        ("plan.tp", plan.tensor, "heads", model.heads),
-        ("plan.pp", plan.pipeline, "layers", depth),
-        ("plan.dp", plan.data, "globalBatchSize", workload.global_batch),
-        ("plan.mb", plan.micro_batch, "samples per rank", max(1, workload.global_batch // plan.data)),
-    )
-    for field, degree, name, whole in rules:
-        if degree < 1 or whole % degree:
-            choices = ", ".join(map(str, divisors(whole)[:12]))
-            raise SpecError(field, f"{degree} does not divide {name} ({whole})", f"choose one of {choices}")
-    if plan.gpus > pool.max_gpus:
-        raise SpecError(
-            "plan", f"needs {plan.gpus} GPUs, pool {pool.name} has {pool.max_gpus}", "lower a degree or add nodes"
-        )
-
-
 def _splits(workload: Workload, pool: Pool, gpus: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
     model = workload.model
-    most = limits.max_tensor or pool.gpus_per_node
+    inside = gpus if limits.tensor_across_nodes else min(gpus, pool.gpus_per_node)
+    most = min(limits.max_tensor or inside, inside)
     splittable = model.hidden > 0
     tensors = [t for t in divisors(gpus) if t <= most and splittable and model.heads % t == 0] if splittable else [1]
     for tensor in tensors or [1]:
         if tensor > 1 and model.kv_heads % tensor and tensor % model.kv_heads:
             continue
+        if gpus > pool.gpus_per_node and inside % tensor:
+            continue  # a group would straddle two nodes
         for pipeline in divisors(gpus // tensor):
             if pipeline > 1 and (not splittable or model.layers % pipeline or len(_layer_kinds(workload)) > 1):
                 continue

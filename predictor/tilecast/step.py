@@ -11,6 +11,7 @@ Eager frameworks launch kernels one by one from the host: a pass takes no less t
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ _ATTENTION = KIND_NAMES.index("attention")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
 
-# Bytes that one optimizer step reads and writes per parameter beside weights and gradients, in FP32: its
-# moments in and out, and passes over the gradient (the clipping norm; LAMB's trust ratio reads twice more).
+# Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy: the FP32 weight in and
+# out (8), each FP32 moment in and out (8), and for LAMB's two norms weight and update once more (16).
 _OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
 }  # fmt: skip
@@ -117,8 +118,18 @@ def widths() -> Widths:
     return Widths(**table["range"], unstated=table["unstated"])
 
 
+@cache
+def digest() -> str:
+    """SHA-256 of the constants."""
+    return hashlib.sha256(_text().encode()).hexdigest()
+
+
 def _table() -> dict[str, Any]:
-    return tomllib.loads(files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(_text())
+
+
+def _text() -> str:
+    return files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +158,8 @@ class KernelSeconds:
     """The kernels of a sharded graph on one GPU: what every plan of that GPU shares."""
 
     blocks: tuple[BlockTimes, ...]
-    spread: float
-    """Time-weighted relative half-width of the kernels' 90 % range."""
+    spread: Floats
+    """Time-weighted relative half-width of the kernels' 90 % range, (S,)."""
 
 
 def kernel_seconds(
@@ -172,7 +183,7 @@ def kernel_seconds(
     library: Mapping[str, float] = {} if native else fitted.flash2.get(gpu.architecture, {})
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
-    weight = spread = 0.0
+    weight, spread = np.zeros(sharded.graph.shards), np.zeros(sharded.graph.shards)
     for block in sharded.graph.blocks:
         passes = {"forward": zero, "core": zero, "backward": zero}
         for op in block.ops:
@@ -186,11 +197,10 @@ def kernel_seconds(
             passes[op.phase] = passes[op.phase] + one
             if op.selective and op.phase == "forward":
                 passes["core"] = passes["core"] + one
-            share = float(np.mean(seconds)) * block.repeat
-            weight += share
-            spread += share * float(np.mean(times.spread[index]))
+            weight = weight + seconds * block.repeat
+            spread = spread + seconds * block.repeat * times.spread[index]
         found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
-    return KernelSeconds(tuple(found), spread / weight if weight else 0.0)
+    return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30))
 
 
 def step(
@@ -223,7 +233,7 @@ def step(
         optimizer=optimizer,
         launch=launch,
         input=_input(sharded, plans, compute),
-        spread=np.full(len(plans), priced.spread),
+        spread=sharded.gather(priced.spread),
     )
 
 
@@ -343,7 +353,11 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
 def _group(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
     """A group whose members lie `inner` ranks apart: as many of them share a node as fit."""
     node = np.minimum(pool.gpus_per_node, plans.gpus).astype(float)
-    return Group(ranks, np.clip(np.floor(node / inner), 1.0, ranks), node)
+    fitting = np.clip(np.floor(node / inner), 1.0, ranks)
+    # Nodes hold equally many members: the largest number that fits and divides the group.
+    candidates = np.arange(1.0, max(2.0, float(fitting.max()) + 1))
+    divides = (ranks[:, None] % candidates == 0) & (candidates <= fitting[:, None])
+    return Group(ranks, np.where(divides, candidates, 1.0).max(axis=1), node)
 
 
 def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
@@ -410,6 +424,7 @@ def _gradient_sync(
     reduce_s = both("all_reduce", wire)
     scatter_s = both("reduce_scatter", wire, layers)
     gather_s = both("all_gather", weight, layers)
+    updated_s = both("all_gather", weight * trainable, layers)
     tail = 1.0 / np.maximum(layers, 4.0)
 
     def exposed(busy: Floats, room: Floats) -> Floats:
@@ -417,16 +432,17 @@ def _gradient_sync(
         return np.maximum(busy - room, busy * tail)
 
     plain = exposed(reduce_s, window)
-    distributed = exposed(scatter_s, window) + exposed(gather_s, window * 0.5)
     repeats = plans.gradient_accumulation
+    # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
+    scatters = np.where(stage == 2, repeats, 1)
+    distributed = scatters * exposed(scatter_s, window) + exposed(updated_s, window * 0.5)
     forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
     sharded_s = repeats * (
         exposed(gather_s, forward) + exposed(gather_s + scatter_s, micro.backward_s * fitted.hidden_share)
     )
     visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded_s))
-    busy = np.where(
-        stage == 0, reduce_s, np.where(stage < 3, scatter_s + gather_s, repeats * (2 * gather_s + scatter_s))
-    )
+    whole = repeats * (2 * gather_s + scatter_s)
+    busy = np.where(stage == 0, reduce_s, np.where(stage < 3, scatters * scatter_s + updated_s, whole))
     hidden = np.maximum(busy - visible, 0.0)
     active = replicas > 1
     return np.where(active, visible, 0.0), np.where(active, hidden * fitted.slowdown, 0.0)
