@@ -104,6 +104,7 @@ PASSING: dict[type[Door], dict[str, Any]] = {
     trainingjob.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
     },
+    gpupool.Rates: {"fp32": 60.0, "bf16": 990.0},
     gpupool.GpuSource: {"name": "h100-sxm"},
     gpupool.GPUPoolSpec: {"nodeType": "p5.48xlarge"},
 }  # fmt: skip
@@ -121,7 +122,8 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
         {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
     ],
-    gpupool.GpuSource: [{"name": "Not A Name", "facts": FACTS}],
+    gpupool.Rates: [{"fp32": None}],
+    gpupool.GpuSource: [{"name": ".abc", "facts": FACTS}],
     gpupool.GPUPoolSpec: [{"nodeType": None}],
 }
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilecast.advise import advise
 from tilecast.manifests import documents, gpupool, trainingjob
 from tilecast.spec import SpecError
 
@@ -245,29 +246,100 @@ def test_a_pool_scaled_to_zero_is_priced_from_its_type() -> None:
     assert pool.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
 
 
+FACTS = {
+    "product": "Example X1",
+    "architecture": "example",
+    "computeCapability": 9.0,
+    "smCount": 100,
+    "memoryGib": 64.0,
+    "memoryBandwidthGbPerS": 2000.0,
+    "l2Mib": 40.0,
+    "l2BandwidthGbPerS": 4000.0,
+    "boostClockMhz": 1500.0,
+    "tdpW": 400.0,
+    "intraLink": "pcie5",
+    "peakTflops": {"fp32": 50.0, "bf16": 400.0},
+}
+
+
+def with_facts(name: str = "x1", **changes: Any) -> dict[str, Any]:
+    gpu = {"name": name, "facts": {**FACTS, **changes}}
+    return gpu_pool(gpu=gpu, gpusPerNode=4, maxNodes=2, links={"interNode": "ethernet-100"})
+
+
 def test_inline_facts_make_a_new_gpu() -> None:
-    facts = {
-        "product": "Example X1",
-        "architecture": "example",
-        "computeCapability": 9.0,
-        "smCount": 100,
-        "memoryGib": 64.0,
-        "memoryBandwidthGbPerS": 2000.0,
-        "l2Mib": 40.0,
-        "l2BandwidthGbPerS": 4000.0,
-        "boostClockMhz": 1500.0,
-        "tdpW": 400.0,
-        "intraLink": "pcie5",
-        "peakTflops": {"fp32": 50.0, "bf16": 400.0},
-    }
-    document = gpu_pool(
-        gpu={"name": "x1", "facts": facts}, gpusPerNode=4, maxNodes=2, links={"interNode": "ethernet-100"}
-    )
-    pool = gpupool.pool(document)
+    pool = gpupool.pool(with_facts())
     assert pool.gpu.memory_bytes == 64 * 2**30
     assert pool.gpu.peak("bf16") == 400e12
     assert (pool.intra.name, pool.inter.name) == ("pcie5", "ethernet-100")
     assert pool.price_per_gpu_hour is None
+
+
+@pytest.mark.parametrize("peaks", [{}, {"fp8": 100.0}, {"tf32": 100.0}], ids=str)
+def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
+    with pytest.raises(SpecError, match="has no fp32") as caught:
+        gpupool.pool(with_facts(peakTflops=peaks))
+    assert caught.value.field == "spec.gpu.facts.peakTflops"
+
+
+def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
+    pool = gpupool.pool(with_facts(peakTflops={"fp32": 50.0}))
+    found = advise(trainingjob.read(job()), [pool])
+    assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "allow fp32")]
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a.b-c", "x1" + "z" * 61])
+def test_names_of_new_gpus(name: str) -> None:
+    assert gpupool.pool(with_facts(name)).gpu.name == name
+
+
+@pytest.mark.parametrize("name", [".abc", "-abc", "X1", "a b", "a_b", "\u00e4", "a\n"])
+def test_wrong_names_of_new_gpus(name: str) -> None:
+    with pytest.raises(SpecError, match="a new GPU's name") as caught:
+        gpupool.pool(with_facts(name))
+    assert caught.value.field == "spec.gpu" and "\n" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    field=st.sampled_from([*FACTS, "name"]),
+    value=st.one_of(PLAIN, st.dictionaries(st.sampled_from(["fp32", "tf32", "fp8"]), st.floats())),
+)
+def test_any_fact_is_read_or_refused(field: str, value: Any) -> None:
+    document = with_facts()
+    inner = document["spec"]["gpu"]
+    (inner if field == "name" else inner["facts"])[field] = value
+    try:
+        pool = gpupool.pool(document)
+    except SpecError as error:
+        assert "\n" not in str(error) and error.field.startswith("spec.gpu")
+    else:
+        assert pool.gpu.supports("fp32")
+
+
+def test_facts_that_a_gpu_file_refuses_name_the_field() -> None:
+    facts = gpupool.GpuFacts.model_validate(FACTS)
+    for source, field in (
+        (gpupool.GpuSource.model_construct(name=".abc", facts=facts), "spec.gpu.name"),
+        (
+            gpupool.GpuSource(name="x1", facts=facts.model_copy(update={"l2_mib": 0.0})),
+            "spec.gpu.facts.l2Mib",
+        ),
+    ):
+        with pytest.raises(SpecError) as caught:
+            source.gpu()
+        assert caught.value.field == field
+
+
+def test_a_pool_may_be_free_and_empty() -> None:
+    spec = {"nodeType": "p5.48xlarge", "price": {"perGpuHour": 0, "spot": 0}}
+    free = gpupool.pool(gpu_pool(maxNodes=4, **spec))
+    empty = gpupool.pool({**gpu_pool(maxNodes=0, **spec), "metadata": {"name": "empty"}})
+    assert (free.price_per_gpu_hour, empty.price_per_gpu_hour, empty.max_gpus) == (0.0, 0.0, 0)
+    for objective in ("time", "cost"):
+        found = advise(trainingjob.read(job(objective=objective)), [free, empty])
+        assert [offer.cost_per_1000_steps for offer in found.offers] == [0.0]
+        assert [(item.pool, item.code) for item in found.rejections] == [("empty", "EmptyPool")]
 
 
 def test_a_price_of_ones_own_wins() -> None:
@@ -280,6 +352,7 @@ WRONG_POOLS = [
     (gpu_pool(), "spec", "selector"),
     (gpu_pool(gpu={"name": "h101-sxm"}, gpusPerNode=8, maxNodes=1), "spec.gpu.name", "did you mean"),
     (gpu_pool(nodeType="z9.large", maxNodes=1), "spec.nodeType", "spec.gpu.name"),
+    (with_facts(intraLink="nvlink9"), "spec.gpu.facts.intraLink", "known"),
     (gpu_pool(gpu={"name": "t4"}, maxNodes=1), "spec.gpusPerNode", "how many"),
     (gpu_pool(gpu={"name": "t4"}, gpusPerNode=1), "spec.maxNodes", "how many"),
     (

@@ -241,6 +241,15 @@ def test_spot_price_holds_for_spot_nodes_only() -> None:
     assert found["cheap"].price_per_gpu_hour == 0.5
 
 
+def test_a_free_pool_and_one_scaled_to_nothing() -> None:
+    mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 0}, maxNodes=0)
+    later = gpu_pool("later", nodeType="p4d.24xlarge", maxNodes=0)
+    found = {item.pool.name: item for item in nodes.pools(mixed(), [mine, later]).found}
+    assert (found["mine"].pool.price_per_gpu_hour, found["mine"].facts["price"]) == (0.0, ("0 USD", "override"))
+    assert (found["mine"].nodes, found["mine"].pool.max_gpus) == (2, 0)
+    assert (found["later"].nodes, found["later"].gpus_total, found["later"].pool.max_gpus) == (0, 0, 0)
+
+
 def test_a_wrong_pool_does_not_spoil_the_others() -> None:
     report = nodes.pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
     assert list(report.invalid) == ["bad"] and len(report.found) == 4

@@ -210,6 +210,18 @@ async def test_mode_off_takes_the_annotations_back() -> None:
     assert len(store.events) == 1
 
 
+@pytest.mark.parametrize("mode", ["Off", False], ids=["quoted", "bare"])
+async def test_mode_off_is_kept_when_the_rest_is_wrong(mode: object) -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job(mode=mode, training={"globalBatchSize": 0}))
+    async with operator(store) as corridor:
+        await settled(corridor)
+    found = store.objects[f"{JOBS}/a"]
+    applied = next(item for item in found["status"]["conditions"] if item["type"] == "Applied")
+    assert (ready(found)["reason"], applied["reason"]) == ("InvalidSpec", "ModeOff")
+    assert store.writes == [("apply", f"{JOBS}/a/status")] and not store.events
+
+
 async def test_no_pools_is_said_with_the_reason() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
@@ -355,10 +367,30 @@ async def test_a_failing_search_is_a_condition_not_a_crash() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
     async with operator(store, broken) as corridor:
-        await settled(corridor)
+        await asyncio.sleep(0.3)
         assert corridor.unhealthy() is None
+        retries = corridor.metrics.registry.get_sample_value("tilecast_retries_total")
+    assert 2 <= retries <= 10, "with backoff: 10, 20, 40, 50, 50 ms"
+    assert store.writes == [("apply", f"{JOBS}/a/status")] and len(store.events) == 1, "each try says the same"
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InternalError"
     assert "ZeroDivisionError" in ready(store.objects[f"{JOBS}/a"])["message"]
+
+
+async def test_a_search_that_fails_in_passing_is_tried_again() -> None:
+    failures = [MemoryError(), RuntimeError()]
+
+    def recovering(request: Request, pools: Sequence[Pool]) -> Advice:
+        if request.name != "warm-up" and failures:
+            raise failures.pop()
+        return on_first_pool(request, pools)
+
+    store = Store()
+    for name in "ab":
+        store.put(f"{JOBS}/{name}", job(name))
+    async with operator(store, recovering) as corridor:
+        await settled(corridor)
+    assert not failures
+    assert {ready(found)["reason"] for found in store.objects.values()} == {"Advised"}
 
 
 async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advice_values import advice, offer, pool, refused
-from tilecast.advise import Advice
+from tilecast import models
+from tilecast.advise import Advice, Request, advise
 from tilecast.manifests import nodes
 from tilecast.manifests.gpupool import GPUPoolStatus
 from tilecast.manifests.trainingjob import TrainingJobStatus
 from tilecast.render import document, units
-from tilecast.spec import SpecError
+from tilecast.spec import SpecError, Workload
+from tilecast.step import widths
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools, status
 from tilecast_operator.report.metrics import Metrics
@@ -100,12 +103,37 @@ def test_what_is_not_known_is_absent() -> None:
     assert not found["summary"].keys() & {"speedup", "costPer1000Steps", "finish", "error", "fitsNow", "target"}
 
 
-def test_a_wide_range_is_low_confidence() -> None:
-    wide = advice(offers=(offer(lower_s=4.0, upper_s=16.0),))
-    by_type = {item["type"]: item for item in status.conditions(wide, False, 1, NOW, ())}
-    assert (by_type["LowConfidence"]["status"], by_type["LowConfidence"]["reason"]) == ("True", "WideRange")
-    narrow = {item["type"]: item for item in status.conditions(advice(), False, 1, NOW, ())}
-    assert (narrow["LowConfidence"]["status"], narrow["LowConfidence"]["reason"]) == ("False", "NarrowRange")
+def low_confidence(verdict: Verdict) -> status.Status:
+    return next(item for item in status.conditions(verdict, False, 1, NOW, ()) if item["type"] == "LowConfidence")
+
+
+@pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
+def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
+    family = (model := models.preset(preset)).family
+    asked = Request("a-job", Workload(model=model, sequence_length=512, global_batch=64))
+    usual = widths().unstated.get(family, widths().unstated["other"])
+    for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
+        ratio = math.exp(factor * usual)
+        ranged = offer(lower_s=8.2 / ratio, upper_s=8.2 * ratio)
+        found = low_confidence(advice(request=asked, offers=(ranged,)))
+        assert (found["status"], found["reason"]) == (expected, "WideRange" if expected == "True" else "UsualRange")
+        assert ("widen it" in found["message"]) == (expected == "True")
+        assert f"family {family}" in found["message"] and advice().confidence in found["message"]
+
+
+def test_an_ordinary_job_is_not_low_confidence() -> None:
+    asked = Request("a-job", Workload(model=models.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
+    assert low_confidence(advise(asked, [pool(max_nodes=1)]))["status"] == "False"
+
+
+def test_a_free_pool_costs_nothing_and_says_so() -> None:
+    found = whole(advice(offers=(offer(pool=pool(price_per_gpu_hour=0.0), cost_per_1000_steps=0.0),)))
+    assert found["summary"]["costPer1000Steps"] == "0 USD"
+    assert found["recommendation"]["costPer1000Steps"] == 0
+    TrainingJobStatus.model_validate(found)
+    free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
+    said = pools.pool_status(nodes.pools([], [free]).found[0], 1, NOW, ())
+    assert said["summary"] == {"gpu": "h100-sxm", "shape": "0x8", "price": "0 USD", "reason": "NoNodesNow"}
 
 
 def test_lists_and_texts_stay_in_bounds() -> None:

@@ -32,7 +32,7 @@ from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools
 from tilecast_operator.report.metrics import Metrics
-from tilecast_operator.report.status import Refusal, Status, Verdict, conditions, status
+from tilecast_operator.report.status import Refusal, Status, Verdict, conditions, message, status
 from tilecast_operator.settings import Settings
 
 Document: TypeAlias = Mapping[str, Any]
@@ -55,6 +55,10 @@ class Key:
         plural = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}[self.kind]
         scope = f"/namespaces/{self.namespace}" if self.namespace else ""
         return f"/apis/{GROUP}/{VERSION}{scope}/{plural}/{self.name}"
+
+
+class SearchError(Exception):
+    """A search ended in a defect. The job says so in its status, and is tried again."""
 
 
 NODES = Key("Node")
@@ -245,7 +249,7 @@ class Corridor:
             try:
                 await self._reconcile(key)
                 self._failures.pop(key, None)
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, SearchError) as error:
                 self._retry(key, error)
             except Exception:
                 log.exception("%s: unexpected failure", key)
@@ -326,7 +330,11 @@ class Corridor:
                 self.queue.add(key)
 
     async def _advise_job(self, key: Key, view: View) -> None:
-        """Write what differs. The status comes last: it is what says that the rest was written."""
+        """Write what differs. The status comes last: it is what says that the rest was written.
+
+        Raises:
+            SearchError: the status says InternalError, and the search is due again.
+        """
         verdict, is_off = await self._verdict(view)
         want = desired(view, verdict, is_off, self._now())
         if dict(view.annotations) != dict(want.annotations):
@@ -336,6 +344,8 @@ class Corridor:
         if digest(want.status) != view.digest:
             await self._apply(key, "/status", view, {"status": want.status})
             self.metrics.count_advice(verdict, changed=bool(view.summary.get("pool")) and want.note is not None)
+        if _is_passing(verdict):
+            raise SearchError(message(verdict))
 
     async def _describe_pool(self, key: Key, view: View) -> None:
         report = self._report
@@ -352,18 +362,22 @@ class Corridor:
     async def _verdict(self, view: View) -> tuple[Verdict, bool]:
         """The answer to a job, and whether its mode is Off. Jobs with equal specs share one search."""
         document = json.loads(view.document)
+        is_off = _is_off(document)
         try:
             spec = trainingjob.parse(document)
             request = trainingjob.request("", spec)
         except SpecError as error:
-            return Refusal("InvalidSpec", str(error)), False
+            return Refusal("InvalidSpec", str(error)), is_off
         cached = self._advice.get(cache_key := _canonical(spec.model_dump(exclude={"mode"})))
         if cached is None:
             cached = self._advice[cache_key] = asyncio.ensure_future(self._search(request))
             while len(self._advice) > self.settings.advice_cache:
                 self._advice.popitem(last=False)
         self._advice.move_to_end(cache_key)
-        return await asyncio.shield(cached), spec.mode == "Off"
+        verdict = await asyncio.shield(cached)
+        if _is_passing(verdict) and self._advice.get(cache_key) is cached:
+            del self._advice[cache_key]
+        return verdict, is_off
 
     async def _search(self, request: Request) -> Verdict:
         report = self._report
@@ -378,7 +392,7 @@ class Corridor:
         except Exception as error:
             log.exception("advice failed")
             return Refusal(
-                "InternalError", f"advice failed with {type(error).__name__}; the operator's log has the rest"
+                _INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest"
             )
         self.metrics.count_search(advice, time.monotonic() - began)
         return advice
@@ -422,6 +436,21 @@ class Corridor:
 
 
 _RESOURCES = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}
+
+
+_INTERNAL_ERROR = "InternalError"
+
+
+def _is_passing(verdict: Verdict) -> bool:
+    """Whether a verdict is a failure of this process, which another try may not have."""
+    return isinstance(verdict, Refusal) and verdict.reason == _INTERNAL_ERROR
+
+
+def _is_off(document: Document) -> bool:
+    """Whether a job asks for its status only, whatever else is wrong with it; YAML reads a bare Off as false."""
+    spec = document.get("spec")
+    mode = spec.get("mode") if isinstance(spec, Mapping) else None
+    return mode == "Off" or mode is False
 
 
 def _key(body: Document) -> Key:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Offer
 from tilecast.render import document, units
+from tilecast.step import widths
 
 Status: TypeAlias = dict[str, Any]
 
@@ -16,8 +18,10 @@ MAX_REJECTED = 64
 MAX_MESSAGE = 1024
 MAX_TEXT = {"pool": 63, "nodeType": 63, "plan": 128, "reason": 256, "tolerations": 16}
 """Longest value of each bounded field of an offer."""
-LOW_CONFIDENCE_RATIO = 0.25
-"""Half-width of the range over the step from which LowConfidence is true."""
+LOW_CONFIDENCE_FACTOR = 1.15
+"""LowConfidence is true above this multiple of the half-width, as a logarithm, that every range of the model family
+has for what a job description leaves out. Half-widths add in quadrature, so this is where communication, host time
+and unmeasured kernels together come to 57 % of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +114,8 @@ def _states(verdict: Verdict, is_off: bool) -> list[tuple[str, str, str, str]]:
     given = "True" if best else "False"
     if best is None or isinstance(verdict, Refusal):
         confidence = ("Unknown", "NoRecommendation", "there is no forecast to judge")
-    elif _half_width(best) > LOW_CONFIDENCE_RATIO:
-        confidence = ("True", "WideRange", f"the range is {_confidence(best)}: {verdict.confidence}")
     else:
-        confidence = ("False", "NarrowRange", f"the range is {_confidence(best)}: {verdict.confidence}")
+        confidence = _judged(verdict, best)
     applied = "mode is Off: nothing but this status is written" if is_off else "mode Advise never changes a job"
     return [
         ("Ready", given, why, text),
@@ -128,6 +130,18 @@ def _states(verdict: Verdict, is_off: bool) -> list[tuple[str, str, str, str]]:
         ("Applied", "False", "ModeOff" if is_off else "ModeAdvise", applied),
         ("ObservationsAvailable", "False", "NotObserved", "measured step times are not read"),
     ]
+
+
+def _judged(advice: Advice, best: Offer) -> tuple[str, str, str]:
+    """Status, reason and message of LowConfidence: the range against the usual one of the job's model family."""
+    family, unstated = advice.request.workload.model.family, widths().unstated
+    usual = unstated.get(family, unstated["other"])
+    bare = f"{_percent(-usual)}/{_percent(usual)} %"
+    if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
+        why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
+        return "True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}"
+    why = f"as usual for family {family} ({bare})"
+    return "False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}"
 
 
 def short_plan(offer: Offer) -> str:
@@ -167,10 +181,10 @@ def _summary(advice: Advice) -> Status:
     return found
 
 
-def _half_width(offer: Offer) -> float:
-    return (offer.upper_s - offer.lower_s) / 2 / offer.step_s
-
-
 def _confidence(offer: Offer) -> str:
-    low, high = offer.lower_s / offer.step_s - 1, offer.upper_s / offer.step_s - 1
-    return f"{100 * low:+.0f}/{100 * high:+.0f} %"
+    low, high = math.log(offer.lower_s / offer.step_s), math.log(offer.upper_s / offer.step_s)
+    return f"{_percent(low)}/{_percent(high)} %"
+
+
+def _percent(ratio_log: float) -> str:
+    return f"{100 * math.expm1(ratio_log):+.0f}"

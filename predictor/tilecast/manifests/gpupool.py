@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope, shown
@@ -15,16 +17,27 @@ from tilecast.spec import SpecError
 
 KIND = "GPUPool"
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
+"""What a GPU may be called, as a regular expression: the same here, for the API server, and in GPU files."""
 
 
 class Rates(Door):
-    """One positive number per precision; leave out what the GPU cannot run."""
+    """One positive number per precision; leave out what the GPU cannot run. FP32 is always there."""
 
     fp32: float | None = Field(default=None, gt=0, le=1e6, description="Plain FP32.")
     tf32: float | None = Field(default=None, gt=0, le=1e6, description="TF32 matrix units.")
     fp16: float | None = Field(default=None, gt=0, le=1e6, description="FP16 matrix units.")
     bf16: float | None = Field(default=None, gt=0, le=1e6, description="BF16 matrix units.")
     fp8: float | None = Field(default=None, gt=0, le=1e6, description="FP8 matrix units.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.fp32)",
+            lambda m: m.fp32 is not None,
+            "has no fp32, which every GPU can run",
+            "add fp32 from the data sheet",
+        ),
+    )
 
 
 class GpuFacts(Door):
@@ -60,24 +73,29 @@ class GpuSource(Door):
         """The GPU these fields mean.
 
         Raises:
-            SpecError: the name is unknown and no facts are given, or the facts are no GPU.
+            SpecError: the name is unknown and no facts are given, the facts are no GPU, or their link is unknown.
         """
         if self.facts is None:
             try:
                 return find_gpu(self.name)
             except SpecError as error:
                 raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
+        _link(self.facts.intra_link, "spec.gpu.facts.intraLink")
         facts = self.facts.model_dump(exclude_none=True)
-        return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
+        try:
+            return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(to_camel(str(part)) for part in first["loc"])
+            field = f"spec.gpu.{where}" if where == "name" else f"spec.gpu.facts.{where}"
+            raise SpecError(field, first["msg"], "correct it after the data sheet") from None
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.facts) || self.name.matches('^[a-z0-9][a-z0-9.-]*$')",
-            lambda m: (
-                m.facts is None or all(ch.isascii() and (ch.islower() or ch.isdigit() or ch in ".-") for ch in m.name)
-            ),
-            "a new GPU's name has other characters than a-z, 0-9, dot and dash",
-            "write it in lower case with dashes",
+            f"!has(self.facts) || self.name.matches('{GPU_NAME}')",
+            lambda m: m.facts is None or re.fullmatch(GPU_NAME, m.name) is not None,
+            "a new GPU's name has other characters than a-z, 0-9, dot and dash, or begins with a dot or dash",
+            "write it in lower case with dashes between words",
         ),
     )
 
