@@ -61,17 +61,8 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     depth = max(1, sum(block.repeat for block in graph.layers))
     share = np.ceil(depth / stages) / depth
 
-    def stage(values: list[Floats], ends: Floats) -> Floats:
-        return sum((sharded.gather(value) for value in values), np.zeros(len(plans))) * share + ends
-
-    def of_blocks(column: str) -> Floats:
-        layers = [block.repeat * getattr(block, column) for block in graph.layers]
-        first = sum((sharded.gather(getattr(block, column)) for block in graph.first), np.zeros(len(plans)))
-        last = sum((sharded.gather(getattr(block, column)) for block in graph.last), np.zeros(len(plans)))
-        return stage(layers, np.where(stages > 1, np.maximum(first, last), first + last))
-
-    parameters = of_blocks("parameters")
-    experts = np.minimum(of_blocks("expert_parameters"), parameters)
+    parameters = sharded.stage("parameters", plans)
+    experts = np.minimum(sharded.stage("expert_parameters", plans), parameters)
     dense = parameters - experts
     trainable = graph.layers[0].trainable_share if graph.layers else 1.0
     expert_data = np.maximum(data * plans.tensor / plans.expert, 1.0)

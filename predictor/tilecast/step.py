@@ -369,22 +369,6 @@ def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) ->
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
 
 
-def _stage_parameters(sharded: Sharded, plans: Plans) -> tuple[Floats, Floats]:
-    """Parameters that a rank of the fullest stage holds before ZeRO: (all, those of experts)."""
-    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
-    share = np.ceil(depth / plans.pipeline) / depth
-
-    def of(column: str) -> Floats:
-        layers = sum(
-            (sharded.gather(b.repeat * getattr(b, column)) for b in sharded.graph.layers), np.zeros(len(plans))
-        )
-        first = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.first), np.zeros(len(plans)))
-        last = sum((sharded.gather(getattr(b, column)) for b in sharded.graph.last), np.zeros(len(plans)))
-        return layers * share + np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
-
-    return of("parameters"), of("expert_parameters")
-
-
 def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
     """Bytes per parameter of a gradient on the wire. Plain data parallelism under automatic mixed precision
     keeps FP32 gradients (PyTorch DDP); sharded and model-parallel engines reduce in the compute type."""
@@ -402,7 +386,7 @@ def _gradient_sync(
     replicas = (plans.data * plans.context).astype(float)
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
-    everything, experts = _stage_parameters(sharded, plans)
+    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
@@ -452,7 +436,7 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
-    everything, experts = _stage_parameters(sharded, plans)
+    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     replicas = (plans.data * plans.context).astype(float)
     sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
     expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)

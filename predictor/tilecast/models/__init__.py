@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.graph import Graph, Shards
+from tilecast.graph import Block, Graph, Shards
 from tilecast.models import albert, cnn, electra, ncf, transformer, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
@@ -63,6 +63,19 @@ class Sharded:
     def gather(self, column: Floats) -> Floats:
         """A column over shards, (S,) or (1,), as a column over plans, (n,)."""
         return np.broadcast_to(column, (self.graph.shards,))[self.index]
+
+    def sum(self, blocks: Sequence[Block], column: str) -> Floats:
+        """A column of some blocks, all repetitions added, over plans, (n,)."""
+        values = (self.gather(block.repeat * getattr(block, column)) for block in blocks)
+        return sum(values, np.zeros(len(self.index)))
+
+    def stage(self, column: str, plans: Plans) -> Floats:
+        """A column of the fullest pipeline stage, (n,): its share of the layers, and the first or the last blocks."""
+        depth = max(1, sum(block.repeat for block in self.graph.layers))
+        share = np.ceil(depth / plans.pipeline) / depth
+        first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
+        ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
+        return np.asarray(self.sum(self.graph.layers, column) * share + ends)
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:

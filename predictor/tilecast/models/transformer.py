@@ -192,7 +192,7 @@ def _attention(name: str, workload: Workload, rank: _Rank, *, key_rank: _Rank, c
         heads=heads,
         kv_heads=kv_heads,
         seq_q=rank.sequence / rank.context,
-        seq_kv=np.full_like(t, key_rank.sequence + remembered),
+        seq_kv=_keys(rank, key_rank.sequence + remembered, causal),
         head_dim=model.head_dim,
         causal=causal,
         dropout=dropout,
@@ -219,6 +219,14 @@ def _attention(name: str, workload: Workload, rank: _Rank, *, key_rank: _Rank, c
             Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys * rank.context, "backward"),
         ]
     return _Part(ops, transfers, parameters, kept, np.zeros(1) if numerics.flash else score, np.zeros(1))
+
+
+def _keys(rank: _Rank, sequence: float, causal: bool) -> Floats:
+    """Keys that the queries of a rank attend to. Under context parallelism ranks hold one early and one late piece of a
+    causal sequence (zig-zag), so that all see half of it: as if their queries ended a prefix of
+    (1 + 1/c) / 2 of the sequence."""
+    share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
+    return sequence * share
 
 
 def _relative_positions(

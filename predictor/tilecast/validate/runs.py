@@ -19,7 +19,7 @@ from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, Constants
-from tilecast.validate.table import Case, Refusal, Row, read
+from tilecast.validate.table import Case, Refusal, Row, integer, read
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -72,9 +72,11 @@ def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
     for index, row in enumerate(rows):
         try:
             case = read(row)
-            alike[repr((case.workload, case.pool))].append((index, case, _plans(case)))
+            plans = _plans(case)
         except Refusal as refusal:
             refused[index] = refusal.code
+        else:
+            alike[repr((case.workload, case.pool))].append((index, case, plans))
     groups = []
     for members in alike.values():
         case = members[0][1]
@@ -84,11 +86,11 @@ def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
             Member(index, slice(int(end) - len(table), int(end)), _is_stated(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
-        sharded = models.shard(case.workload, plans)
         try:
+            sharded = models.shard(case.workload, plans)
             timed = kernels.seconds(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
-            refused |= dict.fromkeys((member.index for member in found), "precision-not-supported")
+            refused |= dict.fromkeys((member.index for member in found), "impossible-size")
             continue
         groups.append(Group(case.workload, case.pool, plans, sharded, timed, found))
     return groups, refused
@@ -133,7 +135,9 @@ def _plans(case: Case) -> Plans:
     """The stated plan with what it leaves open, or every plan that agrees with what is stated."""
     if _is_stated(case):
         return _complete(case)
-    table = search.enumerate_plans(case.workload, case.pool, Limits(gpus=case.gpus, max_tensor=case.gpus))
+    table = search.enumerate_plans(case.workload, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
+    if not len(table):
+        raise Refusal("no-plan")
     keep = np.ones(len(table), dtype=bool)
     for name, value in case.stated.items():
         if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
@@ -161,7 +165,8 @@ def _complete(case: Case) -> Plans:
     per_rank = case.workload.global_batch // (stated["data"] or 1)
     micro = stated["micro_batch"] or max(1, per_rank // (stated["gradient_accumulation"] or 1))
     repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
-    if (stated["pipeline"] or 1) > max(1, case.workload.model.layers):
+    samples = (stated["data"] or 1) * micro * repeats
+    if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
         raise Refusal("impossible-plan")
     fixed = stated["checkpointing"]
     if case.workload.model.hidden == 0 or not case.workload.training:
@@ -237,7 +242,7 @@ def read_table(path: Path) -> list[Row]:
         SpecError: the file cannot be read, or is not such a table.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as handle:
+        with path.open(newline="", encoding="utf-8-sig") as handle:
             reader = csv.DictReader(handle)
             missing = {"id", "gpu", "n_gpus", "precision"} - set(reader.fieldnames or ())
             if missing:
@@ -290,9 +295,9 @@ class Scored:
 def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     """Hold the forecasts against the measured step times of the rows of grade A and B."""
     graded = [
-        (row, item, float(row["step_time_s_derived"]))
+        (row, item, seconds)
         for row, item in zip(rows, forecasts, strict=True)
-        if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")
+        if row.get("trust") in ("A", "B") and (seconds := _measured(row))
     ]
     kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
     measured = np.array([time for _, _, time in kept])
@@ -309,6 +314,15 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
         fits=np.array([bool(item.fits) for _, item, _ in kept], dtype=bool),
         graded=len(graded),
     )
+
+
+def _measured(row: Row) -> float | None:
+    """The measured step in seconds; None where the column holds no positive number."""
+    try:
+        seconds = float(row.get("step_time_s_derived", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
 
 
 def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
@@ -335,7 +349,7 @@ def macro(errors: Floats, rows: Sequence[Row]) -> float:
 
 def scale_of(row: Row) -> str:
     """The bin of a row's GPU count."""
-    count = int(float(row["n_gpus"] or 1))
+    count = integer(row, "n_gpus") or 1
     return next(name for limit, name in ((1, "1"), (8, "2-8"), (64, "9-64"), (1 << 40, ">64")) if count <= limit)
 
 

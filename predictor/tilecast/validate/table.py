@@ -24,7 +24,8 @@ REASONS: Mapping[str, str] = {
     "no-batch": "neither a global batch nor a batch per GPU is stated",
     "no-sequence": "a model over sequences states no sequence length",
     "no-gpus": "the number of GPUs is not stated",
-    "impossible-plan": "the stated degrees do not multiply to the GPUs, or do not divide what they split",
+    "impossible-plan": "the stated degrees do not multiply to the GPUs, or contradict the batch or the layers",
+    "impossible-size": "a dimension or a rate is outside what any kernel has",
     "no-plan": "no plan fits what is stated",
 }
 """Every reason for which a row is not predicted."""
@@ -77,11 +78,11 @@ def read(row: Row) -> Case:
     if not gpu.supports(precision):
         raise Refusal("precision-not-supported")
     model = _model(row)
-    gpus = _integer(row, "n_gpus")
+    gpus = integer(row, "n_gpus")
     if not gpus:
         raise Refusal("no-gpus")
     stated = _plan(row, gpus)
-    batch = _integer(row, "global_batch") or _batch_of(stated)
+    batch = integer(row, "global_batch") or _batch_of(stated)
     if not batch:
         raise Refusal("no-batch")
     sequence = _sequence(row, model)
@@ -129,8 +130,7 @@ _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 def _lora_rank(row: Row, notes: str) -> int:
     if "lora" not in row.get("task", ""):
         return 0
-    found = re.search(r"rank (\d+)", notes)
-    return int(found.group(1)) if found else 8
+    return _noted(r"rank (\d+)", notes) or 8
 
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
@@ -139,7 +139,7 @@ _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"
 
 def _model(row: Row) -> Model:
     """The preset of the row's name, with the dimensions that the row states; or those dimensions alone."""
-    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := _integer(row, theirs))}
+    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := integer(row, theirs))}
     try:
         known = models.preset(_preset_name(row))
     except SpecError:
@@ -173,11 +173,9 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
         "tied_embeddings": not gated,
         "dropout": not gated and family != "moe",
         "causal": family != "encoder",
-        "positions": 0 if gated else (_integer(row, "seq_len") or 0),
+        "positions": 0 if gated else (integer(row, "seq_len") or 0),
     }
-    for name, pattern in _IN_NOTES:
-        if found := re.search(pattern, notes):
-            table[name] = int(found.group(1))
+    table |= {name: value for name, pattern in _IN_NOTES if (value := _noted(pattern, notes))}
     if family == "moe" and "experts" not in table:
         raise Refusal("unknown-model")
     if family == "encoder":
@@ -196,11 +194,10 @@ _IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("t
 def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
     """Layers of a dense transformer from its published parameter count: 4 h^2 of attention and 2 (gated: 3) h f of
     MLP each, beside one embedding."""
-    try:
-        parameters = float(row.get("params_b", "")) * 1e9
-    except ValueError:
-        raise Refusal("unknown-model") from None
-    hidden = stated["hidden"]
+    billions = _real(row, "params_b")
+    if billions is None:
+        raise Refusal("unknown-model")
+    parameters, hidden = billions * 1e9, stated["hidden"]
     each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
     layers = round((parameters - stated["vocab"] * hidden) / each)
     if row.get("family") == "moe" or layers < 1:
@@ -226,14 +223,14 @@ def _preset_name(row: Row) -> str:
 def _sequence(row: Row, model: Model) -> int:
     if model.hidden == 0 or "image" in model.extra:
         return 1
-    sequence = _integer(row, "seq_len")
+    sequence = integer(row, "seq_len")
     if not sequence:
         raise Refusal("no-sequence")
     return sequence
 
 
 def _plan(row: Row, gpus: int) -> dict[str, int | None]:
-    degrees = {ours: _integer(row, theirs) for theirs, ours in
+    degrees = {ours: integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
     if row.get("family") != "moe":
@@ -242,23 +239,22 @@ def _plan(row: Row, gpus: int) -> dict[str, int | None]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
             raise Refusal("impossible-plan")
-    zero = _integer(row, "zero_stage")
+    zero = integer(row, "zero_stage")
     if zero is None and "distributed optimizer" in row.get("optimizer", ""):
         zero = 1
     checkpointing = row.get("activation_checkpointing", "")
     return {
         **degrees,
         "zero_stage": zero,
-        "micro_batch": _integer(row, "micro_batch_per_gpu"),
-        "gradient_accumulation": _integer(row, "grad_accum"),
+        "micro_batch": integer(row, "micro_batch_per_gpu"),
+        "gradient_accumulation": integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": _virtual_stages(row),
     }
 
 
 def _virtual_stages(row: Row) -> int:
-    found = re.search(r"\bVP ?(\d+)", row.get("notes", ""))
-    return int(found.group(1)) if found else 1
+    return _noted(r"\bVP ?(\d+)", row.get("notes", "")) or 1
 
 
 _GENERATION_LINK = {
@@ -275,7 +271,7 @@ _USUAL_NETWORK = {
 
 
 def _pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
-    per_node = min(_integer(row, "gpus_per_node") or 8, gpus)
+    per_node = min(integer(row, "gpus_per_node") or 8, gpus)
     return Pool(
         name=gpu.name,
         gpu=gpu,
@@ -327,10 +323,21 @@ def _gigabits(words: str, per_node: int) -> float | None:
     return None
 
 
-def _integer(row: Row, column: str) -> int | None:
-    text = row.get(column, "") or ""
+def integer(row: Row, column: str) -> int | None:
+    """A whole number from 0 to 2^40; None where the column holds none."""
+    number = _real(row, column)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _real(row: Row, column: str) -> float | None:
     try:
-        number = float(text)
+        number = float(row.get(column, "") or "nan")
     except ValueError:
         return None
-    return int(number) if 0 <= number < 2**40 and number == int(number) else None
+    return number if 0 <= number < 2**40 else None
+
+
+def _noted(pattern: str, notes: str) -> int | None:
+    """The whole number that a pattern finds in the notes, at most six digits of it."""
+    found = re.search(pattern, notes)
+    return int(found[1]) if found and len(found[1]) <= 6 else None
