@@ -285,7 +285,7 @@ def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
 def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
     pool = gpupool.pool(with_facts(peakTflops={"fp32": 50.0}))
     found = advise(trainingjob.read(job()), [pool])
-    assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "allow fp32")]
+    assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "train in fp32")]
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b-c", "x1" + "z" * 61])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_enumeration_is_every_divisible_plan_of_a_small_space() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "mixtral-8x7b", "t5-v1.1-large", "resnet-50"])
-def test_a_thousand_plans_equal_the_single_plan_bit_for_bit(name: str) -> None:
+def test_rows_of_a_table_equal_the_single_plan_bit_for_bit(name: str) -> None:
     model = models.preset(name)
     workload = Workload(model, 1024 if model.vocab else 1, 256, "bf16")
     plans = search.enumerate_plans(workload, pool(nodes=4))
@@ -58,6 +58,7 @@ def test_a_thousand_plans_equal_the_single_plan_bit_for_bit(name: str) -> None:
         alone = search.price(workload, Plans.of(plan), pool(nodes=4))
         assert alone.step_s[0] == table.step_s[index], plan
         assert alone.memory_bytes[0] == table.memory_bytes[index], plan
+        assert alone.times.spread[0] == table.times.spread[index], plan
 
 
 def test_rows_are_distinct_and_use_the_gpus_they_say() -> None:
@@ -86,6 +87,22 @@ def test_steps_are_finite_positive_and_sum(gpu: str, name: str, precision: str, 
     flops = 6 * models.parameters(workload) if model.vocab and not model.extra else 0.0
     least = flops * workload.tokens_per_step / priced.plans.gpus / find_gpu(gpu).peak(precision)
     assert (priced.step_s > least * 0.9).all()
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "resnet-50"])
+def test_a_faster_network_never_makes_a_step_slower(name: str) -> None:
+    model = models.preset(name)
+    workload = Workload(model, 1024 if model.vocab else 1, 256, "bf16")
+    slow, fast = (replace(pool(nodes=4), inter=find_link(link)) for link in ("ethernet-25", "infiniband-ndr-8x400"))
+    plans = search.enumerate_plans(workload, slow)
+    assert np.all(search.price(workload, plans, fast).step_s <= search.price(workload, plans, slow).step_s)
+
+
+def test_tensor_groups_stay_inside_nodes() -> None:
+    plans = search.enumerate_plans(Workload(models.preset("gpt2"), 1024, 24), pool(nodes=3), Limits(gpus=24))
+    assert set(plans.tensor.tolist()) == {1, 2, 4}
+    wider = Limits(gpus=24, max_tensor=16)
+    assert len(search.enumerate_plans(Workload(models.preset("gpt2"), 1024, 24), pool(nodes=3), wider)) == len(plans)
 
 
 def test_recomputation_costs_time() -> None:

@@ -140,7 +140,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     uncapped = None
     if offers:
         ties = runner_up[offers[0].pool.name]
-        ties += sum(_rank(request, offer)[0] <= _rank(request, offers[0])[0] * _TIE for offer in offers[1:])
+        ties += sum(_rank(request, offer)[0] <= _rank(request, offers[0])[0] * TIE for offer in offers[1:])
     free = Constraints()
     if limits != free:
         others = [offer for pool in considered if (offer := _best_on(request, pool, free).offer) is not None]
@@ -216,7 +216,7 @@ def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:
     if not pool.gpu.supports(workload.precision):
         usable = next((name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)), "another precision")
         message = f"no {workload.precision.upper()} units"
-        return _Found(None, Rejection(pool.name, "PrecisionNotSupported", message, f"allow {usable}"), 0, 0)
+        return _Found(None, Rejection(pool.name, "PrecisionNotSupported", message, f"train in {usable}"), 0, 0)
     most = min(
         pool.max_gpus,
         limits.max_gpus or pool.max_gpus,
@@ -232,19 +232,19 @@ def _best_on(request: Request, pool: Pool, limits: Constraints) -> _Found:
         return _Found(None, _too_large(workload, pool, priced), 0, len(plans))
     value = _value(request, pool, priced)
     order = fits[np.argsort(value[fits], kind="stable")]
-    close = order[value[order] <= value[order[0]] * _TIE]
+    close = order[value[order] <= value[order[0]] * TIE]
     # Among plans that the forecast cannot tell apart the simplest is shown: fewest GPUs, then dimensions.
     chosen = min(close, key=lambda row: (_complexity(plans, row), value[row]))
     return _Found(_offer(request, pool, priced, int(chosen)), None, len(close) - 1, len(plans))
 
 
-_TIE = 1.03
-"""Plans within this factor of the best are ties: differences that the forecast's own error swamps."""
+TIE = 1.05
+"""Plans within this factor of the best are ties: the regret of choosing between measured plans is about as large."""
 
 
 def _complexity(plans: Plans, row: int) -> tuple[int, ...]:
     one = plans.row(row)
-    dimensions = sum(degree > 1 for degree in (one.tensor, one.pipeline, one.context, one.expert))
+    dimensions = sum(degree > 1 for degree in (one.tensor, one.pipeline, one.context, one.expert, one.virtual_stages))
     return (one.gpus, dimensions, one.zero_stage > 0, CHECKPOINTING.index(one.checkpointing))
 
 
@@ -315,6 +315,9 @@ def _baseline(request: Request, pools: Sequence[Pool]) -> _Found | None:
     return replace(found, offer=replace(found.offer, reason="your baseline") if found.offer else None)
 
 
+TIGHT = 0.93
+"""Share of the memory from which a plan is called tight: the bill's own error can break it."""
+
 _BOUND: Mapping[str, str] = {
     "compute": "compute-bound",
     "communication": "bound by communication",
@@ -328,6 +331,8 @@ _BOUND: Mapping[str, str] = {
 def _reason(request: Request, offer: Offer, offers: Sequence[Offer]) -> str:
     bottleneck = max(offer.breakdown, key=lambda part: offer.breakdown[part])
     bound = _BOUND[bottleneck]
+    if offer.memory_bytes > TIGHT * offer.memory_available_bytes:
+        bound += "; memory is tight"
     best = offers[0]
     if offer is best:
         return f"{'cheapest' if request.objective == 'cost' else 'fastest'}; {bound}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilecast.advise import Advice, Offer, Rejection
+from tilecast.advise import TIE, Advice, Offer, Rejection
 from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
 _RIGHT = {"GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU"}
+
+TIE_PERCENT = 100 * (TIE - 1)
 
 _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble"}
 
@@ -81,7 +83,7 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
     lines = []
     base = advice.baseline
     if base is not None:
-        told = f"{base.step_s / best.step_s:.1f}x the speed of your baseline"
+        told = f"{base.step_s / best.step_s:.1f}x as fast as your baseline"
         if base.cost_per_1000_steps and best.cost_per_1000_steps:
             change = best.cost_per_1000_steps / base.cost_per_1000_steps - 1
             told += f" at {abs(change):.0%} {'more' if change > 0 else 'less'} cost"
@@ -94,13 +96,19 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         )
     if advice.ties:
         others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
-        lines.append(f"{others} within 3 % of it; the simplest is shown.")
+        lines.append(f"{others} within {TIE_PERCENT:.0f} % of it; the simplest is shown.")
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS
         if best.breakdown[part] >= 0.001 * best.step_s
     ]
     lines.append(f"{duration(best.step_s)} = {' + '.join(parts)}")
+    priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
+    if priced:
+        prices = (f"{pool.name} {money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
+        lines.append(
+            f"Prices per GPU and hour (on-demand list prices unless a GPUPool says otherwise): {', '.join(prices)}"
+        )
     lines.append(f"How sure?  {advice.confidence}")
     model = f"model {advice.model_version}, {advice.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")

@@ -69,7 +69,8 @@ def read(row: Row) -> Case:
         Refusal: the row cannot be expressed, with the reason's code.
     """
     try:
-        gpu = find_gpu(row["gpu"].split("(")[0].strip())
+        name = row["gpu"].split("(")[0].strip()
+        gpu = find_gpu(_ASSUMED.get(name, name))
     except SpecError:
         raise Refusal("unknown-gpu") from None
     precision = _PRECISION.get(row.get("precision", "").lower())
@@ -101,6 +102,10 @@ def read(row: Row) -> Case:
         overlap="no gradient bucketing" not in notes,
     )
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
+
+
+_ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
+"""What is meant where a table does not state the variant."""
 
 
 def _batch_of(stated: Mapping[str, int | None]) -> int | None:
