@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +226,10 @@ def test_a_gpu_never_seen_is_less_certain_than_its_twin():
     table = KernelTable.of("gemm", "bf16", batch=1, m=4096, n=4096, k=4096)
     known, unknown = (kernels.seconds(table, find_gpu(name)).spread[0] for name in ("a100-80", "a40"))
     assert known < unknown
+
+
+def test_the_runtime_is_told_not_to_report_to_its_maker() -> None:
+    code = "import os; from tilecast import kernels; kernels.model_info(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -182,6 +183,7 @@ def load(path: Path | None = None) -> Utilization:
         data = source.read_bytes()
     except OSError as error:
         raise SpecError("utilization model", f"{name} cannot be read: {error.strerror or error}", REMEDY) from None
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it reports to its maker otherwise; read at import
     import onnxruntime  # costs a third of a second, so only those who predict pay for it
 
     options = onnxruntime.SessionOptions()
