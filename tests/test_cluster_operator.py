@@ -184,9 +184,9 @@ def test_applied_job_is_annotated(cluster: Cluster, operator: Operator, record_p
         (
             "impossible-batch",
             {"spec.training.globalBatchSize": 1, "spec.constraints.gpus": 7},
-            ("no split of 7 GPUs divides batch 1", "ask for a power of two"),
+            ("no split of 7 GPUs divides batch 1", "ask for another GPU count"),
         ),
-        ("no-bf16", {"spec.constraints.allowedPools": ["t4"]}, ("no BF16 units", "allow fp16")),
+        ("no-bf16", {"spec.constraints.allowedPools": ["t4"]}, ("no BF16 units", "train in fp16")),
     ],
 )
 def test_a_wrong_job_is_told_so(

@@ -358,7 +358,8 @@ def _no_plan(workload: Workload, pool: Pool, limits: Constraints, most: int) -> 
         return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {pool.gpus_per_node}")
     count = "no GPU count" if limits.gpus is None else f"no split of {limits.gpus} GPUs"
     message = f"{count} divides batch {batch} and the model"
-    return Rejection(pool.name, "NoDivisiblePlan", message, "choose a global batch with more divisors")
+    other = "" if limits.gpus is None else "ask for another GPU count, or "
+    return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
 def _too_large(workload: Workload, pool: Pool, priced: search.Priced) -> Rejection:
