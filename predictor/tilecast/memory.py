@@ -17,9 +17,9 @@ from tilecast.hardware import Gpu
 from tilecast.models import Sharded
 from tilecast.spec import Floats, Plans, Workload
 
-CONTEXT_BYTES = 0.75e9
+CONTEXT_BYTES = 0.5e9
 """CUDA context, loaded kernels and library workspaces, without any communicator."""
-COMMUNICATOR_BYTES = 0.35e9
+COMMUNICATOR_BYTES = 0.25e9
 """NCCL buffers of each parallel dimension that communicates."""
 FRAGMENTATION = 0.02
 """Share of the dynamic bytes that a caching allocator cannot use."""
