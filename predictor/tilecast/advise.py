@@ -263,11 +263,9 @@ def _billed(pool: Pool, gpus: Ints | int) -> Floats:
 
 
 def _rank(request: Request, offer: Offer) -> tuple[float, float, str]:
-    if request.objective == "cost":
-        cost = offer.cost_per_1000_steps
-        return (cost if cost is not None else math.inf, offer.step_s, offer.pool.name)
-    cost = offer.cost_per_1000_steps
-    return (offer.step_s, math.inf if cost is None else cost, offer.pool.name)
+    cost = math.inf if offer.cost_per_1000_steps is None else offer.cost_per_1000_steps
+    first, second = (cost, offer.step_s) if request.objective == "cost" else (offer.step_s, cost)
+    return (first, second, offer.pool.name)
 
 
 def _offer(request: Request, pool: Pool, priced: search.Priced, row: int) -> Offer:

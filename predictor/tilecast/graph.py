@@ -289,6 +289,11 @@ class Graph:
     def blocks(self) -> tuple[Block, ...]:
         return self.first + self.layers + self.last
 
+    @property
+    def trainable_share(self) -> float:
+        """Share of the parameters that have gradients, as the layers say it."""
+        return self.layers[0].trainable_share if self.layers else 1.0
+
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
         ops = [op for block in self.blocks for op in block.ops]

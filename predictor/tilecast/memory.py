@@ -58,13 +58,12 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     graph = sharded.graph
     data = plans.data * plans.context
     stages = plans.pipeline.astype(float)
-    depth = max(1, sum(block.repeat for block in graph.layers))
-    share = np.ceil(depth / stages) / depth
+    share = sharded.layer_share(plans)
 
     parameters = sharded.stage("parameters", plans)
     experts = np.minimum(sharded.stage("expert_parameters", plans), parameters)
     dense = parameters - experts
-    trainable = graph.layers[0].trainable_share if graph.layers else 1.0
+    trainable = graph.trainable_share
     expert_data = np.maximum(data * plans.tensor / plans.expert, 1.0)
 
     def spread(stage_from: int) -> Floats:
@@ -76,12 +75,11 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     weight = 2.0 if mixed else 4.0
     held = spread(3) * weight
     gradients = optimizer = np.zeros(len(plans))
-    if workload.training and workload.optimizer != "none":
+    if workload.training:
         gradients = spread(2) * trainable * weight
+    if workload.training and workload.optimizer != "none":
         master = 4.0 if mixed else 0.0
         optimizer = spread(1) * trainable * (master + _MOMENT_BYTES[workload.optimizer])
-    elif workload.training:
-        gradients = spread(2) * trainable * weight
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
     block = _largest(sharded, [item.parameters for item in graph.blocks], len(plans))
     gathered = np.where(plans.zero_stage >= 3, 2 * np.minimum(block, parameters) * weight, 0.0)

@@ -255,9 +255,7 @@ class _Micro:
 def _micro_batch(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
 ) -> _Micro:
-    depth = max(1, sum(block.repeat for block in sharded.graph.layers))
-    stages = plans.pipeline.astype(float)
-    share = np.where(stages > 1, np.ceil(depth / stages) / depth, 1.0)
+    share = sharded.layer_share(plans)
     nil = np.zeros(len(plans))
     kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
     for times in priced.blocks:
@@ -271,7 +269,7 @@ def _micro_batch(
     heavier = total(kinds["first"]) > total(kinds["last"])
     slowest = []
     for layers, first, last in zip(kinds["layers"], kinds["first"], kinds["last"], strict=True):
-        ends = np.where(stages > 1, np.where(heavier, first, last), first + last)
+        ends = np.where(plans.pipeline > 1, np.where(heavier, first, last), first + last)
         slowest.append(layers * share + ends)
     gpu_s, stall_s, communication_s, backward_s = slowest
     everything = sum((total(parts) for parts in kinds.values()), nil)
@@ -387,7 +385,7 @@ def _gradient_sync(
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
+    trainable = sharded.graph.trainable_share
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
     expert_replicas = np.maximum(replicas * plans.tensor / plans.expert, 1.0)
@@ -441,7 +439,7 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
     expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
     own = (everything - experts) / sharing + experts / expert_sharing
-    trainable = sharded.graph.layers[0].trainable_share if sharded.graph.layers else 1.0
+    trainable = sharded.graph.trainable_share
     mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
     moved = own * trainable * (_OPTIMIZER_BYTES[workload.optimizer] + mixed)
     return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)

@@ -69,13 +69,16 @@ class Sharded:
         values = (self.gather(block.repeat * getattr(block, column)) for block in blocks)
         return sum(values, np.zeros(len(self.index)))
 
+    def layer_share(self, plans: Plans) -> Floats:
+        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline."""
+        depth = max(1, sum(block.repeat for block in self.graph.layers))
+        return np.asarray(np.ceil(depth / plans.pipeline) / depth)
+
     def stage(self, column: str, plans: Plans) -> Floats:
         """A column of the fullest pipeline stage, (n,): its share of the layers, and the first or the last blocks."""
-        depth = max(1, sum(block.repeat for block in self.graph.layers))
-        share = np.ceil(depth / plans.pipeline) / depth
         first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
-        return np.asarray(self.sum(self.graph.layers, column) * share + ends)
+        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans) + ends)
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:

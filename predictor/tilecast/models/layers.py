@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from tilecast.graph import KernelTable, Op, Phase
 from tilecast.spec import Floats, Workload
 
@@ -245,11 +243,3 @@ def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[
 def _selective(ops: Iterable[Op]) -> list[Op]:
     """The same operators, the forward ones marked as recomputed by selective checkpointing."""
     return [replace(op, selective=op.phase == "forward") for op in ops]
-
-
-def rows_of(*columns: Floats | float, like: Floats) -> Floats:
-    """The product of the columns, as one column of the shape of `like`."""
-    product = np.ones_like(like, dtype=float)
-    for column in columns:
-        product = product * column
-    return product
