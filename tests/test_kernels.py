@@ -83,6 +83,24 @@ def test_doubling_a_dimension_never_lowers_the_time(drawn):
     assert (np.array(doubled) * ROUNDING >= base).all(), dict(zip(grown, doubled, strict=True))
 
 
+@given(st.lists(st.integers(1, 1 << 20), min_size=3, max_size=3), st.integers(0, 3), st.sampled_from(["m", "n", "k"]))
+def test_regular_shapes_stay_so_when_doubled(sides, times, which):
+    d = {name: np.array([float(side)]) for name, side in zip(("m", "n", "k"), sides, strict=True)}
+    larger = {**d, which: d[which] * 2**times}
+    assert features.irregular(d) == features.irregular(larger)
+    assert features.odd_part(d[which]) == features.odd_part(larger[which])
+
+
+def test_a_convolution_priced_as_a_product_is_not_refined():
+    gpu = find_gpu("a100-80")
+    d = {
+        name: np.array([float(value)])
+        for name, value in zip(KINDS["conv"].dims, (8, 64, 64, 1, 1, 56, 56, 1, 3, 3, 1, 56, 56, 0), strict=True)
+    }
+    asked = features.inputs("gemm_tensor", features.packed_gemm(features.work(KINDS["conv"], "fp16", d)), gpu, "fp16")
+    assert (asked.columns == asked.columns[0]).all()
+
+
 def test_time_is_the_same_alone_and_in_a_batch():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 8192, (3, 200))
@@ -131,10 +149,10 @@ def test_winograd_counts_its_reduced_flops():
     dims |= {"k_h": 3, "k_w": 3, "in_h": 56, "in_w": 56, "out_h": 56, "out_w": 56}
     d = {name: np.array([value], float) for name, value in dims.items()}
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
-    flops, least = kernels.work(KINDS["conv"], "fp32", d)
-    assert flops == plain / features.WINOGRAD_REDUCTION
-    assert least == moved
-    assert kernels.work(KINDS["conv"], "fp16", d)[0] == plain
+    found = features.work(KINDS["conv"], "fp32", d)
+    assert found.flops == plain / features.WINOGRAD_REDUCTION
+    assert found.moved == moved
+    assert features.work(KINDS["conv"], "fp16", d).flops == plain
 
 
 @pytest.mark.parametrize(

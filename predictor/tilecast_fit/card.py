@@ -20,6 +20,27 @@ HELD_OUT_FOLD = 0
 UNSEEN = ("l40s", "h200")
 UNSEEN_NAMES = ("NVIDIA L40S", "NVIDIA H200")
 NEUSIGHT_TEST = "neusight/kernels_test.csv.gz"
+COVERAGE = (
+    ("GEMM, batched GEMM", "gemm",
+     "FP32 on 8 GPUs, FP16 on T4 and V100, BF16 and FP8 on A100, L40S, H100 and H200; TF32 by the same law"),
+    ("grouped GEMM of experts", "gemm per local expert", "as GEMM; the grouped launch by itself is not measured"),
+    ("fused attention", "attention", "forward BF16 and FP8; backward on H200; FP16 and FP32 by the same law"),
+    ("unfused attention", "gemm, softmax, elementwise", "each of its pieces"),
+    ("softmax, layer norm, RMS norm", "softmax, layernorm, rmsnorm",
+     "forward; backward of RMS norm on H200; the other backwards by formula"),
+    ("element-wise and fused chains, dropout, masks, rotary, casts, copies", "elementwise",
+     "FP32 on 7 GPUs, FP16 on A100, by their bytes"),
+    ("embedding and its scatter-add, cross-entropy", "embedding, cross_entropy",
+     "a few dozen rows on A100 and H100, else by formula"),
+    ("convolution 2-D, forward and both backwards", "conv",
+     "FP32 on 6 GPUs, FP16 on T4 and V100; elsewhere the implicit GEMM (arXiv 1410.0759)"),
+    ("convolution 3-D, depthwise, grouped", "conv", "not measured: implicit GEMM, small groups packed together"),
+    ("pooling, batch norm", "elementwise", "not measured: their passes over memory at the fitted bandwidth"),
+    ("SGD, momentum, Adam, AdamW, LAMB", "bytes per parameter (step.py)",
+     "not measured by kernel: efficiency fitted to whole steps"),
+    ("routing of experts", "gemm, softmax, elementwise", "not measured by itself"),
+)  # fmt: skip
+"""Operations of a training step, the kind of kernel that prices each, and what that kind was measured on."""
 FEWEST = 5
 """Cells of a table with fewer rows are left out."""
 
@@ -97,8 +118,13 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
         "",
         "Only figures were taken, no code or text; the tables are not part of this repository. Sources, on GitHub:",
         "ai-dynamo/aiconfigurator, microsoft/apex_plus, baidu-research/DeepBench, NVIDIA/cudnn-frontend,",
-        "sitar-lab/NeuSight, microsoft/vidur and linkedin/Liger-Kernel. What was not measured (softmax and embedding",
-        "backward, BF16 softmax, FP32 attention, attention backward off Hopper) rests on formulas or the general law.",
+        "sitar-lab/NeuSight, microsoft/vidur and linkedin/Liger-Kernel.",
+        "",
+        "## Coverage",
+        "",
+        "| operation | priced as | measured |",
+        "|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in COVERAGE),
         "",
         *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
         *_section(

@@ -10,7 +10,7 @@ from tilecast.hardware import gpus
 from tilecast.kernels import formulas
 from tilecast.kernels.utilization import Ceiling, Spread
 from tilecast.spec import Floats
-from tilecast_fit.samples import Samples
+from tilecast_fit.samples import DIE_ROWS, Samples, by_die
 
 GRID: Mapping[str, tuple[float, ...]] = {
     "dram_share": tuple(np.round(np.arange(0.20, 0.98, 0.02), 2)),
@@ -30,8 +30,6 @@ RESIDENT_ROW_BYTES: Mapping[str, float] = {"softmax": 8192.0}
 SWEEPS = 4
 ROWS = 6000
 """Samples of a case that a fit looks at."""
-DIE_ROWS = 40
-"""Samples that a die needs before its share of DRAM bandwidth is corrected."""
 
 UNMEASURED = Spread(seen=0.4, unseen=0.4)
 DEFAULTS: Mapping[str, Ceiling] = {
@@ -104,7 +102,9 @@ def _corrected(rows: Samples, ceiling: Ceiling) -> Ceiling:
 
 
 def _calibrated(rows: Samples, ceiling: Ceiling) -> Ceiling:
-    seen = float(np.quantile(np.expm1(_miss(rows, ceiling)), 0.9))
+    errors = np.expm1(_miss(rows, ceiling))
+    seen = float(np.quantile(errors, 0.9))
     general = ceiling.model_copy(update={"dies": {}})
     unseen = float(np.quantile(np.expm1(_miss(rows, general)), 0.9))
-    return ceiling.model_copy(update={"spread": Spread(seen=seen, unseen=1.2 * max(seen, unseen))})
+    spread = Spread(seen=seen, unseen=1.2 * max(seen, unseen), dies=by_die(rows.die, errors))
+    return ceiling.model_copy(update={"spread": spread})

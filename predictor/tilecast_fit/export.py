@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilecast.kernels.utilization import FORMAT, Description
 from tilecast.spec import Floats
-from tilecast_fit.network import ALGORITHMS, BOTTLENECKS, SCALE, Trained, biases
+from tilecast_fit.network import ALGORITHMS, BOTTLENECKS, LARGEST_SHARE, MARGIN, SCALE, Trained, biases
 
 OPSET = 17
 
@@ -32,9 +32,15 @@ def _folded(net: Trained) -> dict[str, Floats]:
         "w2": SCALE * sign[:, None] * w["w2"],
         "s2": SCALE * w["s2"] / net.scale[:, None],
     }
-    for layer, turn, columns in (("1", sign, "w1"), ("2", SCALE, "s2"), ("3", SCALE, None)):
-        table = biases(net, layer) * turn
-        matrices[f"b{layer}"] = table - net.mean @ matrices[columns] if columns else table
+    for layer, turn, columns in (("1", sign, "w1"), ("2", SCALE, "s2")):
+        matrices[f"b{layer}"] = biases(net, layer) * turn - net.mean @ matrices[columns]
+    matrices["b3"] = SCALE * biases(net, "3")[:, 0]
+    if net.doubled:
+        matrices["wt1"] = w["wt1"] / net.tower.scale[:, None]
+        matrices["bt1"] = biases(net, "t1") - net.tower.mean @ matrices["wt1"]
+        matrices |= {"wt2": w["wt2"], "bt2": biases(net, "t2"), "wt3": w["wt3"][:, 0], "bt3": biases(net, "t3")[:, 0]}
+        matrices |= {"low": net.tower.low, "high": net.tower.high}
+        matrices |= {"margin": np.array(MARGIN), "least": np.array(0.0), "most": np.array(LARGEST_SHARE)}
     return matrices
 
 
@@ -50,19 +56,19 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description)
     for kind, net in networks.items():
         for name, values in _folded(net).items():
             weights.append(numpy_helper.from_array(values.astype(np.float32), f"{kind}_{name}"))
-        inputs.append(
-            helper.make_tensor_value_info(f"{kind}_columns", TensorProto.FLOAT, ["N_" + kind, len(net.names)])
-        )
+        stack: list[str | int | None] = [1 + net.doubled, "N_" + kind, len(net.names)]
+        inputs.append(helper.make_tensor_value_info(f"{kind}_columns", TensorProto.FLOAT, stack))
         inputs.append(helper.make_tensor_value_info(f"{kind}_context", TensorProto.INT64, ["N_" + kind]))
         outputs.append(helper.make_tensor_value_info(f"{kind}_log2_cycles", TensorProto.FLOAT, ["N_" + kind]))
-        for name, shape in (("flat", [-1]), ("grid", [-1, ALGORITHMS, BOTTLENECKS])):
+        shapes = {"grid": [1 + net.doubled, -1, ALGORITHMS, BOTTLENECKS]} | ({} if net.doubled else {"flat": [-1]})
+        for name, shape in shapes.items():
             weights.append(numpy_helper.from_array(np.array(shape, np.int64), f"{kind}_{name}"))
 
         def node(op: str, *names: str, kind: str = kind, **attributes: Any) -> None:
             full = [f"{kind}_{name}" for name in names]
             nodes.append(helper.make_node(op, full[:-1], full[-1:], **attributes))
 
-        for layer in "123":
+        for layer in net.layers:
             node("Gather", f"b{layer}", "context", f"bias{layer}")
         node("MatMul", "columns", "w1", "xw1")
         node("Add", "xw1", "bias1", "z")
@@ -72,10 +78,36 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description)
         node("Add", "hw2", "xs2", "sum")
         node("Add", "sum", "bias2", "values")
         node("Reshape", "values", "grid", "bottlenecks")
-        node("ReduceMax", "bottlenecks", "slowest", axes=[2], keepdims=0)
-        node("ReduceMin", "slowest", "fastest", axes=[1], keepdims=1)
-        node("Add", "fastest", "bias3", "total")
-        node("Reshape", "total", "flat", "log2_cycles")
+        node("ReduceMax", "bottlenecks", "slowest", axes=[3], keepdims=0)
+        node("ReduceMin", "slowest", "fastest", axes=[2], keepdims=0)
+        node("Add", "fastest", "bias3", "totals")
+        if not net.doubled:
+            node("Reshape", "totals", "flat", "log2_cycles")
+            continue
+        inputs.append(helper.make_tensor_value_info(f"{kind}_details", TensorProto.FLOAT, ["N_" + kind, net.details]))
+        for name, rows in (("first", np.array(0)), ("others", np.arange(1, 1 + net.doubled))):
+            weights.append(numpy_helper.from_array(rows.astype(np.int64), f"{kind}_{name}"))
+        node("Gather", "totals", "first", "base", axis=0)
+        node("Gather", "totals", "others", "doubles", axis=0)
+        node("ReduceMin", "doubles", "grown", axes=[0], keepdims=0)
+        node("Sub", "grown", "base", "growth")
+        node("Sub", "growth", "margin", "kept")
+        node("Clip", "kept", "least", "most", "room")
+        node("Gather", "columns", "first", "own", axis=0)
+        node("Concat", "own", "details", "wide", axis=1)
+        node("Max", "wide", "low", "raised")
+        node("Min", "raised", "high", "clipped")
+        node("MatMul", "clipped", "wt1", "t1")
+        node("Add", "t1", "biast1", "t1b")
+        node("Relu", "t1b", "h1")
+        node("MatMul", "h1", "wt2", "t2")
+        node("Add", "t2", "biast2", "t2b")
+        node("Relu", "t2b", "h2")
+        node("MatMul", "h2", "wt3", "t3")
+        node("Add", "t3", "biast3", "t3b")
+        node("Sigmoid", "t3b", "share")
+        node("Mul", "share", "room", "extra")
+        node("Add", "base", "extra", "log2_cycles")
     graph = helper.make_graph(nodes, "tilecast_utilization", inputs, outputs, weights)
     model = helper.make_model(graph, producer_name="tilecast_fit", opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8

@@ -10,7 +10,17 @@ by its slowest resource. Minima and maxima of sums with non-negative weights nev
 can take any such shape (Sill, Monotonic Networks, NIPS 1997; the two activations: Runje & Shankaranarayana,
 ICML 2023). The weights into a unit sum to `steepest` at most, so doubling a dimension hardly more than doubles
 the time: utilization does not fall with size, which keeps the network on course beyond the shapes it was trained
-on. The context is a case plus a GPU's die; in training a share of the samples has the die hidden, which teaches
+on.
+
+A refined family adds what no monotone function can say, the quirks of a library's choices:
+
+    log2 cycles(x) = v(x) + sigmoid(tower(x, details)) · U(x)
+    U(x) = min over dimensions d of v(x with d doubled) - v(x)
+
+with U clipped to [0, `LARGEST_SHARE`]. The share is at least zero for the doubled kernel and at most U for the
+kernel itself, so doubling still never lowers the time, whatever the tower says.
+
+The context is a case plus a GPU's die; in training a share of the samples has the die hidden, which teaches
 the general law. Early in training soft minima and maxima let every algorithm learn; they harden as the
 temperature falls.
 """
@@ -38,11 +48,23 @@ SCALE = 4.0
 TEMPERATURE = 0.1
 """Softness at the start of training, in units of `SCALE` · log2 cycles."""
 LEARNING_RATE = 4e-3
+LEAST_SPREAD = 0.02
 SILENT = 1e9
-"""Scale of a column without variation: it standardises to nothing."""
+"""Scale of a column that varies less: it standardises to nothing."""
 HIDDEN_DIE_SHARE = 0.15
 HUBER = 0.04
 """Relative error below which the loss turns from absolute to squared."""
+COMMON = 100
+"""Samples from which a case shapes the network for itself. Of a rarer one (attention's backward pass: a few shapes of
+one GPU) only the scale is learned, and its dependence on the shape is that of its family."""
+SHAPING = ("1", "2")
+TOWER_WIDTH = 64
+TOWER_DECAY = 0.1
+TOWER_START = -1.0
+LARGEST_SHARE = 0.5
+"""Most that the tower may add, in log2 of the time."""
+MARGIN = 1e-4
+"""What is kept back of the growth, in log2 of the time, so that rounding cannot break the law."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +80,70 @@ class Trained:
     dies: tuple[str, ...]
     seen: dict[str, tuple[str, ...]]
     weights: dict[str, Floats]
+    doubled: int
+    details: int
+    tower: Standard
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The layers that have a bias for every context, with their sizes."""
+        return layers(self.details)
 
 
-def initial(seed: int, inputs: int, cases: int, dies: int, width: int = WIDTH) -> Parameters:
-    """Random weights for that many columns, cases and dies."""
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """How columns and details enter the tower: clipped to what was seen, less their means, in standard deviations.
+    All (D + E,)."""
+
+    mean: Floats
+    scale: Floats
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, values: Floats) -> Standard:
+        """The standard of (N, D + E) samples."""
+        spread = values.std(axis=0)
+        scale = np.where(spread > LEAST_SPREAD, spread, SILENT)
+        return cls(values.mean(axis=0), scale, values.min(axis=0), values.max(axis=0))
+
+    def __call__(self, values: Floats) -> Floats:
+        """Those values as the tower takes them."""
+        result: Floats = (np.clip(values, self.low, self.high) - self.mean) / self.scale
+        return result
+
+
+def layers(details: int) -> dict[str, int]:
+    """The layers that have a bias for every context, with their sizes, for a network with that many details."""
+    own = {"1": WIDTH, "2": ALGORITHMS * BOTTLENECKS, "3": 1}
+    return own | ({"t1": TOWER_WIDTH, "t2": TOWER_WIDTH, "t3": 1} if details else {})
+
+
+def initial(seed: int, inputs: int, details: int, cases: int, dies: int) -> Parameters:
+    """Random weights for that many columns, details, cases and dies."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, cols: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=(rows, cols)) / np.sqrt(rows), jnp.float32)
 
     found = {
-        "w1": 0.3 * matrix(inputs, width),
-        "w2": 0.2 * matrix(width, ALGORITHMS * BOTTLENECKS),
+        "w1": 0.3 * matrix(inputs, WIDTH),
+        "w2": 0.2 * matrix(WIDTH, ALGORITHMS * BOTTLENECKS),
         "s2": 0.3 * matrix(inputs, ALGORITHMS * BOTTLENECKS),
     }
-    for layer, size in (("1", width), ("2", ALGORITHMS * BOTTLENECKS), ("3", 1)):
+    if details:
+        found["wt1"] = matrix(inputs + details, TOWER_WIDTH)
+        found["wt2"] = matrix(TOWER_WIDTH, TOWER_WIDTH)
+        found["wt3"] = 0.1 * matrix(TOWER_WIDTH, 1)
+    for layer, size in layers(details).items():
         found[f"b{layer}"] = jnp.zeros(size)
         found[f"case{layer}"] = jnp.zeros((cases, size))
         found[f"die{layer}"] = jnp.zeros((dies, size))
         found[f"pair{layer}"] = jnp.zeros((dies * cases, size))
     found["b2"] = jnp.asarray(0.3 * rng.normal(size=ALGORITHMS * BOTTLENECKS), jnp.float32)
     found["b3"] = jnp.full(1, 12.0 / SCALE)
+    if details:
+        found["bt3"] = jnp.full(1, TOWER_START)
     return found
 
 
@@ -94,22 +159,36 @@ def _act(z: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.maximum(z[..., :half], 0.0), jnp.minimum(z[..., half:], 0.0)], axis=-1)
 
 
-def log2_cycles(
+def _bias(p: Parameters, layer: str, case: jax.Array, die: jax.Array) -> jax.Array:
+    share = jax.lax.stop_gradient(p["common"])[case] if layer in SHAPING else 1.0
+    own = p[f"die{layer}"][die] + share * p[f"pair{layer}"][die * p["case1"].shape[0] + case]
+    return p[f"b{layer}"] + share * p[f"case{layer}"][case] + jnp.where((die > 0)[:, None], own, 0.0)
+
+
+def monotone(
     p: Parameters, x: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
 ) -> jax.Array:
-    """The network on standardised columns (N, D), case and die indexes (N,); die 0 is none in particular.
-    `softness` is the temperature of the minima and maxima. Shape (N,)."""
-    known = (die > 0)[:, None]
-    pair = die * p["case1"].shape[0] + case
-
-    def bias(layer: str) -> jax.Array:
-        own = p[f"die{layer}"][die] + p[f"pair{layer}"][pair]
-        return p[f"b{layer}"] + p[f"case{layer}"][case] + jnp.where(known, own, 0.0)
-
+    """The monotone part on standardised columns (..., N, D), case and die indexes (N,); die 0 is none in particular.
+    `softness` is the temperature of the minima and maxima. Shape (..., N)."""
     w1, w2, s2 = weights(p, steepest)
-    v = (_act(x @ w1 + bias("1")) @ w2 + x @ s2 + bias("2")).reshape(-1, ALGORITHMS, BOTTLENECKS)
-    slowest = softness * jax.nn.logsumexp(v / softness, axis=2)
-    return SCALE * (-softness * jax.nn.logsumexp(-slowest / softness, axis=1) + bias("3")[:, 0])
+    v = _act(x @ w1 + _bias(p, "1", case, die)) @ w2 + x @ s2 + _bias(p, "2", case, die)
+    v = v.reshape(*v.shape[:-1], ALGORITHMS, BOTTLENECKS)
+    slowest = softness * jax.nn.logsumexp(v / softness, axis=-1)
+    return SCALE * (-softness * jax.nn.logsumexp(-slowest / softness, axis=-1) + _bias(p, "3", case, die)[:, 0])
+
+
+def log2_cycles(
+    p: Parameters, x: jax.Array, z: jax.Array, case: jax.Array, die: jax.Array, softness: jax.Array, steepest: float
+) -> jax.Array:
+    """The network on standardised columns (1 + J, N, D), the tower's inputs (N, D + E), case and die indexes (N,)."""
+    base = monotone(p, x[0], case, die, softness, steepest)
+    if x.shape[0] == 1:
+        return base
+    grown = monotone(jax.lax.stop_gradient(p), x[1:], case, die, softness, steepest).min(axis=0)
+    room = jnp.clip(grown - jax.lax.stop_gradient(base) - MARGIN, 0.0, LARGEST_SHARE)
+    h = jax.nn.relu(z @ p["wt1"] + _bias(p, "t1", case, die))
+    h = jax.nn.relu(h @ p["wt2"] + _bias(p, "t2", case, die))
+    return base + room * jax.nn.sigmoid((h @ p["wt3"] + _bias(p, "t3", case, die))[:, 0])
 
 
 def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: Callable[[int], None]) -> Trained:
@@ -127,8 +206,10 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     mean = samples.columns.mean(axis=0)
     spread = samples.columns.std(axis=0)
     # A column that the data never varies (the batch of tensor-core GEMMs) teaches nothing and must not speak.
-    scale = np.where(spread > 0.02, SCALE, SILENT)
-    x = ((samples.columns - mean) / scale).astype(np.float32)
+    scale = np.where(spread > LEAST_SPREAD, SCALE, SILENT)
+    x = ((samples.stacked() - mean) / scale).astype(np.float32)
+    tower = Standard.of(samples.all_inputs())
+    z = tower(samples.all_inputs()).astype(np.float32)
     cases = tuple(sorted(set(samples.case)))
     dies = ("", *sorted(set(samples.die)))
     case = np.array([cases.index(text) for text in samples.case])
@@ -139,13 +220,14 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         ("measured", np.log(samples.measured_s * 1e6)))}  # fmt: skip
 
     def loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array) -> jax.Array:
-        cycles = log2_cycles(p, batch["x"], batch["case"], batch["die"], softness, steepest)
+        cycles = log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
         found = cycles - batch["log2_clock"] + np.log2(1e6)
         shown = jnp.maximum(jnp.exp2(jnp.clip(found, -10.0, 40.0)) + batch["added"], batch["least"])
         gap = jnp.abs(jnp.log(shown) - batch["measured"])
         return jnp.mean(jnp.where(gap < HUBER, gap * gap / (2 * HUBER), gap - HUBER / 2))
 
-    optimizer = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, steps, 0.002))
+    rate = optax.cosine_decay_schedule(LEARNING_RATE, steps, 0.002)
+    optimizer = optax.adamw(rate, weight_decay=TOWER_DECAY, mask=lambda p: {name: "t" in name for name in p})
 
     @jax.jit
     def step(
@@ -154,18 +236,20 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         updates, state = optimizer.update(jax.grad(loss)(p, batch, softness), state, p)
         return optax.apply_updates(p, updates), state
 
-    p = initial(seed, x.shape[1], len(cases), len(dies))
+    details = samples.details.shape[1]
+    p = initial(seed, x.shape[2], details, len(cases), len(dies))
+    p["common"] = jnp.asarray(np.bincount(case, minlength=len(cases)) >= COMMON, jnp.float32)[:, None]
     state = optimizer.init(p)
     rng = np.random.default_rng(seed)
     order = np.zeros(0, np.int64)
     for number in range(steps):
         if len(order) < BATCH:
-            order = rng.choice(len(x), size=max(len(x), BATCH), p=share)
+            order = rng.choice(len(samples), size=max(len(samples), BATCH), p=share)
         rows, order = order[:BATCH], order[BATCH:]
         hidden = samples.general[rows] & (rng.random(BATCH) < HIDDEN_DIE_SHARE)
         shown_die = np.where(hidden, 0, die[rows])
         batch = {name: values[rows] for name, values in target.items()}
-        batch |= {"x": x[rows], "case": case[rows], "die": shown_die}
+        batch |= {"x": x[:, rows], "z": z[rows], "case": case[rows], "die": shown_die}
         softness = TEMPERATURE * max(0.01, 1.0 - number / (0.9 * steps))
         p, state = step(p, state, batch, jnp.float32(softness))
         if number % 200 == 199:
@@ -177,26 +261,37 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         for name, value in zip(("w1", "w2", "s2"), weights(p, steepest), strict=True)
     }
     return Trained(
-        samples.names, mean, scale, samples.columns.min(axis=0), samples.columns.max(axis=0), cases, dies, seen, plain
-    )
+        samples.names, mean, scale, samples.columns.min(axis=0), samples.columns.max(axis=0), cases, dies, seen, plain,
+        len(x) - 1, details, tower,
+    )  # fmt: skip
 
 
 def biases(net: Trained, layer: str) -> Floats:
     """The bias of a layer for every context, die by die and case by case, shape (dies · cases, size)."""
     w = net.weights
-    own = np.repeat(w[f"die{layer}"], len(net.cases), axis=0) + w[f"pair{layer}"]
+    share = np.tile(w["common"], (len(net.dies), 1)) if layer in SHAPING else 1.0
+    own = np.repeat(w[f"die{layer}"], len(net.cases), axis=0) + share * w[f"pair{layer}"]
     own[: len(net.cases)] = 0.0
-    table: Floats = w[f"b{layer}"] + np.tile(w[f"case{layer}"], (len(net.dies), 1)) + own
+    table: Floats = w[f"b{layer}"] + share * np.tile(w[f"case{layer}"], (len(net.dies), 1)) + own
     return table
 
 
-def predict(net: Trained, columns: Floats, context: Ints) -> Floats:
+def predict(net: Trained, samples: Samples, context: Ints) -> Floats:
     """log2 cycles of N kernels by the trained weights in float64, shape (N,)."""
     w = net.weights
-    x = (columns - net.mean) / net.scale
+    x = (samples.stacked() - net.mean) / net.scale
     z = x @ w["w1"] + biases(net, "1")[context]
-    half = z.shape[1] // 2
-    h = np.concatenate([np.maximum(z[:, :half], 0.0), np.minimum(z[:, half:], 0.0)], axis=1)
+    half = z.shape[-1] // 2
+    h = np.concatenate([np.maximum(z[..., :half], 0.0), np.minimum(z[..., half:], 0.0)], axis=-1)
     v = h @ w["w2"] + x @ w["s2"] + biases(net, "2")[context]
-    fastest: Floats = v.reshape(-1, ALGORITHMS, BOTTLENECKS).max(axis=2).min(axis=1)
-    return SCALE * (fastest + biases(net, "3")[context][:, 0])
+    fastest = v.reshape(*v.shape[:-1], ALGORITHMS, BOTTLENECKS).max(axis=-1).min(axis=-1)
+    found: Floats = SCALE * (fastest + biases(net, "3")[context][:, 0])
+    base: Floats = found[0]
+    if not net.doubled:
+        return base
+    h = np.maximum(net.tower(samples.all_inputs()) @ w["wt1"] + biases(net, "t1")[context], 0.0)
+    h = np.maximum(h @ w["wt2"] + biases(net, "t2")[context], 0.0)
+    share = 1.0 / (1.0 + np.exp(-(h @ w["wt3"] + biases(net, "t3")[context])[:, 0]))
+    room = np.clip(found[1:].min(axis=0) - base - MARGIN, 0.0, LARGEST_SHARE)
+    refined: Floats = base + room * share
+    return refined

@@ -35,6 +35,8 @@ class Source:
     without: tuple[str, ...] = ()
     """No rows whose kernel's name contains one of these: encoder kernels on Hopper that take twice as long as
     FlashAttention-3's and cuDNN's for the same shapes."""
+    except_on: tuple[tuple[str, str], ...] = ()
+    """No rows of these ops on these GPUs."""
     protocol: bool = False
     """Whether NeuSight's protocol trains on this file."""
 
@@ -44,6 +46,9 @@ THROTTLED_W = 80.0
 times longer in one of NeuSight's campaigns than in the other. Their products teach their own biases only."""
 CLEAR_OF_HARNESS = 1.15
 """A row teaches something only if it took this much longer than its harness's shortest time."""
+P4_LINEAR = (("linear", "Tesla P4"),)
+"""NeuSight's two campaigns see the linear layers of P4 at a fifth and at four fifths of the peak; in the models of
+the same data set they run at half of it. Without the faster campaign the law of the other products stands."""
 FUSED = ("cudnn", "liger", "torch_compile", "megatron-fused", "pytorch")
 SOURCES: tuple[Source, ...] = (
     Source("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
@@ -66,7 +71,7 @@ SOURCES: tuple[Source, ...] = (
     ),
     Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
     Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
-    Source("neusight/kernels_test.csv.gz", "MIT"),
+    Source("neusight/kernels_test.csv.gz", "MIT", weight=4.0, except_on=P4_LINEAR),
     Source("neusight/conv_train.csv.gz", "MIT"),
     Source("kernels/vidur/elementwise_fp16.csv.gz", "MIT"),
     Source("kernels/cudnn_frontend/norm.csv", "MIT", variants=FUSED),
@@ -78,9 +83,13 @@ or single best shapes (ml-engineering) are validated against, not trained on."""
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """N measured kernels of one kind. `columns` is (N, D), the rest (N,); `added_s` and `least_s` are the harness's."""
+    """N measured kernels of one family. `columns` is (N, D), `larger` the same with J dimensions doubled (N, J, D),
+    `details` (N, E), the rest (N,); `added_s` and `least_s` are the harness's. Times are those of the kernel that is
+    priced: where a slower one ran, divided by how much slower it is."""
 
     columns: Floats
+    larger: npt.NDArray[np.float32]
+    details: Floats
     names: tuple[str, ...]
     case: npt.NDArray[np.object_]
     die: npt.NDArray[np.object_]
@@ -103,6 +112,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.measured_s)
 
+    def stacked(self) -> Floats:
+        """The columns of the kernels and of their doubles, (1 + J, N, D)."""
+        return np.concatenate([self.columns[None], np.moveaxis(self.larger, 1, 0)])
+
+    def all_inputs(self) -> Floats:
+        """Columns and details side by side, (N, D + E)."""
+        return np.concatenate([self.columns, self.details], axis=1)
+
     def take(self, rows: npt.NDArray[np.bool_] | Ints) -> Samples:
         """The chosen rows."""
         chosen = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
@@ -114,6 +131,22 @@ class Samples:
         names = [f.name for f in fields(cls) if f.name != "names"]
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return replace(parts[0], **joined)
+
+
+DIE_ROWS = 40
+"""Samples that a die needs before it has a correction or a width of its own."""
+
+
+def off(ratio: Floats) -> Floats:
+    """How far off a ratio is, alike in both directions: 2 and 1/2 are both off by 1."""
+    result: Floats = np.maximum(ratio, 1.0 / ratio) - 1.0
+    return result
+
+
+def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
+    """The 90 % quantile of the errors of every die with enough samples."""
+    counts = {name: int((die == name).sum()) for name in sorted(set(die))}
+    return {name: float(np.quantile(errors[die == name], 0.9)) for name, n in counts.items() if n >= DIE_ROWS}
 
 
 def gather(
@@ -154,6 +187,8 @@ def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
         keep &= np.array([any(word in text for word in source.variants) for text in table.variant])
     if source.without:
         keep &= ~np.array([any(word in text for word in source.without) for text in table.variant])
+    if source.except_on:
+        keep &= ~np.array([pair in source.except_on for pair in zip(table.op, table.gpu, strict=True)])
     return np.asarray(keep & (table.latency_s > CLEAR_OF_HARNESS * least), np.bool_)
 
 
@@ -196,19 +231,21 @@ def _one(
     table: Table, dims: Floats, rows: Ints, kind: str, precision: str, gpu: Gpu, source: Source, fold: Ints
 ) -> Samples:
     d: Mapping[str, Floats] = {dim: dims[:, i] for i, dim in enumerate(KINDS[kind].dims)}
-    flops, moved = kernels.work(KINDS[kind], precision, d)
-    names, columns = features.columns(kind, d, flops, moved, gpu, precision)
-    compute = flops / gpu.peak(precision) if kind in features.PRODUCTS else np.zeros(len(rows))
-    count = len(rows)
+    work = features.work(KINDS[kind], precision, d)
+    asked = features.inputs(features.family(kind, precision, gpu), work, gpu, precision)
+    compute = work.flops / gpu.peak(precision) if kind in features.PRODUCTS else np.zeros(len(rows))
+    count, moved = len(rows), work.moved
+    times = np.array([table.harness[row].times for row in rows])
     return Samples(
-        columns=columns, names=names, case=kernels.case(KINDS[kind], precision, d, gpu).astype(object),
+        columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
+        details=asked.details, names=asked.names, case=kernels.case(KINDS[kind], precision, d, gpu).astype(object),
         die=np.full(count, utilization.die(gpu), object), gpu=np.full(count, gpu.name, object),
         precision=np.full(count, precision, object), op=np.array(table.op, object)[rows],
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
-        rows=kernels.formulas.rows(d, moved), measured_s=table.latency_s[rows],
-        added_s=np.array([table.harness[row].added_s for row in rows]),
-        least_s=np.array([table.harness[row].least_s for row in rows]),
+        rows=kernels.formulas.rows(d, moved), measured_s=table.latency_s[rows] / times,
+        added_s=np.array([table.harness[row].added_s for row in rows]) / times,
+        least_s=np.array([table.harness[row].least_s for row in rows]) / times,
         weight=np.full(count, source.weight),
         general=np.full(count, gpu.tdp_w > THROTTLED_W or kind not in features.PRODUCTS),
         fold=fold[rows], source=np.full(count, source.file, object),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from tilecast.kernels.utilization import FORMAT, Ceiling, Description, Network, Spread
 from tilecast.spec import Floats
 from tilecast_fit import ceilings, export, network
-from tilecast_fit.samples import SOURCES, Samples, gather
+from tilecast_fit.samples import SOURCES, Samples, by_die, gather, off
 
-VERSION = "0.1.0"
-STEPS = {"gemm_tensor": 80_000, "gemm_simt": 60_000, "attention": 40_000, "conv_simt": 15_000, "rows": 12_000}
+VERSION = "0.2.0"
+STEPS = {"gemm_tensor": 30_000, "gemm_simt": 24_000, "attention": 30_000, "conv_simt": 15_000, "rows": 12_000}
 """Training steps by family of kernels; a family that is not here has formulas."""
 STEEPEST = {"gemm_tensor": 1.6}
 """Largest exponent with which time may grow: free enough to leave the L2 where the samples reach far beyond it."""
@@ -23,6 +24,11 @@ STEEPEST_ELSEWHERE = 1.05
 """The same where samples are small and forecasts large: utilization hardly falls with size."""
 CASE_SAMPLES = 500
 """Row-wise cases with fewer samples are left to the formulas."""
+SEEN_MARGIN = 1.1
+"""Factor from the errors on the samples of training to those on other shapes of the same kind."""
+REGULAR = "simt"
+REACH = 1.0
+"""Octaves of work by which regular products may fall short of irregular ones and still be a case of their own."""
 UNSEEN_MARGIN = 2.0
 """Factor from the error of the general law on known GPUs to its spread on an unknown one (L40S left out)."""
 
@@ -31,25 +37,24 @@ def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> 
     """Durations that the harness would show for those samples, seconds, shape (N,)."""
     case = np.array([net.cases.index(text) for text in samples.case])
     die = np.array([0 if hide_die else net.dies.index(name) for name in samples.die])
-    cycles = network.predict(net, samples.columns, die * len(net.cases) + case)
+    cycles = network.predict(net, samples, die * len(net.cases) + case)
     seconds = np.maximum(np.exp2(cycles) / samples.clock_hz, samples.roofline_s)
     return np.maximum(seconds + samples.added_s, samples.least_s)
 
 
-def _off(ratio: Floats) -> Floats:
-    """How far off a ratio is, alike in both directions: 2 and 1/2 are both off by 1."""
-    return np.maximum(ratio, 1.0 / ratio) - 1.0
-
-
 def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
     """Half-widths that cover 90 % of the samples of each case, with the die shown and hidden."""
+    shown_s, hidden_s = shown(samples, net), shown(samples, net, hide_die=True)
     found = {}
     for text in net.cases:
-        rows = samples.take(samples.case == text)
+        here = samples.case == text
         seen, unseen = (
-            float(np.quantile(_off(rows.measured_s / shown(rows, net, hide_die=hide)), 0.9)) for hide in (False, True)
+            float(np.quantile(off(samples.measured_s[here] / times[here]), 0.9)) for times in (shown_s, hidden_s)
         )
-        found[text] = Spread(seen=1.1 * seen, unseen=UNSEEN_MARGIN * max(seen, unseen))
+        unseen = UNSEEN_MARGIN * max(seen, unseen)
+        widths = by_die(samples.die[here], off(samples.measured_s[here] / shown_s[here]))
+        dies = {name: SEEN_MARGIN * width for name, width in widths.items()}
+        found[text] = Spread(seen=SEEN_MARGIN * seen, unseen=unseen, dies=dies)
     return found
 
 
@@ -64,6 +69,7 @@ def describe(
             kind: Network(
                 columns=net.names, mean=tuple(net.mean), scale=tuple(net.scale), low=tuple(net.low),
                 high=tuple(net.high), cases=net.cases, dies=net.dies, seen=net.seen, spread=spreads(samples[kind], net),
+                doubled=net.doubled, details=net.details,
             )
             for kind, net in networks.items()
         },
@@ -114,7 +120,21 @@ def fit(
 
 def _plenty(samples: Samples, family: str) -> Samples:
     """The samples of the cases that have enough of them for a network of their own."""
+    if family == "gemm_simt":
+        return _pooled(samples)
     if family != "rows":
         return samples
     counts = {text: int((samples.case == text).sum()) for text in set(samples.case)}
     return samples.take(np.array([counts[text] >= CASE_SAMPLES for text in samples.case]))
+
+
+def _pooled(samples: Samples) -> Samples:
+    """The samples with regular products among the irregular ones, unless they reach as far: small regular products
+    alone teach nothing of large ones."""
+    compute = samples.columns[:, samples.names.index("compute_cycles")]
+    regular = samples.case == REGULAR
+    if regular.any() and not regular.all():
+        reach, other = (float(np.quantile(compute[part], 0.99)) for part in (regular, ~regular))
+        if reach < other - REACH:
+            return replace(samples, case=np.full(len(samples), f"{REGULAR} irregular", object))
+    return samples

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilecast.graph import Dims, KernelTable, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import features, formulas, tiles, utilization
-from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, SpecError
+from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 Names: TypeAlias = npt.NDArray[np.str_]
@@ -77,44 +77,41 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
     """
     learned = utilization.load(model)
     total, spread, roofline = np.zeros((3, len(table)))
-    columns: dict[str, list[Floats]] = {}
+    inputs: dict[str, list[features.Inputs]] = {}
     contexts: dict[str, list[Ints]] = {}
     where: dict[str, list[Rows]] = {}
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
-        peak = gpu.peak(precision)
-        flops, moved = work(kind, precision, d)
-        compute_s = flops / peak if kind.name in features.PRODUCTS else np.zeros(len(rows))
-        roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(moved, gpu))
+        plain = features.work(kind, precision, d)
+        compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
+        roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved, gpu))
         name = case(kind, precision, d, gpu)
-        priced_as, family = kind.name, features.family(kind.name, precision, gpu)
+        priced, family = plain, features.family(kind.name, precision, gpu)
         if kind.name == "conv" and family == "gemm_tensor" and not learned.knows(family, name[0], gpu):
             # No convolution was measured on the tensor cores of this GPU: it is the implicit GEMM it runs as.
-            d, flops = features.packed_gemm(d, flops)
-            priced_as, family = "gemm", features.family("gemm", precision, gpu)
-            name = np.full(len(rows), "tensor")
+            priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):
-                some = {dim: column[part] for dim, column in d.items()}
-                names, values = features.columns(priced_as, some, flops[part], moved[part], gpu, precision)
+                asked = features.inputs(family, priced.take(part), gpu, precision)
                 network = learned.description.networks[family]
-                if names != network.columns:
+                if asked.names != network.columns:
                     raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
-                outside = ((values < network.low) | (values > network.high)).any(axis=1)
+                own = asked.columns[0]
+                outside = ((own < network.low) | (own > network.high)).any(axis=1)
                 spread[rows[part]] = context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0)
-                columns.setdefault(family, []).append(values)
-                contexts.setdefault(family, []).append(np.full(len(values), context.index, np.int64))
+                inputs.setdefault(family, []).append(asked)
+                contexts.setdefault(family, []).append(np.full(len(own), context.index, np.int64))
                 where.setdefault(family, []).append(rows[part])
             else:
                 ceiling = learned.ceiling(text)
-                count = formulas.rows(d, moved)[part]
-                total[rows[part]] = formulas.bandwidth_bound_s(moved[part], count, gpu, ceiling)
-                seen = utilization.die(gpu) in ceiling.dies
-                spread[rows[part]] = ceiling.spread.seen if seen else ceiling.spread.unseen
-    if columns:
+                moved = plain.moved[part]
+                count = formulas.rows(d, plain.moved)[part]
+                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling)
+                spread[rows[part]] = ceiling.spread.on(gpu, utilization.die(gpu) in ceiling.dies)
+    if inputs:
         found_cycles = learned.log2_cycles(
-            {family: np.concatenate(parts) for family, parts in columns.items()},
+            {family: features.joined(parts) for family, parts in inputs.items()},
             {family: np.concatenate(parts) for family, parts in contexts.items()},
         )
         for family, cycles in found_cycles.items():
@@ -132,18 +129,6 @@ def model_info(model: Path | None = None) -> tuple[str, str]:
     return learned.description.version, learned.sha256
 
 
-def work(kind: Kind, precision: str, d: Dims) -> tuple[Floats, Floats]:
-    """FLOPs, reduced where Winograd saves some, and least DRAM bytes of N kernels, each (N,)."""
-    element = np.full(len(next(iter(d.values()))), ELEMENT_BYTES[precision])
-    flops, moved = kind.flops(d), kind.bytes(d, element)
-    if kind.name == "attention":
-        # Queries beyond the keys of a causal mask see nothing; more of them are never less work.
-        flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
-    if kind.name == "conv":
-        flops = flops / np.where(features.winograd(d, precision), features.WINOGRAD_REDUCTION, 1.0)
-    return flops, moved
-
-
 def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     """Names of the trained cases that N kernels fall under, shape (N,) of strings.
 
@@ -151,8 +136,9 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     """
     count = len(next(iter(d.values())))
     if kind.name == "gemm":
-        names = ["fp8" if precision == "fp8" else tiles.units(precision, gpu)]
-        code = np.zeros(count, int)
+        units = "fp8" if precision == "fp8" else tiles.units(precision, gpu)
+        names = [units, f"{units} irregular"]
+        code = features.irregular(d).astype(int) if units == "simt" else np.zeros(count, int)
     elif kind.name == "conv":
         names, code = [f"conv {word}" for word in DIRECTIONS], d["direction"].astype(int)
     elif kind.name == "attention":

@@ -1,20 +1,22 @@
-"""What the utilization network sees: dimensionless columns that never fall when a dimension grows.
+"""What the utilization networks see: dimensionless columns that never fall when a dimension grows, and details.
 
 Times are counted in clock cycles of the GPU at hand and sizes in shares of its L2 cache, so that nothing
 names a GPU: a product that keeps the SMs of two GPUs busy for equally many cycles looks the same on both.
 Every column is non-decreasing in every dimension of the kernel, which is half of the proof that predicted
-times are; the other half are the non-negative weights of the network (`utilization`).
+times are; the other half are the non-negative weights of the network (`utilization`). The details of a product
+(how full its last wave is, how its sides align) may do as they like: what they add is bounded by the growth of
+the rest when a dimension is doubled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.graph import Dims
+from tilecast.graph import KINDS, Dims, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.spec import ELEMENT_BYTES, Floats
@@ -58,14 +60,14 @@ PACKED_CHANNELS = 32
 """Channels of a group below which several groups share a tile, their cross terms computed in vain."""
 
 
-def packed_gemm(d: Dims, flops: Floats) -> tuple[Dims, Floats]:
-    """A convolution as the implicit GEMM of tensor cores, small groups packed into one product: its dimensions as
-    those of `gemm`, and the FLOPs it then takes."""
+def packed_gemm(w: Work) -> Work:
+    """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product."""
+    d = w.dims
     width = np.minimum(d["c_in"], d["c_out"]) / d["groups"]
     together = np.minimum(np.maximum(np.ceil(PACKED_CHANNELS / width), 1.0), d["groups"])
     product = conv_product({**d, "groups": d["groups"] / together})
     dims = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
-    return dims, flops * together
+    return Work("gemm", dims, w.flops * together, w.moved, exact=False)
 
 
 def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
@@ -109,44 +111,37 @@ def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
     return np.log2(1.0 + seconds * gpu.boost_clock_hz)
 
 
-def columns(
-    kind: str, d: Dims, flops: Floats, moved: Floats, gpu: Gpu, precision: str
-) -> tuple[tuple[str, ...], Floats]:
-    """Names and values of the network's inputs for N kernels of one kind: shape (D,) and (N, D).
-
-    `flops` are the kernels' operations (already reduced for Winograd), `moved` their least DRAM bytes. Kinds
-    that no network prices have no columns.
-    """
+def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
+    """Names and values of the network's columns: shape (D,) and (N, D)."""
+    moved = w.moved
     found = {
         "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
         "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
         "l2_eighths": np.log2(1.0 + 8.0 * moved / gpu.l2_bytes),
         "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
     }
-    if kind in PRODUCTS:
-        found |= _product_columns(kind, PRODUCTS[kind](d), flops, moved, gpu, precision)
-    elif kind in ROWWISE:
-        found |= _row_columns(d, moved, gpu)
+    if w.kind in PRODUCTS:
+        found |= _product_columns(w, PRODUCTS[w.kind](w.dims), gpu, precision)
+    elif w.kind in ROWWISE:
+        found |= _row_columns(w.dims, moved, gpu)
     else:
         return (), np.zeros((len(moved), 0))
     return tuple(found), np.stack(list(found.values()), axis=1)
 
 
-def _product_columns(
-    kind: str, product: Product, flops: Floats, moved: Floats, gpu: Gpu, precision: str
-) -> dict[str, Floats]:
+def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dict[str, Floats]:
     peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
     outputs = element * product.batch * product.m * product.n
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
-    if kind == "gemm":
+    if w.kind == "gemm":
         # A convolution priced as a product reads its input once, however often the product repeats it.
-        left, right = np.minimum(left, moved), np.minimum(right, moved)
+        left, right = np.minimum(left, w.moved), np.minimum(right, w.moved)
     dram = gpu.memory_bandwidth_bytes_per_s
     found = {
-        "compute_cycles": _cycles(flops / peak, gpu),
+        "compute_cycles": _cycles(w.flops / peak, gpu),
         "m": np.log2(1.0 + product.m),
         "n": np.log2(1.0 + product.n),
         "k": np.log2(1.0 + product.k),
@@ -155,18 +150,49 @@ def _product_columns(
         "right_cycles": _cycles(right / dram, gpu),
         "left_cycles": _cycles(left / dram, gpu),
     }
-    shapes = ATTENTION_TILES if kind == "attention" else tuple((t.rows, t.cols) for t in tiles.CANDIDATES["tensor"])
+    if w.kind != "attention":
+        found["aligned_cycles"] = _cycles(w.flops * _alignment_waste(w) / peak, gpu)
+        found["narrow_cycles"] = _cycles(_narrow_flops(w) / gpu.peak("fp32"), gpu)
+    for name, share in SPILL_SHARES.items():
+        spilled = np.clip(2.0 * (w.moved - share * gpu.l2_bytes), 0.0, w.moved)
+        found[f"spilled_{name}"] = _cycles(spilled / dram, gpu)
+    if w.kind != "attention" and tiles.units(precision, gpu) == "simt":
+        for name, after_s in HEATED_S.items():
+            beyond = np.clip(w.flops / peak / after_s - 1.0, 0.0, 1.0)
+            found[f"heated_{name}"] = _cycles(w.flops / peak * beyond, gpu)
+    shapes = ATTENTION_TILES if w.kind == "attention" else tuple((t.rows, t.cols) for t in tiles.CANDIDATES["tensor"])
     for rows, cols in shapes:
         whole = tiles.count(product.m, product.n, product.batch, rows, cols)
         waves = np.ceil(whole / gpu.sm_count)
         width = np.where(np.isinf(cols), product.n, cols)
         found[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k / per_sm, gpu)
         found[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
-    if kind == "attention":
+    if w.kind == "attention":
         padded = np.ceil(product.n / HEAD_PADDING) * HEAD_PADDING
         found["padded_head"] = np.log2(padded)
-        found["padded_cycles"] = _cycles(flops * padded / product.n / peak, gpu)
+        found["padded_cycles"] = _cycles(w.flops * padded / product.n / peak, gpu)
+        found["sequences"] = np.log2(1.0 + w.dims["batch"])
+        found["kv_heads"] = np.log2(1.0 + w.dims["kv_heads"])
     return found
+
+
+def _alignment_waste(w: Work) -> Floats:
+    """How many times the products that tensor cores compute once the channels, or the two sides of a GEMM that lie
+    side by side in memory, are padded to whole words, shape (N,)."""
+    d = w.dims
+    sides = (d["c_in"] / d["groups"], d["c_out"] / d["groups"]) if w.kind == "conv" else (d["n"], d["k"])
+    waste = np.ones(len(w.flops))
+    for side in sides:
+        waste = waste * np.ceil(side / WORD) * WORD / side
+    return waste
+
+
+def _narrow_flops(w: Work) -> Floats:
+    """FLOPs of convolutions on the channels that do not fill a word, which run without tensor cores, shape (N,)."""
+    if w.kind != "conv":
+        return np.zeros(len(w.flops))
+    channels = w.dims["c_in"] / w.dims["groups"]
+    return w.flops * np.minimum(channels, WORD / 2) / channels
 
 
 def _row_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
@@ -183,6 +209,112 @@ def _row_columns(d: Dims, moved: Floats, gpu: Gpu) -> dict[str, Floats]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """N kernels of one kind with their FLOPs (reduced for Winograd) and least DRAM bytes, both (N,)."""
+
+    kind: str
+    dims: Dims
+    flops: Floats
+    moved: Floats
+    exact: bool = True
+    """Whether they run as the kind they are; a convolution priced as a matrix product is not refined."""
+
+    def take(self, part: npt.NDArray[np.bool_]) -> Work:
+        """The chosen kernels."""
+        dims = {name: column[part] for name, column in self.dims.items()}
+        return replace(self, dims=dims, flops=self.flops[part], moved=self.moved[part])
+
+
+def work(kind: Kind, precision: str, d: Dims) -> Work:
+    """The work of N kernels."""
+    element = np.full(len(next(iter(d.values()))), ELEMENT_BYTES[precision])
+    flops, moved = kind.flops(d), kind.bytes(d, element)
+    if kind.name == "attention":
+        # Queries beyond the keys of a causal mask see nothing; more of them are never less work.
+        flops = np.maximum(flops, kind.flops({**d, "seq_q": np.minimum(d["seq_q"], d["seq_kv"])}))
+    if kind.name == "conv":
+        flops = flops / np.where(winograd(d, precision), WINOGRAD_REDUCTION, 1.0)
+    return Work(kind.name, d, flops, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a network is asked about N kernels.
+
+    `columns` is (1 + J, N, D): the kernels themselves, then with each of J dimensions doubled where the family is
+    refined. `details` is (N, E); E is zero where it is not.
+    """
+
+    names: tuple[str, ...]
+    columns: Floats
+    details: Floats
+
+
+def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
+    """The inputs of a family's network. Kinds that no network prices have no columns."""
+    names, own = _columns(w, gpu, precision)
+    grown = REFINED.get(family, ())
+    if not grown:
+        return Inputs(names, own[None], np.zeros((len(own), 0)))
+    if not w.exact or w.kind not in REFINED_KINDS:
+        return Inputs(names, np.broadcast_to(own, (1 + len(grown), *own.shape)), np.zeros((len(own), DETAILS)))
+    larger = [work(KINDS[w.kind], precision, {**w.dims, dim: 2.0 * w.dims[dim]}) for dim in grown]
+    columns = np.stack([own, *(_columns(each, gpu, precision)[1] for each in larger)])
+    return Inputs(names, columns, details(w.dims, gpu))
+
+
+def joined(parts: Sequence[Inputs]) -> Inputs:
+    """The inputs of several groups of kernels of one family, one after the other."""
+    columns = np.concatenate([part.columns for part in parts], axis=1)
+    return Inputs(parts[0].names, columns, np.concatenate([part.details for part in parts]))
+
+
+def details(d: Dims, gpu: Gpu) -> Floats:
+    """What else tells the times of N products apart, of any sign and direction, shape (N, E).
+
+    Position of every side between two powers of two (as an angle), its alignment, the fill of the last wave and
+    the share of one wave for every candidate tile.
+    """
+    found = []
+    for side in (d["m"], d["n"], d["k"]):
+        angle = 2.0 * np.pi * np.log2(side)
+        found += [np.cos(angle), np.sin(angle), *(np.where(side % unit == 0, 1.0, 0.0) for unit in ALIGNMENTS)]
+        found.append(np.log2(odd_part(side)))
+    for tile in tiles.CANDIDATES["tensor"]:
+        waves = tiles.count(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
+        found += [waves / np.ceil(waves), 1.0 / np.ceil(waves)]
+    return np.stack(found, axis=1)
+
+
+def odd_part(side: Floats) -> Floats:
+    """What is left of N whole numbers once all factors of two are taken out, shape (N,); at least one."""
+    whole = np.maximum(np.rint(side), 1.0).astype(np.int64)
+    return (whole // (whole & -whole)).astype(float)
+
+
+def irregular(d: Dims) -> npt.NDArray[np.bool_]:
+    """Which products have two sides or more that no library is tuned for: no small multiple of a power of two. (N,)."""
+    middle = np.sort(np.stack([odd_part(d[name]) for name in ("m", "n", "k")]), axis=0)[1]
+    found: npt.NDArray[np.bool_] = middle > REGULAR_ODD_PART
+    return found
+
+
+REFINED: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemm_tensor", "gemm_simt"), ("batch", "m", "n", "k"))
+"""Families whose times details refine, and the dimensions that may be doubled: all that such a kernel has."""
+REFINED_KINDS = ("gemm",)
+WORD = 8
+"""Half-precision numbers that tensor cores take at once."""
+ALIGNMENTS = (8, 64, 128)
+DETAILS = 3 * (3 + len(ALIGNMENTS)) + 2 * len(tiles.CANDIDATES["tensor"])
+REGULAR_ODD_PART = 63
+"""Largest odd factor of a regular side: 49 and 63 are tokens of vision models, 43 and 57 gated MLPs."""
+SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}
+"""Shares of the L2 beyond which a kernel's bytes may come from DRAM: harnesses and training steps alike use other
+operands in between, which leaves a kernel a part of the cache."""
+HEATED_S = {"300us": 3e-4, "1ms": 1e-3, "3ms": 3e-3, "10ms": 1e-2, "30ms": 3e-2}
+"""Times at the peak beyond which a power-limited card may have left its boost clock: L4 and T4 run FP32 products of a
+few milliseconds at 0.4 and 0.87 of their peak, those of a tenth of a second at 0.25 and 0.45 (NeuSight's tables)."""
 HEAD_PADDING = 32
 """Fused kernels pad a head to a multiple of this."""
 ATTENTION_TILES: tuple[tuple[int, float], ...] = ((32, np.inf), (64, np.inf), (128, np.inf), (256, np.inf))

@@ -7,8 +7,9 @@ is checked when the file is loaded, so a foreign or damaged file is refused befo
 
 Each network maps the columns of `features` to log2 of the kernel's duration in clock cycles. Its weights
 on the columns are non-negative and its activations non-decreasing, so a longer column never shortens a
-kernel; what does not depend on the shape (case, GPU) enters as a bias chosen by the context index. The
-utilization is the roofline's share of that duration.
+kernel; what does not depend on the shape (case, GPU) enters as a bias chosen by the context index. A refined
+network adds a share, found from all inputs, of the least that a doubled dimension would add, so that the
+doubled kernel still takes no less. The utilization is the roofline's share of that duration.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tilecast.hardware import Gpu
+from tilecast.kernels.features import Inputs
 from tilecast.spec import Floats, SpecError
 
-FORMAT = "tilecast-utilization/1"
+FORMAT = "tilecast-utilization/2"
 REMEDY = "use a file written by `python -m tilecast_fit fit`, or leave the option out for the one that ships"
 
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("tensor",),
+    "simt": ("simt irregular",),
+    "simt irregular": ("simt",),
     "fp8 forward full": ("fp8 forward causal", "forward full"),
     "fp8 forward causal": ("forward causal",),
     "fp8 backward full": ("backward full",),
@@ -53,6 +57,12 @@ class Spread(_Part):
 
     seen: float
     unseen: float
+    dies: Mapping[str, float] = {}
+    """By die, where that many samples were measured that it has a width of its own."""
+
+    def on(self, gpu: Gpu, measured: bool) -> float:
+        """The half-width on a GPU, whether its die was `measured` or not."""
+        return self.dies.get(die(gpu), self.seen) if measured else self.unseen
 
 
 class Network(_Part):
@@ -69,6 +79,13 @@ class Network(_Part):
     seen: Mapping[str, tuple[str, ...]]
     """For every case the dies that were measured in it; another case lends a die its bias, but not its certainty."""
     spread: Mapping[str, Spread]
+    doubled: int = 0
+    """Dimensions whose doubling the network looks at, and the number of details it takes; zero if not refined."""
+    details: int = 0
+
+    def blank(self) -> Inputs:
+        """The question about one kernel that is none."""
+        return Inputs(self.columns, np.zeros((1 + self.doubled, 1, len(self.columns))), np.zeros((1, self.details)))
 
 
 class Ceiling(_Part):
@@ -139,8 +156,7 @@ class Utilization:
             raise SpecError("utilization model", f"was not trained on any {family} kernel: {case}", REMEDY)
         seen = die(gpu) in network.seen[name]
         row = network.dies.index(die(gpu)) if die(gpu) in network.dies else 0
-        spread = network.spread[name]
-        return Context(row * len(cases) + cases.index(name), spread.seen if seen else spread.unseen)
+        return Context(row * len(cases) + cases.index(name), network.spread[name].on(gpu, seen))
 
     def knows(self, family: str, case: str, gpu: Gpu) -> bool:
         """Whether the network of a family saw a case on this GPU in training."""
@@ -152,22 +168,25 @@ class Utilization:
         return self.description.ceilings[case]
 
     def log2_cycles(
-        self, columns: Mapping[str, Floats], contexts: Mapping[str, npt.NDArray[np.int64]]
+        self, inputs: Mapping[str, Inputs], contexts: Mapping[str, npt.NDArray[np.int64]]
     ) -> dict[str, Floats]:
-        """log2 of the duration in clock cycles, per kind (N,), by one call of the runtime.
+        """log2 of the duration in clock cycles, per family (N,), by one call of the runtime.
 
         Args:
-            columns: for each kind its inputs in the order of the file, (N, D).
-            contexts: for each kind the context indexes, (N,).
+            inputs: for each family what its network is asked.
+            contexts: for each family the context indexes, (N,).
         """
         feed: dict[str, npt.NDArray[Any]] = {}
-        for kind, network in self.description.networks.items():
-            empty = np.zeros((0, len(network.columns)))
-            feed[f"{kind}_columns"] = np.asarray(columns.get(kind, empty), np.float32)
-            feed[f"{kind}_context"] = np.asarray(contexts.get(kind, np.zeros(0)), np.int64)
-        wanted = [kind for kind in self.description.networks if kind in columns]
-        found = self.session.run([f"{kind}_log2_cycles" for kind in wanted], feed)
-        return {kind: values.astype(np.float64) for kind, values in zip(wanted, found, strict=True)}
+        for family, network in self.description.networks.items():
+            # The runtime computes every family; one that nobody asks about gets a single row of zeros.
+            asked = inputs.get(family) or network.blank()
+            feed[f"{family}_columns"] = np.asarray(asked.columns, np.float32)
+            feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
+            if network.details:
+                feed[f"{family}_details"] = np.asarray(asked.details, np.float32)
+        wanted = [family for family in self.description.networks if family in inputs]
+        found = self.session.run([f"{family}_log2_cycles" for family in wanted], feed)
+        return {family: values.astype(np.float64) for family, values in zip(wanted, found, strict=True)}
 
 
 @cache
@@ -216,5 +235,7 @@ def _check(description: Description, session: Any, name: str) -> None:
         lengths = {len(network.mean), len(network.scale), len(network.low), len(network.high)}
         shape = inputs.get(f"{kind}_columns", [])
         complete = f"{kind}_context" in inputs and f"{kind}_log2_cycles" in outputs and network.dies[:1] == ("",)
-        if lengths != {width} or len(shape) != 2 or shape[1] != width or not complete:
+        details = inputs.get(f"{kind}_details", [None, 0])[-1] == network.details
+        stacked = len(shape) == 3 and shape[0] == 1 + network.doubled and shape[2] == width
+        if lengths != {width} or not (stacked and details and complete):
             raise SpecError("utilization model", f"{name}: the {kind} network does not fit its description", REMEDY)

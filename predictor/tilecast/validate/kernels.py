@@ -42,6 +42,8 @@ class Harness:
     """How much slower the kernel that ran is than the one that is priced."""
 
 
+HARNESS_SPREAD = 0.2
+"""Relative half-width of what a harness adds: hosts differ, and so do their moods."""
 NEUSIGHT_LEAST_S: Mapping[str, float] = {
     "bmm": 31e-6, "linear": 53e-6, "softmax": 33e-6, "ln": 46e-6, "add": 26e-6, "mul": 26e-6, "div": 26e-6,
     "pow": 26e-6, "addu": 31e-6, "mulu": 31e-6, "divu": 31e-6, "powu": 29e-6, "relu": 31e-6, "gelu": 30e-6,
@@ -65,6 +67,13 @@ VIDUR_RAMP_S = 2e-6
 HOPPER_FA2_TIMES: Mapping[str, float] = {"attention": 1.9, "attention backward": 1.75}
 """FlashAttention-2 on Hopper against cuDNN's and FlashAttention-3's kernels, which use its asynchronous units and are
 what the house prices there: the ratio in cudnn-frontend's own table."""
+VLLM_FLASH = "vllm_flash_attn_fa"
+VLLM_FLASH_ADDED_S = 1.5e-6
+VLLM_FLASH_TIMES = 1.04
+"""What aiconfigurator's later runs of vLLM's FlashAttention 2 and 3 take beyond its other flash kernels, for the same
+shapes on L40S, H100 and H200."""
+VLLM_A100_TIMES = 1.11
+"""The same for vLLM's FlashAttention on A100, against SGLang's."""
 APEX_LEAST_S = 14e-6
 """apex_plus times a loop of launches, which its host issues every 14 microseconds."""
 
@@ -78,6 +87,10 @@ def harness(kind: str, op: str, gpu: str, variant: str = "", moved_bytes: float 
     if kind == "vidur" and op in VIDUR_SM_BYTES_PER_CLOCK and (known := gpu_of(gpu)):
         rate = known.sm_count * known.boost_clock_hz * VIDUR_SM_BYTES_PER_CLOCK[op]
         return Harness(least_s=VIDUR_RAMP_S + moved_bytes / rate)
+    if VLLM_FLASH in variant:
+        return Harness(VLLM_FLASH_ADDED_S, times=VLLM_FLASH_TIMES)
+    if variant == "vllm:vllm_flash_attn" and (known := gpu_of(gpu)) and known.architecture == "ampere":
+        return Harness(times=VLLM_A100_TIMES)
     if "FA2" in variant and (known := gpu_of(gpu)) and known.architecture == "hopper":
         return Harness(times=HOPPER_FA2_TIMES.get(op, 1.0))
     return Harness(least_s=APEX_LEAST_S) if kind == "apex_plus" else Harness()
@@ -466,7 +479,8 @@ def predict(table: Table, model: Path | None = None) -> Prediction:
     added = np.array([cost.added_s for cost in table.harness])
     least = np.array([cost.least_s for cost in table.harness])
     slower = np.array([cost.times for cost in table.harness])
-    predicted, spread = np.maximum(total * slower + added, least), spread * slower
+    predicted = np.maximum(total * slower + added, least)
+    spread = spread * slower + HARNESS_SPREAD * (predicted - total * slower)
     nothing = np.where(blank, np.nan, 0.0)
     return Prediction(
         predicted + nothing,

@@ -1,0 +1,95 @@
+"""Training: a small network on kernels of a known law, and the file it is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilecast import kernels
+from tilecast.graph import KINDS, KernelTable
+from tilecast.hardware import Gpu, find_gpu
+from tilecast.kernels import features, utilization
+from tilecast_fit import ceilings, export, network, samples, training
+
+GPU = find_gpu("a100-80")
+STEPS = 300
+ROWS = 600
+
+
+def shapes(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: np.rint(2 ** rng.uniform(0, top, ROWS)) for name, top in (("batch", 3), ("m", 13), ("n", 13), ("k", 13))
+    }
+
+
+def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
+    """Kernels at six tenths of the roofline, twice as slow with an odd `n`, on three microseconds of ramp."""
+    table = KernelTable.of("gemm", "fp16", **d)
+    work = features.work(KINDS["gemm"], "fp16", d)
+    asked = features.inputs("gemm_tensor", work, gpu, "fp16")
+    roofline = np.maximum(work.flops / gpu.peak("fp16"), kernels.formulas.memory_floor_s(work.moved, gpu))
+    count, zero = len(table), np.zeros(len(table))
+
+    def same(text: str) -> np.ndarray:
+        return np.full(count, text, object)
+
+    return samples.Samples(
+        columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
+        details=asked.details, names=asked.names, case=kernels.case(KINDS["gemm"], "fp16", d, gpu).astype(object),
+        die=same(utilization.die(gpu)), gpu=same(gpu.name), precision=same("fp16"), op=same("gemm"),
+        clock_hz=np.full(count, gpu.boost_clock_hz), roofline_s=roofline, moved=work.moved, rows=zero,
+        measured_s=3e-6 + roofline / 0.6 * np.where(d["n"] % 2, 1.3, 1.0), added_s=zero, least_s=zero,
+        weight=np.ones(count), general=np.ones(count, bool), fold=np.zeros(count, np.int64), source=same("law"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[network.Trained, samples.Samples, Path]]:
+    """A network trained for a moment, what it was trained on, and the file it was written to."""
+    learned = measured(shapes(0), GPU)
+    net = network.train(learned, steps=STEPS, steepest=1.2, seed=0, report=lambda _: None)
+    networks = {"gemm_tensor": net}
+    path = tmp_path_factory.mktemp("fit") / "model.onnx"
+    export.write(path, networks, training.describe(networks, {"gemm_tensor": learned}, dict(ceilings.DEFAULTS)))
+    yield net, learned, path
+    utilization.load.cache_clear()
+
+
+def test_training_learns_the_law(written):
+    net, learned, _ = written
+    off = np.abs(training.shown(learned, net) / learned.measured_s - 1)
+    untrained = np.abs(learned.roofline_s / learned.measured_s - 1)
+    assert off.mean() < 0.15 < untrained.mean()
+
+
+def test_the_file_answers_like_the_weights(written):
+    net, _, path = written
+    d = shapes(1)
+    expected = training.shown(measured(d, GPU), net)
+    found = kernels.seconds(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
+    assert found.seconds == pytest.approx(expected, rel=2e-4)
+
+
+@pytest.mark.parametrize("gpu", ["a100-80", "b200", "t4"])
+@pytest.mark.parametrize("dim", ["batch", "m", "n", "k"])
+def test_a_network_that_hardly_learned_keeps_the_law_too(written, gpu, dim):
+    _, _, path = written
+    d = shapes(2)
+    once, twice = (
+        kernels.seconds(KernelTable.of("gemm", "fp16", **{**d, dim: d[dim] * times}), find_gpu(gpu), model=path).seconds
+        for times in (1, 2)
+    )
+    assert (twice * (1 + 1e-6) >= once).all()
+
+
+def test_the_details_are_heard(written):
+    net, learned, _ = written
+    plain = network.predict(net, learned, np.zeros(len(learned), np.int64))
+    deaf = samples.replace(learned, larger=np.repeat(learned.columns[:, None], net.doubled, axis=1))
+    without = network.predict(net, deaf, np.zeros(len(learned), np.int64))
+    assert (plain >= without).all()
+    assert (plain - without).max() > 0.1
