@@ -20,6 +20,8 @@ import numpy.typing as npt
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
 
 Phase = Literal["forward", "backward"]
+PassName = Literal["elementwise", "norm", "loss", "layout", "attention", "optimizer"]
+"""Fusion passes; `tilecast.fuse.PASSES` says what each does."""
 Dims: TypeAlias = Mapping[str, Floats]
 
 
@@ -230,6 +232,10 @@ class Op:
     """CUDA kernels that an eager framework launches for it."""
     selective: bool = False
     """Whether selective recomputation runs it again in the backward pass (the attention core)."""
+    unless: PassName | None = None
+    """The fusion pass that removes it."""
+    only: PassName | None = None
+    """The fusion pass without which it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class Workload:
     fused_kernels: bool = False
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even
     where the framework launches eagerly."""
+    fused_optimizer: bool = True
+    """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import collectives, kernels
+from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Transfer
 from tilecast.hardware import Gpu, Pool
@@ -35,11 +35,19 @@ _ATTENTION = KIND_NAMES.index("attention")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
 
-# Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy: the FP32 weight in and
-# out (8), each FP32 moment in and out (8), and for LAMB's two norms weight and update once more (16).
-_OPTIMIZER_BYTES: Mapping[str, float] = {
+_FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
 }  # fmt: skip
+"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy: the FP32 weight in and
+out (8), each FP32 moment in and out (8), and for LAMB's two norms weight and update once more (16)."""
+_STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
+    "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
+}  # fmt: skip
+"""The same where every arithmetic step of the update is a pass of its own over FP32 arrays: 8 bytes to change an array
+in place or to write one from another, 4 for each further one that is read; the gradient's first reading is counted
+with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its root
+(8), corrected (8), epsilon (8), apply (16); AdamW decays the weight besides (8). LAMB divides moment by root (12)
+instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +449,8 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     own = (everything - experts) / sharing + experts / expert_sharing
     trainable = sharded.graph.trainable_share
     mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
-    moved = own * trainable * (_OPTIMIZER_BYTES[workload.optimizer] + mixed)
+    states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
+    moved = own * trainable * (states[workload.optimizer] + mixed)
     return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
 
 

@@ -137,6 +137,10 @@ class Training(Door):
         default=None,
         description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
     )
+    fused_optimizer: bool = Field(
+        default=True,
+        description="Whether the weight update is one kernel; false prices one pass over memory per arithmetic step.",
+    )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
@@ -451,6 +455,7 @@ def request(name: str, spec: TrainingJobSpec) -> Request:
         checkpointing=None if checkpointing == "auto" else checkpointing,
         attention=training.attention,
         execution=training.execution,
+        fused_optimizer=training.fused_optimizer,
         steps=steps,
     )
     limits = spec.constraints or JobConstraints()

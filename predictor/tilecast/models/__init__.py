@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
 from tilecast.models import albert, cnn, electra, ncf, transformer, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
@@ -50,7 +51,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         raise SpecError(
             "model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}"
         )
-    return FAMILIES[workload.model.family](workload, shards)
+    return fuse.apply(FAMILIES[workload.model.family](workload, shards), fuse.passes(workload))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -314,10 +314,9 @@ def _experts(workload: Workload, rank: _Rank, experts: int) -> _Part:
 
 def _batched(op: Op, batch: Floats) -> Op:
     """The same GEMM for each of `batch` experts at once (a grouped GEMM)."""
-    table = op.table
-    dims = table.dims.copy()
+    dims = op.table.dims.copy()
     dims[:, 0] = batch
-    return Op(op.name, type(table)(table.kind, table.precision, dims), op.phase, op.count, op.launches, op.selective)
+    return replace(op, table=replace(op.table, dims=dims))
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
@@ -331,12 +330,12 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
 def _residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
     """Dropout and the residual addition. The gradient of an addition is free; that of dropout is a pass, and
     where two branches meet their gradients are summed."""
-    if dropout and numerics.fused:
-        return layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
-    ops = []
-    if dropout:
-        ops += layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
-    return ops + layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
+    sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
+    if not dropout:
+        return sum_
+    masked = layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
+    return layers.fused_into("elementwise", masked + sum_, both)
 
 
 def _embedding(workload: Workload, rank: _Rank) -> Block:
