@@ -19,8 +19,10 @@ from tilecast import __version__, models
 from tilecast.advise import Baseline, Constraints, Request, advise
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, gpus, links
 from tilecast.manifests import documents, instances, nodes, trainingjob
+from tilecast.models import traced
+from tilecast.models.traced import document, onnx_file
 from tilecast.render.document import FORMATS
-from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, SpecError, Workload
+from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, Model, SpecError, Workload
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
@@ -59,7 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     one = verbs.add_parser("advise", help="the best pool and plan for a job")
-    one.add_argument("job", help="a TrainingJob file, or the name of a model preset")
+    one.add_argument(
+        "job",
+        help="a TrainingJob file, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
+    )
     where = one.add_mutually_exclusive_group()
     where.add_argument(
         "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
@@ -77,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--baseline", metavar="POOL:N", help="what you would run today, priced as a row of its own")
     one.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
     one.set_defaults(run=_advise)
+
+    traced_ = verbs.add_parser("trace", help="a PyTorch module as a graph that `advise` reads without torch")
+    traced_.add_argument("target", metavar="MODULE:FUNCTION", help="a function that returns (module, example inputs)")
+    traced_.add_argument("-o", "--output", type=Path, required=True, metavar="GRAPH.json")
+    traced_.set_defaults(run=_trace)
 
     held = verbs.add_parser("validate", help="forecasts against measurements")
     kinds = held.add_subparsers(dest="what", required=True, metavar="WHAT")
@@ -101,8 +111,26 @@ def _advise(options: argparse.Namespace) -> int:
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 
+def _trace(options: argparse.Namespace) -> int:
+    from tilecast.models.traced import torch_export
+
+    text = document.write(torch_export.trace(options.target))
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError("--output", f"cannot write {options.output}", str(error.strerror or error)) from None
+    print(f"tilecast advise {options.output} --batch SAMPLES --gpus GPU:N")
+    return EXIT_OK
+
+
 def _request(options: argparse.Namespace) -> Request:
-    request = _from_file(options) if _is_file(options.job) else _from_name(options)
+    if options.job.endswith(".onnx"):
+        path = Path(options.job)
+        if options.seq is not None:
+            _positive("--seq", options.seq)
+        request = _from_model(options, traced.model(path.stem, onnx_file.read(path, options.seq)))
+    else:
+        request = _from_file(options) if _is_file(options.job) else _from_model(options, models.preset(options.job))
     if options.objective:
         request = replace(request, objective=options.objective)
     if options.max_gpus is not None:
@@ -120,6 +148,8 @@ def _is_file(job: str) -> bool:
 
 def _from_file(options: argparse.Namespace) -> Request:
     found = documents.load(_read(options.job), options.job)
+    if len(found) == 1 and document.is_document(found[0]):
+        return _from_model(options, traced.model(Path(options.job).stem, document.read(found[0], options.job)))
     jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
     if len(jobs) != 1:
         raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
@@ -132,8 +162,7 @@ def _from_file(options: argparse.Namespace) -> Request:
     return replace(request, workload=replace(request.workload, steps=options.steps or request.workload.steps))
 
 
-def _from_name(options: argparse.Namespace) -> Request:
-    model = models.preset(options.job)
+def _from_model(options: argparse.Namespace, model: Model) -> Request:
     for flag, value in (("--batch", options.batch), ("--steps", options.steps)):
         if value is not None:
             _positive(flag, value)
@@ -146,9 +175,15 @@ def _from_name(options: argparse.Namespace) -> Request:
     if model.positions and (options.seq or 0) > model.positions:
         problem = f"{options.seq} is above the {model.positions} positions that {model.name} has"
         raise SpecError("--seq", problem, "shorten it")
+    sequence_length = options.seq if model.vocab else 1
+    if model.trace is not None:
+        sequence_length = model.trace.sequence
+        if options.seq not in (None, sequence_length):
+            problem = f"{model.name} was traced with {sequence_length} tokens per sample"
+            raise SpecError("--seq", problem, "leave it out, or trace anew")
     workload = Workload(
         model=model,
-        sequence_length=options.seq if model.vocab else 1,
+        sequence_length=sequence_length,
         global_batch=options.batch,
         precision=options.precision or "bf16",
         optimizer=options.optimizer or "adamw",

@@ -275,10 +275,21 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Layers that are cut by cost and not by count: the share of the costliest of 1, 2, … pipeline stages, and the
+    largest shares of the parameters and of the activations that one of them holds, each (most stages,)."""
+
+    cost: Floats
+    parameters: Floats
+    activations: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
 
-    Pipeline stages split `layers` evenly; `first` blocks run on the first stage, `last` blocks on the last.
+    Pipeline stages split `layers` evenly, or as `stages` says; `first` blocks run on the first stage, `last` blocks on
+    the last.
     `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank sends its
     part of the activations (arXiv 2104.04473, section 4.1).
     """
@@ -290,6 +301,7 @@ class Graph:
     shards: int
     host_bytes_per_sample: float = 0.0
     """Bytes of one input sample as the data loader hands it to the GPU."""
+    stages: Stages | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:

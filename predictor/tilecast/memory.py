@@ -58,7 +58,7 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     graph = sharded.graph
     data = plans.data * plans.context
     stages = plans.pipeline.astype(float)
-    share = sharded.layer_share(plans)
+    share = sharded.layer_share(plans, "activations")
 
     parameters = sharded.stage("parameters", plans)
     experts = np.minimum(sharded.stage("expert_parameters", plans), parameters)

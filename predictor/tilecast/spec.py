@@ -19,6 +19,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tilecast.trace import Trace
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -75,6 +77,8 @@ class Model:
     dropout: bool = False
     extra: Mapping[str, float] = field(default_factory=dict)
     """Dimensions only one family has (experts, top_k, image size …), named in that family's file."""
+    trace: Trace | None = None
+    """The operators of a model of family "traced", which has no dimensions of its own."""
 
 
 @dataclass(frozen=True, slots=True)

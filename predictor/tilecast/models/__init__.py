@@ -14,14 +14,14 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models import albert, cnn, electra, ncf, transformer, vision
+from tilecast.models import albert, cnn, electra, ncf, traced, transformer, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -47,11 +47,15 @@ def build(workload: Workload, shards: Shards) -> Graph:
     Raises:
         SpecError: the family is unknown.
     """
-    if workload.model.family not in FAMILIES:
-        raise SpecError(
-            "model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}"
-        )
-    return fuse.apply(FAMILIES[workload.model.family](workload, shards), fuse.passes(workload))
+    return fuse.apply(_builder(workload.model)(workload, shards), fuse.passes(workload))
+
+
+def _builder(model: Model) -> Builder:
+    if model.trace is not None:
+        return traced.build
+    if model.family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {model.family!r}", f"use one of {', '.join(FAMILIES)}")
+    return FAMILIES[model.family]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +74,21 @@ class Sharded:
         values = (self.gather(block.repeat * getattr(block, column)) for block in blocks)
         return sum(values, np.zeros(len(self.index)))
 
-    def layer_share(self, plans: Plans) -> Floats:
-        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline."""
+    def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
+        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline. `of` matters where
+        layers are unlike each other."""
+        if self.graph.stages is not None:
+            shares: Floats = getattr(self.graph.stages, of)
+            return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
         depth = max(1, sum(block.repeat for block in self.graph.layers))
         return np.asarray(np.ceil(depth / plans.pipeline) / depth)
 
     def stage(self, column: str, plans: Plans) -> Floats:
-        """A column of the fullest pipeline stage, (n,): its share of the layers, and the first or the last blocks."""
+        """A column of parameters of the fullest pipeline stage, (n,): its share of the layers, and the first or the
+        last blocks."""
         first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
-        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans) + ends)
+        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
