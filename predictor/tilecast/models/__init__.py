@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models import albert, cnn, electra, ncf, transformer, vision
+from tilecast.models import albert, cnn, deepseek, electra, ncf, transformer, transformer_xl, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -30,6 +30,8 @@ FAMILIES: Mapping[str, Builder] = {
     "encoder": transformer.build,
     "moe": transformer.build,
     "encdec": transformer.build_encoder_decoder,
+    "deepseek": deepseek.build,
+    "transformer-xl": transformer_xl.build,
     "albert": albert.build,
     "electra": electra.build,
     "vit": vision.build,
@@ -39,16 +41,25 @@ FAMILIES: Mapping[str, Builder] = {
 }
 """Every family by name."""
 
+ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek")
+"""Families that LoRA trains."""
+
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """The operators of one rank, every dimension a column over `shards`.
 
     Raises:
-        SpecError: the family is unknown.
+        SpecError: the family is unknown, or has no layers for adapters.
     """
     if workload.model.family not in FAMILIES:
         raise SpecError(
             "model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}"
+        )
+    if workload.lora_rank and workload.model.family not in ADAPTED:
+        raise SpecError(
+            "training.loraRank",
+            f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
+            f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
     return FAMILIES[workload.model.family](workload, shards)
 
@@ -79,6 +90,11 @@ class Sharded:
         first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
         return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans) + ends)
+
+    def trainable_share(self, plans: Plans) -> Floats:
+        """The share of the fullest stage's parameters that have gradients, (n,): 1 but for LoRA."""
+        everything = self.stage("parameters", plans)
+        return np.asarray(1.0 - self.stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
@@ -138,6 +154,9 @@ def presets() -> Mapping[str, Model]:
 _FIELDS = {item.name for item in fields(Model)}
 _TRANSFORMER = ("layers", "hidden", "heads", "vocab")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
+    "moe": (*_TRANSFORMER, "experts"),
+    "deepseek": (*_TRANSFORMER, "latent", "rotary_dim", "value_dim"),
+    "transformer-xl": (*_TRANSFORMER, "memory_length"),
     "electra": (*_TRANSFORMER, "generator_hidden"),
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
@@ -184,7 +203,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
 
 _QUALIFIERS = re.compile(
     r"""\b(?:
-      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | lambda | elasticflow | adaptdl | mlperf
+      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | elasticflow | adaptdl | mlperf
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
     | pre-?training | pretrain | fine-?tuning | phase-?[12] | phase | fpn
