@@ -2,7 +2,8 @@
 `preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
 
 To add a family: write `build(workload, shards) -> Graph` in a file here and add a line to `FAMILIES`.
-To add a model: add a table to a file in `presets/`.
+To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to
+`huggingface.toml`.
 """
 
 from __future__ import annotations
@@ -166,6 +167,11 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 """Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
 
 
+def needs(family: str) -> tuple[str, ...]:
+    """Names of the dimensions that a model of the family cannot do without."""
+    return _NEEDS.get(family, _TRANSFORMER)
+
+
 def model_from(table: Mapping[str, Any]) -> Model:
     """A model from dimensions as a preset or a user writes them: the fields of `Model`, defaults filled in,
     and under any other name what only its family has.
@@ -179,7 +185,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
     family = known.get("family", "")
     if family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
-    for name in _NEEDS.get(family, _TRANSFORMER):
+    for name in needs(family):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
     if "hidden" not in known:
