@@ -227,6 +227,7 @@ PUBLISHED = {
     # Llama 4: 108.6 and 401.6 thousand million less the vision tower.
     "llama-4-scout": 107770.0,
     "llama-4-maverick": 400712.0,
+    "deepseek-moe-16b": 16375.7,
     "deepseek-v2-lite": 15706.0,
     "deepseek-v2": 235741.0,
     "deepseek-v3": 671026.0,
@@ -385,6 +386,30 @@ def test_an_adaptive_softmax_sees_few_words_and_a_full_one_all() -> None:
     )
     assert full == 2 * 192 * 512 * 267735
     assert 2 * 192 * 512 * 20000 < adaptive < 0.25 * full
+
+
+HEADS = {
+    "gpt2": ("embedding.tokens", "head.loss"),
+    "bert-large": ("embedding.tokens", "head.loss", "dropout"),
+    "electra-base": ("generator-embedding", "head.loss", "dropout"),
+    "t5-base": ("embedding.tokens", "cross-attention", "head.loss", "dropout"),
+    "deepseek-v2-lite": ("embedding.tokens", "experts.router", "experts.shared", "head.loss"),
+    "transformer-xl-base": ("embedding.tokens", "positions", "head.loss", "dropout"),
+    **dict.fromkeys(("resnet-50", "se-resnext101-32x4d", "unet-2d", "nnunet-3d", "ssd300", "yolov3"), ("loss",)),
+    **dict.fromkeys(("retinanet-resnet50", "vit-b-16"), ("loss",)),
+    **dict.fromkeys(("vgg-16", "inception-v3", "efficientnet-b4"), ("loss", "dropout")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_training_has_a_loss_and_a_way_back_and_inference_neither(name: str) -> None:
+    model = models.preset(name)
+    for training in (True, False):
+        graph = models.build(Workload(model, 128 if model.vocab else 1, 1, "fp16", training=training), WHOLE)
+        ops = [(f"{block.name}.{op.name}", op.phase) for block in graph.blocks for op in block.ops]
+        assert any(phase == "backward" for _, phase in ops) == training
+        for word in HEADS[name]:
+            assert any(word in label for label, _ in ops) == (training or word not in ("loss", "head.loss", "dropout"))
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "deepseek-v2-lite", "t5-base"])
