@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,9 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 """Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
 
+_DIVISORS = ("moe_every", "global_every", "shrink")
+"""Dimensions that divide others wherever they are stated."""
+
 
 def needs(family: str) -> tuple[str, ...]:
     """Names of the dimensions that a model of the family cannot do without."""
@@ -188,6 +192,15 @@ def model_from(table: Mapping[str, Any]) -> Model:
     for name in needs(family):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
+    words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]
+    for (_, fewer), (name, more) in pairwise([*words, ("vocab", float(known.get("vocab", 0)))]):
+        if more <= fewer:
+            raise SpecError(f"model.{name}", f"{more:g} is not above {fewer:g}", "let cutoffs ascend to the vocabulary")
+    for name in _DIVISORS:
+        if extra.get(name, 1.0) < 1:
+            raise SpecError(
+                f"model.{name}", f"must be positive, got {extra[name]:g}", "state one or more, or leave it out"
+            )
     if "hidden" not in known:
         return Model(**{**known, "extra": extra})
     known.setdefault("kv_heads", known["heads"])

@@ -15,7 +15,7 @@ the experts that all tokens visit; and for attention that does not reach everywh
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -103,16 +103,23 @@ def stack(
     """`depth` layers as blocks of equal ones: with experts or without, attending locally or to everything."""
     extra = workload.model.extra
     experts = int(extra.get("experts", 0))
-    every, dense = int(extra.get("moe_every", 1)), int(extra.get("first_dense", 0))
-    far = int(extra.get("global_every", depth + 1))
+    every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
     reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
     is_bounded = 0 < reach < rank.sequence
-    kinds = Counter(
-        (bool(experts) and index >= dense and (index + 1) % every == 0, is_bounded and (index + 1) % far != 0)
-        for index in range(depth)
-    )
+    far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
+    expert = depth // every - dense // every if experts else 0
+    seeing = depth // far
+    both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
+    kinds = {
+        (False, False): seeing - both,
+        (False, True): depth - expert - seeing + both,
+        (True, False): both,
+        (True, True): expert - both,
+    }
     blocks = []
-    for (sparse, local), repeat in sorted(kinds.items()):
+    for (sparse, local), repeat in kinds.items():
+        if not repeat:
+            continue
         label = "-".join([*["local"] * local, *["expert"] * sparse, name])
         seen = workload if local or not is_bounded else _seeing_all(workload)
         chosen = experts if sparse else 0
