@@ -19,7 +19,7 @@ from tilecast import __version__, models
 from tilecast.advise import Baseline, Constraints, Request, advise
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, gpus, links
 from tilecast.manifests import documents, instances, nodes, trainingjob
-from tilecast.models import traced
+from tilecast.models import huggingface, traced
 from tilecast.models.traced import document, onnx_file
 from tilecast.render.document import FORMATS
 from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, Model, SpecError, Workload
@@ -63,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     one = verbs.add_parser("advise", help="the best pool and plan for a job")
     one.add_argument(
         "job",
-        help="a TrainingJob file, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
+        help="a TrainingJob file, a Hugging Face config.json, an ONNX file, a graph that `tilecast trace` wrote, "
+        "or the name of a model preset",
     )
     where = one.add_mutually_exclusive_group()
     where.add_argument(
@@ -71,11 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
-    one.add_argument("--seq", type=int, help="tokens per sample, for a model by name")
-    one.add_argument("--batch", type=int, help="samples per optimizer step, for a model by name")
-    one.add_argument("--precision", choices=PRECISIONS, help="for a model by name; bf16 if absent")
-    one.add_argument("--optimizer", choices=OPTIMIZERS, help="for a model by name; adamw if absent")
-    one.add_argument("--execution", choices=EXECUTIONS, help="for a model by name; eager if absent")
+    one.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
+    one.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
+    one.add_argument("--precision", choices=PRECISIONS, help="for a bare model; bf16 if absent")
+    one.add_argument("--optimizer", choices=OPTIMIZERS, help="for a bare model; adamw if absent")
+    one.add_argument("--lora-rank", type=int, help="train only LoRA adapters of this rank, for a bare model")
+    one.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
     one.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     one.add_argument("--max-gpus", type=int)
     one.add_argument("--objective", choices=("time", "cost"))
@@ -150,20 +152,28 @@ def _from_file(options: argparse.Namespace) -> Request:
     found = documents.load(_read(options.job), options.job)
     if len(found) == 1 and document.is_document(found[0]):
         return _from_model(options, traced.model(Path(options.job).stem, document.read(found[0], options.job)))
+    if len(found) == 1 and huggingface.is_config(found[0]):
+        return _from_model(options, huggingface.model(found[0], options.job))
+    data = {_name(item): item.get("data") or {} for item in found if item.get("kind") == "ConfigMap"}
     jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
     if len(jobs) != 1:
         raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
-    request = trainingjob.read(jobs[0])
-    for flag in ("seq", "batch", "precision", "optimizer", "execution"):
+    request = trainingjob.read(jobs[0], data)
+    for flag in ("seq", "batch", "precision", "optimizer", "execution", "lora_rank"):
         if getattr(options, flag) is not None:
-            raise SpecError(f"--{flag}", "describes a model by name", f"change {options.job} instead")
+            raise SpecError(f"--{flag.replace('_', '-')}", "describes a bare model", f"change {options.job} instead")
     if options.steps is not None:
         _positive("--steps", options.steps)
     return replace(request, workload=replace(request.workload, steps=options.steps or request.workload.steps))
 
 
+def _name(document: Mapping[str, object]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
+
+
 def _from_model(options: argparse.Namespace, model: Model) -> Request:
-    for flag, value in (("--batch", options.batch), ("--steps", options.steps)):
+    for flag, value in (("--batch", options.batch), ("--steps", options.steps), ("--lora-rank", options.lora_rank)):
         if value is not None:
             _positive(flag, value)
     if options.batch is None:
@@ -189,6 +199,7 @@ def _from_model(options: argparse.Namespace, model: Model) -> Request:
         optimizer=options.optimizer or "adamw",
         execution=options.execution or "eager",
         steps=options.steps,
+        lora_rank=options.lora_rank or 0,
     )
     return Request(model.name, workload, constraints=Constraints())
 

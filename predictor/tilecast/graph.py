@@ -270,8 +270,8 @@ class Block:
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Scratch alive only while the block runs (logits, unfused scores)."""
-    trainable_share: float = 1.0
-    """Share of the parameters that have gradients (below one for LoRA)."""
+    frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
+    """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +306,6 @@ class Graph:
     @property
     def blocks(self) -> tuple[Block, ...]:
         return self.first + self.layers + self.last
-
-    @property
-    def trainable_share(self) -> float:
-        """Share of the parameters that have gradients, as the layers say it."""
-        return self.layers[0].trainable_share if self.layers else 1.0
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""

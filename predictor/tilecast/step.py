@@ -393,7 +393,7 @@ def _gradient_sync(
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    trainable = sharded.graph.trainable_share
+    trainable = sharded.trainable_share(plans)
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
     expert_replicas = np.maximum(replicas * plans.tensor / plans.expert, 1.0)
@@ -447,7 +447,7 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
     expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
     own = (everything - experts) / sharing + experts / expert_sharing
-    trainable = sharded.graph.trainable_share
+    trainable = sharded.trainable_share(plans)
     mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
     moved = own * trainable * (states[workload.optimizer] + mixed)

@@ -5,6 +5,7 @@ The models here are the source of `crds/trainingjobs.yaml`. A field exists only 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +14,7 @@ from pydantic import Field
 from tilecast import models
 from tilecast.advise import Baseline, Constraints, Request
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
+from tilecast.models import huggingface
 from tilecast.spec import Attention, Execution, Model, Objective, Optimizer, Precision, SpecError, Workload
 
 KIND = "TrainingJob"
@@ -95,8 +97,40 @@ class Transformer(Door):
         )
 
 
+class ConfigMapKeyRef(Door):
+    """A key of a ConfigMap in the job's namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the ConfigMap.")
+    key: str = Field(
+        default="config.json", min_length=1, max_length=253, description="Key whose value is the text of a config.json."
+    )
+
+
+class HuggingFace(Door):
+    """A model as the Hugging Face Hub describes it. Exactly one of the fields is set."""
+
+    config: dict[str, Any] | None = Field(
+        default=None,
+        max_length=512,
+        description="Content of the model's config.json; keys that do not decide a dimension are ignored.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    config_map_key_ref: ConfigMapKeyRef | None = Field(
+        default=None, description="Where that content is kept, in the job's namespace."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.config) != has(self.configMapKeyRef)",
+            lambda m: (m.config is None) != (m.config_map_key_ref is None),
+            "needs exactly one of config and configMapKeyRef",
+            "write for instance configMapKeyRef: {name: my-model}",
+        ),
+    )
+
+
 class ModelSource(Door):
-    """The architecture: a preset by name, or its dimensions. Exactly one of the fields is set."""
+    """The architecture: a preset by name, its dimensions, or a config. Exactly one of the fields is set."""
 
     preset: str | None = Field(
         default=None,
@@ -105,12 +139,13 @@ class ModelSource(Door):
         description="Name of an architecture that Tilecast knows, for instance llama-2-7b, bert-large or resnet-50.",
     )
     transformer: Transformer | None = Field(default=None, description="Dimensions of a dense transformer.")
+    hugging_face: HuggingFace | None = Field(default=None, description="The config.json of a Hugging Face model.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.preset) != has(self.transformer)",
-            lambda m: (m.preset is None) != (m.transformer is None),
-            "needs exactly one of preset and transformer",
+            "[has(self.preset), has(self.transformer), has(self.huggingFace)].filter(x, x).size() == 1",
+            lambda m: [m.preset, m.transformer, m.hugging_face].count(None) == 2,
+            "needs exactly one of preset, transformer and huggingFace",
             "write for instance preset: llama-2-7b",
         ),
     )
@@ -151,6 +186,12 @@ class Training(Door):
     )
     execution: Execution = Field(
         default="eager", description="How kernels are launched, which decides the overhead of each."
+    )
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.",
     )
     steps: int | None = Field(
         default=None,
@@ -420,14 +461,60 @@ def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
     return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
 
 
-def read(document: Mapping[str, Any]) -> Request:
+_REFERENCE = "spec.model.huggingFace.configMapKeyRef"
+
+
+def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
     """The advice that a TrainingJob document asks for.
+
+    Args:
+        document: the TrainingJob.
+        config_maps: data of the ConfigMaps that are at hand, by name.
 
     Raises:
         SpecError: a field is wrong, or the model is unknown.
     """
     name, _ = envelope(document, KIND)
-    return request(name, parse(document))
+    spec = parse(document)
+    if (reference := config_map_of(spec)) is not None:
+        spec = with_config(spec, (config_maps or {}).get(reference.name))
+    return request(name, spec)
+
+
+def config_map_of(spec: TrainingJobSpec) -> ConfigMapKeyRef | None:
+    """The ConfigMap that a job's model is in, if it is in one."""
+    return spec.model.hugging_face.config_map_key_ref if spec.model.hugging_face else None
+
+
+def with_config(spec: TrainingJobSpec, data: Mapping[str, Any] | None) -> TrainingJobSpec:
+    """The spec with the config that its ConfigMap holds in place of the reference; one without a reference as it is.
+
+    Args:
+        spec: of the job.
+        data: of the ConfigMap; None where there is none.
+
+    Raises:
+        SpecError: the ConfigMap, its key or a JSON mapping under it is missing.
+    """
+    reference = config_map_of(spec)
+    if reference is None:
+        return spec
+    if data is None:
+        remedy = "create it beside the job, or write the config under spec.model.huggingFace.config"
+        raise SpecError(f"{_REFERENCE}.name", f"there is no ConfigMap {reference.name}", remedy)
+    if reference.key not in data:
+        keys = ", ".join(sorted(data)[:8]) or "nothing"
+        problem = f"ConfigMap {reference.name} has no {reference.key}"
+        raise SpecError(f"{_REFERENCE}.key", problem, f"it holds {keys}"[:200])
+    try:
+        config = json.loads(str(data[reference.key]))
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        problem = f"{reference.key} of ConfigMap {reference.name} is no JSON mapping"
+        raise SpecError(f"{_REFERENCE}.key", problem, "store the text of the model's config.json")
+    model = spec.model.model_copy(update={"hugging_face": HuggingFace(config=config)})
+    return spec.model_copy(update={"model": model})
 
 
 def request(name: str, spec: TrainingJobSpec) -> Request:
@@ -457,6 +544,7 @@ def request(name: str, spec: TrainingJobSpec) -> Request:
         execution=training.execution,
         fused_optimizer=training.fused_optimizer,
         steps=steps,
+        lora_rank=training.lora_rank or 0,
     )
     limits = spec.constraints or JobConstraints()
     return Request(
@@ -475,6 +563,10 @@ def request(name: str, spec: TrainingJobSpec) -> Request:
 
 
 def _model(name: str, source: ModelSource) -> Model:
+    if source.hugging_face is not None:
+        if source.hugging_face.config is None:
+            raise SpecError(_REFERENCE, "is not read here", "write the config under spec.model.huggingFace.config")
+        return huggingface.model(source.hugging_face.config, "spec.model.huggingFace.config")
     try:
         if source.transformer is not None:
             return source.transformer.model(name)

@@ -199,17 +199,23 @@ def attention(
     head_dim: float,
     causal: bool,
     dropout: bool,
+    value_dim: float | None = None,
 ) -> list[Op]:
     """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
-    dropout over the score matrix of batch · heads · seq_q · seq_kv elements."""
+    dropout over the score matrix of batch · heads · seq_q · seq_kv elements. `head_dim` is the width of a query and a
+    key, `value_dim` that of a value where it differs."""
+    values = head_dim if value_dim is None else value_dim
     if numerics.flash:
         dims: dict[str, Floats | float] = {
             "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
-            "head_dim": head_dim, "causal": float(causal),
+            "causal": float(causal),
         }  # fmt: skip
-        ops = [Op(name, KernelTable.of("attention", numerics.vector, **dims, backward=0.0), selective=True)]
+        # One width with the same FLOPs: of two products forward one is as wide as the values, of five backward two are.
+        widths = (head_dim + values) / 2, (3 * head_dim + 2 * values) / 5
+        forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[0], backward=0.0)
+        ops = [Op(name, forward, selective=True)]
         if numerics.training:
-            backward = KernelTable.of("attention", numerics.vector, **dims, backward=1.0)
+            backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[1], backward=1.0)
             ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
         return ops
 
@@ -230,12 +236,12 @@ def attention(
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if dropout and numerics.training:
         ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
-    ops.append(product("values", seq_q, head_dim, seq_kv, "forward"))
+    ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
         gradient = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=1.0)
         ops += [
-            product("values.weights-gradient", seq_q, seq_kv, head_dim, "backward"),
-            product("values.gradient", seq_kv, head_dim, seq_q, "backward"),
+            product("values.weights-gradient", seq_q, seq_kv, values, "backward"),
+            product("values.gradient", seq_kv, values, seq_q, "backward"),
             Op(f"{name}.softmax.gradient", gradient, "backward"),
             product("scores.query-gradient", seq_q, head_dim, seq_kv, "backward"),
             product("scores.key-gradient", seq_kv, head_dim, seq_q, "backward"),

@@ -167,15 +167,20 @@ def _convolution(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 def _attention(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     """Inputs are query, key and value; the sizes stand in the attributes."""
     training = replace(numerics, training=numerics.training and site.output.trained)
-    sizes = {name: np.full(1, site.attribute(name)) for name in ("heads", "kv_heads", "seq_q", "seq_kv")}
+    heads, kv_heads, seq_q, seq_kv = (
+        np.full(1, site.attribute(name)) for name in ("heads", "kv_heads", "seq_q", "seq_kv")
+    )
     ops = layers.attention(
         site.kind,
         training,
         batch=site.attribute("batch") * scale,
+        heads=heads,
+        kv_heads=kv_heads,
+        seq_q=seq_q,
+        seq_kv=seq_kv,
         head_dim=site.attribute("head_dim"),
         causal=site.attribute("causal") > 0,
         dropout=site.attribute("dropout") > 0,
-        **sizes,
     )
     return ops if numerics.flash else _contiguous(site, numerics, scale, 3) + ops
 
