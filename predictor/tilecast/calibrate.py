@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilecast import collectives
 from tilecast.collectives import Group
 from tilecast.hardware import MESSAGE, PROTOCOLS, Link
-from tilecast.spec import Floats, SpecError
+from tilecast.spec import Floats, Ints, SpecError
 
 Mask = npt.NDArray[np.bool_]
 
@@ -38,8 +38,8 @@ class Measured:
     def __len__(self) -> int:
         return len(self.size_bytes)
 
-    def where(self, rows: Mask) -> Measured:
-        """The chosen rows."""
+    def where(self, rows: Mask | Ints) -> Measured:
+        """The chosen rows, by mask or index."""
         return Measured(*(getattr(self, name)[rows] for name in self.__slots__))
 
     @classmethod
@@ -182,10 +182,11 @@ def read_log(path: Path) -> Log:
             gpu, fresh = rank[4] or gpu, False
         elif row := _ROW.match(line):
             fresh = True
-            parts.append(_row(f"{path}: line {number}", name, hosts, row))
+            if int(row[1]):
+                parts.append(_row(f"{path}: line {number}", name, hosts, row))
     if not parts:
         raise SpecError(str(path), "holds no row of nccl-tests", "give what all_reduce_perf or another of them printed")
-    return Log(Measured.concatenate([part for part in parts if part.size_bytes[0] > 0]), gpu)
+    return Log(Measured.concatenate(parts), gpu)
 
 
 def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measured:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -237,7 +237,7 @@ class LinkFile(_Facts):
     nics: PositiveInt = 1
     gpu_nics: PositiveInt = 1
     switched: bool = True
-    wired: tuple[tuple[PositiveFloat, PositiveFloat], ...] = ()
+    wired: tuple[tuple[PositiveFloat, Annotated[float, Field(gt=0, le=1)]], ...] = ()
     domain: int = Field(ge=0, default=0)
     beyond: str | None = None
     reduction_gb_per_s: float = Field(ge=0, default=0.0)
@@ -273,7 +273,7 @@ class LinkFile(_Facts):
             nics=self.nics,
             gpu_nics=self.gpu_nics,
             switched=self.switched,
-            wired=self.wired,
+            wired=tuple(sorted(self.wired)),
             domain=self.domain,
             beyond=replace(beyond, domain=self.domain) if beyond else None,
             reduction_bytes_per_s=self.reduction_gb_per_s * 1e9,

@@ -309,20 +309,25 @@ _PAIRS: Mapping[float, str] = {8.0: "nvlink3-pair", 9.0: "nvlink4-pair"}
 _FABRICS: tuple[tuple[str, str], ...] = (
     ("pods", "pod-tcp"), ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"), ("efa", "efa-400"),
     ("roce", "roce-1600"), ("omni-path", "omnipath-4x100"), ("edr", "infiniband-edr-4x100"),
-    ("ndr", "infiniband-ndr-8x400"), ("infiniband", "infiniband-hdr-8x200"), ("rdma", "infiniband-ndr-8x400"),
+    ("ndr", "infiniband-ndr-8x400"), ("hdr", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"),
+    ("rdma", "infiniband-ndr-8x400"),
 )  # fmt: skip
 """First match of a published word, and the link whose latency and efficiency it has."""
+_NEWER: Mapping[str, str] = {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400"}
+"""What such a word means where nodes have GPUs of the Hopper generation or later."""
 
 
 def network(text: str, gpu: Gpu, per_node: int) -> Link:
     """The network a table names: the kind from its words, the rate and the number of ports from its figures. Pods do
     not reach a nominal rate, which is left aside."""
     words = text.lower()
-    usual = _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
-    link = find_link(next((name for word, name in _FABRICS if word in words), usual))
+    word, name = next((pair for pair in _FABRICS if pair[0] in words), ("", ""))
+    if gpu.architecture in ("hopper", "blackwell"):
+        name = _NEWER.get(word, name)
+    link = find_link(name or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100"))
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
-    if not rate:
-        return link
+    if not rate or (link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9):
+        return link  # no figure, or that of one of its ports
     nics = ports or link.nics
     return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8, nics=nics, gpu_nics=max(1, nics // per_node))
 
