@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 from tilecast import __version__, models
 from tilecast.advise import Baseline, Constraints, Request, advise
-from tilecast.hardware import Gpu, Pool, find_gpu, find_link, gpus, links
+from tilecast.hardware import NAME, Gpu, Pool, find_gpu, find_link, gpus, links
 from tilecast.manifests import documents, instances, nodes, trainingjob
 from tilecast.models import huggingface, traced
 from tilecast.models.traced import document, onnx_file
@@ -92,13 +93,24 @@ def _parser() -> argparse.ArgumentParser:
 
     held = verbs.add_parser("validate", help="forecasts against measurements")
     kinds = held.add_subparsers(dest="what", required=True, metavar="WHAT")
-    for name, help_ in (("runs", "tables of measured training steps"), ("kernels", "tables of measured kernels")):
+    for name, help_ in (
+        ("runs", "tables of measured training steps"),
+        ("kernels", "tables of measured kernels"),
+        ("collectives", "tables of measured collectives"),
+    ):
         kind = kinds.add_parser(name, help=help_)
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
         if name == "kernels":
             kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
         kind.set_defaults(run=_VALIDATE[name])
+
+    fitted = verbs.add_parser("calibrate", help="a link of yours, from nccl-tests' logs")
+    fitted.add_argument("--nccl-tests", nargs="+", required=True, type=Path, metavar="LOG")
+    fitted.add_argument("--link", metavar="NAME", help="the link to start from; that of the log's GPU if absent")
+    fitted.add_argument("--name", metavar="NAME", help="what to call it; the link's name with -measured if absent")
+    fitted.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="standard output if absent")
+    fitted.set_defaults(run=_calibrate)
 
     shown = verbs.add_parser("show", help="what Tilecast knows")
     shown.add_argument("what", choices=tuple(_SHOW))
@@ -302,7 +314,47 @@ def _validate_kernels(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-_VALIDATE = {"runs": _validate_runs, "kernels": _validate_kernels}
+def _validate_collectives(options: argparse.Namespace) -> int:
+    from tilecast.validate import collectives
+
+    print(collectives.run(options.files, options.rows))
+    return EXIT_OK
+
+
+_VALIDATE = {"runs": _validate_runs, "kernels": _validate_kernels, "collectives": _validate_collectives}
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from tilecast import calibrate
+
+    logs = [calibrate.read_log(path) for path in options.nccl_tests]
+    measured = calibrate.Measured.concatenate([log.measured for log in logs])
+    spans = max(log.nodes for log in logs) > 1
+    if options.link is None and spans:
+        raise SpecError("--link", "the log spans nodes", "name the network to start from, see `tilecast show links`")
+    link = find_link(options.link or find_gpu(logs[0].gpu).intra_link)
+    if link.per_node != spans:
+        joins = "nodes" if link.per_node else "GPUs of a node"
+        raise SpecError("--link", f"{link.name} joins {joins}, the log another", "name a link that the log measured")
+    name = options.name or f"{link.name}-measured"
+    if re.fullmatch(NAME, name) is None:
+        raise SpecError("--name", f"{name!r} is no name for a link", "use small letters, digits, dots and dashes")
+    other = find_link(find_gpu(logs[0].gpu).intra_link if spans else "ethernet-100")
+    done = calibrate.calibrate(link, measured, other, name)
+    source = f"tilecast calibrate, from {link.name}: {len(measured)} rows of nccl-tests on {logs[0].gpu}"
+    text = calibrate.toml(done.link, source)
+    table = [f"{'collective':<28}{'rows':>6}{'before':>9}{'after':>9}{'unseen':>9}"]
+    table += [f"{what:<28}{rows:>6}{was:>9.1%}{now:>9.1%}{out:>9.1%}" for what, rows, was, now, out in done.errors]
+    if options.output is None:
+        print("\n".join(f"# {line}" for line in table), text, sep="\n", end="")
+        return EXIT_OK
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(options.output), "cannot be written", str(error.strerror or error)) from None
+    print("\n".join(table))
+    print(f"wrote {options.output}: put it into the folder that TILECAST_LINKS names, and name the link {name}")
+    return EXIT_OK
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -352,7 +352,7 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
     if transfer.collective == "all_to_all":
         seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
     else:
-        seconds = collectives.COLLECTIVES[transfer.collective](size, group, pool.intra, pool.inter)
+        seconds = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
@@ -371,7 +371,8 @@ def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) ->
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     group = _group(plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool)
-    one = collectives.send_recv(sharded.gather(sharded.graph.boundary_bytes), group, pool.intra, pool.inter)
+    size = sharded.gather(sharded.graph.boundary_bytes)
+    one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
 
 
@@ -400,10 +401,11 @@ def _gradient_sync(
     expert_group = _group(expert_replicas, plans.expert.astype(float), plans, pool)
 
     def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
-        run = collectives.COLLECTIVES[collective]
-        dense = run((everything - experts) * bytes_each / buckets, dense_group, pool.intra, pool.inter) * buckets
-        spread = run(experts * bytes_each / buckets, expert_group, pool.intra, pool.inter) * buckets
-        return dense + np.where(experts > 0, spread, 0.0)
+        def run(parameters: Floats, group: Group) -> Floats:
+            size = parameters * bytes_each / buckets
+            return collectives.seconds(collective, size, group, pool.intra, pool.inter) * buckets
+
+        return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
 
     wire = gradient_bytes(workload, plans) * trainable
     weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
