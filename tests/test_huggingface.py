@@ -199,6 +199,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (config("llama", hidden_size=float("nan")), "config.json.hidden_size", "is no size"),
     (config("llama", num_hidden_layers=10**9), "config.json.num_hidden_layers", "up to 1024"),
     (config("llama", num_attention_heads=7, num_key_value_heads=7), "config.json.num_attention_heads", "divisible"),
+    (config("llama", num_key_value_heads=0), "config.json.num_key_value_heads", "divisible"),
     (config("llama", num_key_value_heads=5), "config.json.num_key_value_heads", "divisible"),
     (config("deepseek_v3", kv_lora_rank=None), "config.json.kv_lora_rank", "is missing"),
     (config("mixtral", num_local_experts=None), "config.json.num_local_experts", "is missing"),

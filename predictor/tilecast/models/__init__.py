@@ -223,7 +223,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
                 "choose a divisor or state headDim",
             )
         known["head_dim"] = known["hidden"] // known["heads"]
-    if known["heads"] % known["kv_heads"]:
+    if known["kv_heads"] < 1 or known["heads"] % known["kv_heads"]:
         raise SpecError(
             "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"
         )
