@@ -109,8 +109,12 @@ def test_nodes_become_ready(cluster: Cluster) -> None:
         ({"spec.training.precision": "fp12"}, r'spec.training.precision: Unsupported value: "fp12".*"bf16"'),
         ({"spec.training.microBatchSize": 3}, r"globalBatchSize is not a multiple of microBatchSize"),
         ({"spec.objective": "speed"}, r'spec.objective: Unsupported value: "speed"'),
-        ({"spec.model": {}}, r"exactly one of preset, transformer and huggingFace"),
-        ({"spec.model.huggingFace": {"config": {}}}, r"exactly one of preset, transformer and huggingFace"),
+        ({"spec.model": {}}, r"exactly one of preset, transformer, huggingFace and graphRef"),
+        ({"spec.model.huggingFace": {"config": {}}}, r"exactly one of preset, transformer, huggingFace and graphRef"),
+        (
+            {"spec.model.graphRef": {"configMapKeyRef": {"name": "m"}}},
+            r"exactly one of preset, transformer, huggingFace and graphRef",
+        ),
         ({"spec.model": {"huggingFace": {}}}, r"exactly one of config and configMapKeyRef"),
     ],
 )
@@ -225,6 +229,10 @@ def test_a_model_in_a_config_map_is_read_with_the_chart_s_rights(cluster: Cluste
     cluster.apply(json.dumps({**kept, "data": {"config.json": json.dumps(config)}}))
     cluster.apply(json.dumps(job_document("stored", {**source, "spec.training.loraRank": 16})))
     assert condition(answered(cluster, "stored"), "Ready")["status"] == "True"
+    graph_job, graph = yaml.safe_load_all((JOBS.parent / "graphs" / "transformer.yaml").read_text())
+    for document in (graph, graph_job):
+        cluster.apply(json.dumps(document))
+    assert condition(answered(cluster, "my-transformer"), "Ready")["status"] == "True"
     cluster.apply(json.dumps(job_document("inline", {"spec.model": {"huggingFace": {"config": config}}})))
     assert condition(answered(cluster, "inline"), "Ready")["status"] == "True"
 

@@ -116,7 +116,7 @@ FACTS = {
 }  # fmt: skip
 FAILING: dict[type[Door], list[dict[str, Any]]] = {
     trainingjob.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
-    trainingjob.ModelSource: [{"preset": None}],
+    trainingjob.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
     trainingjob.HuggingFace: [{"config": {"model_type": "gpt2"}}],
     trainingjob.Training: [{"microBatchSize": 3}, {"steps": 5}, {"sequenceLength": None}],
     trainingjob.JobConstraints: [{"gpus": 9}],

@@ -269,7 +269,7 @@ def job(**source: Any) -> dict[str, Any]:
     }
 
 
-STORED = {"config.json": json.dumps(config("llama")), "broken": "{", "list": "[]"}
+STORED = {"data": {"config.json": json.dumps(config("llama")), "broken": "{", "list": "[]"}}
 
 
 def test_a_job_holds_its_config_or_says_where_it_is() -> None:
@@ -299,7 +299,7 @@ def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any]
 def test_a_job_and_its_config_map_in_one_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": STORED}
+    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, **STORED}
     text = "\n---\n".join(json.dumps(item, indent=1) for item in (kept, job(configMapKeyRef={"name": "m"})))
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"---\n{text}"))
     assert main(["advise", "-", *GPUS, "-o", "csv"]) == 0

@@ -128,6 +128,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (job(model={"transformer": {}}), "spec.model.transformer.layers", "add it"),
     (training(loraRank=0), "spec.training.loraRank", "1 or more"),
     (job(model={"preset": "gpt2", "huggingFace": {"config": {}}}), "spec.model", "preset: llama-2-7b"),
+    (job(model={"graphRef": {}}), "spec.model.graphRef.configMapKeyRef", "add it"),
+    (
+        job(model={"graphRef": {"configMapKeyRef": {"name": "m"}}}),
+        "spec.model.graphRef.configMapKeyRef.name",
+        "create it",
+    ),
     (job(model={"huggingFace": {"config": []}}), "spec.model.huggingFace.config", "content of the model"),
     (job(model={"preset": "resnet-50"}), "spec.training.sequenceLength", "leave sequenceLength out"),
     (job(model={"preset": "bert-large"}), "spec.training.sequenceLength", "shorten it"),

@@ -4,11 +4,13 @@ that keeps objects as an API server does."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -45,7 +47,7 @@ class Store:
         self.writes: list[tuple[str, str]] = []
         self.events: dict[str, dict[str, Any]] = {}
         self.faults: list[Exception] = []
-        self.config_maps: dict[str, dict[str, str]] = {}
+        self.config_maps: dict[str, dict[str, dict[str, str]]] = {}
         self.before_write: Callable[[str], None] = lambda path: None
         self.version = 0
 
@@ -90,7 +92,7 @@ class Store:
             raise ApiError(403, "forbidden")
         if name not in self.config_maps:
             raise ApiError(404, "not found")
-        return {"kind": "ConfigMap", "metadata": {"name": name}, "data": self.config_maps[name]}
+        return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
 
     async def create(self, path: str, document: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -235,9 +237,9 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
         assert found["message"].startswith(
             "spec.model.huggingFace.configMapKeyRef.name: there is no ConfigMap m; create"
         )
-        store.config_maps["m"] = {"config.json": json.dumps(GPT2)}
+        store.config_maps["m"] = {"data": {"config.json": json.dumps(GPT2)}}
         await until(lambda: ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised")
-        store.config_maps["m"] = {"config.json": json.dumps({**GPT2, "n_layer": 24})}
+        store.config_maps["m"] = {"data": {"config.json": json.dumps({**GPT2, "n_layer": 24})}}
         await until(lambda: 24 in layers)
         writes = len(store.writes)
         await asyncio.sleep(0.1)
@@ -259,8 +261,63 @@ async def test_a_model_that_cannot_be_read_is_a_condition(
     name: str, data: dict[str, str], reason: str, text: str
 ) -> None:
     store = Store()
-    store.config_maps["m"] = data
+    store.config_maps["m"] = {"data": data}
     store.put(f"{JOBS}/a", job(**stored(name)))
+    async with operator(store):
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+    found = ready(store.objects[f"{JOBS}/a"])
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert text in found["message"]
+
+
+GRAPH = (Path(__file__).parent / "graphs" / "transformer.json").read_text()
+
+
+def graph_job(name: str = "m") -> dict[str, Any]:
+    return job(model={"graphRef": {"configMapKeyRef": {"name": name}}}, training={"globalBatchSize": 8})
+
+
+async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() -> None:
+    store, traces = Store(), []
+
+    def noting(request: Request, pools: Sequence[Pool]) -> Advice:
+        traces.append(request.workload.model.trace is not None)
+        return on_first_pool(request, pools)
+
+    store.put(f"{JOBS}/a", graph_job())
+    async with operator(store, noting) as corridor:
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+        found = ready(store.objects[f"{JOBS}/a"])
+        assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
+        assert found["message"].startswith("spec.model.graphRef.configMapKeyRef.name: there is no ConfigMap m; create")
+        store.config_maps["m"] = {"binaryData": {"graph.json": base64.b64encode(GRAPH.encode()).decode()}}
+        await until(lambda: ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised")
+        await asyncio.sleep(0.1)
+        assert len(traces) == 2, "an unchanged graph is read once"
+        store.config_maps["m"] = {"data": {"graph.json": f"{GRAPH}\n"}}
+        await until(lambda: len(traces) == 3)
+        corridor.lose(store.objects.pop(f"{JOBS}/a"))
+        await settled(corridor)
+    assert traces[1:] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "config_map", "reason", "text"),
+    [
+        ("secret", {}, "ModelNotReadable", "spec.model.graphRef.configMapKeyRef: the operator may not read"),
+        ("m", {"binaryData": {"other": "AA=="}}, "ModelNotFound", "has no graph.json; it holds other"),
+        ("m", {"binaryData": {"graph.json": "A"}}, "ModelNotFound", "is not base64"),
+        ("m", {"data": {"graph.json": "{}"}}, "InvalidSpec", "is not tilecast-graph/1"),
+        ("m", {"data": {"graph.json": "{"}}, "InvalidSpec", "is no JSON mapping; store what `tilecast trace` wrote"),
+        ("m", {"binaryData": {"graph.json": "CAESAA=="}}, "InvalidSpec", "ONNX file"),
+    ],
+)
+async def test_a_graph_that_cannot_be_read_is_a_condition(
+    name: str, config_map: dict[str, dict[str, str]], reason: str, text: str
+) -> None:
+    store = Store()
+    store.config_maps["m"] = config_map
+    store.put(f"{JOBS}/a", graph_job(name))
     async with operator(store):
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
     found = ready(store.objects[f"{JOBS}/a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import json
 import sys
@@ -17,6 +18,7 @@ from tilecast.advise import Request, advise
 from tilecast.cli import main
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.manifests import documents, trainingjob
 from tilecast.models import traced
 from tilecast.models.traced import document, onnx_file, torch_export
 from tilecast.models.traced.operators import OPERATORS
@@ -330,10 +332,10 @@ def test_what_cannot_be_read_as_onnx_is_one_clear_error(tmp_path: Path) -> None:
         onnx_file.read(gpt_in_onnx(tmp_path / "fixed.onnx", ["batch", 64]), 128)
 
 
-def test_without_onnx_the_reader_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_the_reader_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(SpecError, match=r"pip install tilecast\[onnx\]"):
-        onnx_file.read(tmp_path / "any.onnx")
+        onnx_file.parse(b"", "any.onnx")
 
 
 def test_an_unknown_onnx_operator_is_named_and_counted(tmp_path: Path) -> None:
@@ -401,3 +403,68 @@ def test_what_cannot_be_traced_is_one_clear_error(target: str, told: str, monkey
     with pytest.raises(SpecError, match=told) as caught:
         torch_export.trace(target)
     assert "\n" not in str(caught.value)
+
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "graphs" / "transformer.yaml"
+
+
+def test_the_example_holds_a_traced_module_and_is_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    job, config_map = documents.load(EXAMPLE.read_text())
+    assert config_map["data"]["graph.json"] == (GRAPHS / "transformer.json").read_text()
+    assert main(["advise", str(EXAMPLE), "--gpus", "a100-80:8", "-o", "json"]) == 0
+    in_a_job = json.loads(capsys.readouterr().out)
+    bare = [str(GRAPHS / "transformer.json"), "--batch", str(job["spec"]["training"]["globalBatchSize"])]
+    assert main(["advise", *bare, "--gpus", "a100-80:8", "-o", "json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["recommendation"]["stepSeconds"] == in_a_job["recommendation"]["stepSeconds"]
+
+
+def stored(content: bytes, **training: Any) -> Request:
+    """What a job asks for whose graph is that."""
+    model = {"graphRef": {"configMapKeyRef": {"name": "m", "key": "g"}}}
+    spec = {"model": model, "training": {"globalBatchSize": 8, **training}}
+    job = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
+    return trainingjob.read(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})
+
+
+def test_a_graph_in_a_job_says_its_sequence_length() -> None:
+    content = (GRAPHS / "transformer.json").read_bytes()
+    assert stored(content).workload.sequence_length == stored(content, sequenceLength=64).workload.sequence_length == 64
+    with pytest.raises(SpecError, match=r"spec.training.sequenceLength: m was traced with 64 tokens.*leave it out"):
+        stored(content, sequenceLength=128)
+
+
+def test_adapters_do_not_go_into_a_graph() -> None:
+    workload = stored((GRAPHS / "transformer.json").read_bytes(), loraRank=8).workload
+    with pytest.raises(SpecError, match=r"training.loraRank: m is of family traced, which has no adapters"):
+        models.build(workload, Shards(ONE, ONE, ONE, ONE, 0 * ONE))
+
+
+def test_a_graph_in_a_job_may_be_an_onnx_file(tmp_path: Path) -> None:
+    path = gpt_in_onnx(tmp_path / "gpt.onnx", ["batch", "tokens"])
+    found = stored(path.read_bytes(), sequenceLength=64).workload.model
+    assert flops(found, 64) == flops(traced.model("gpt", onnx_file.read(path, 64)), 64)
+    with pytest.raises(SpecError, match=r"spec.training.sequenceLength: is missing; .* leaves tokens open"):
+        stored(path.read_bytes())
+
+
+def test_an_onnx_file_without_onnx_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = gpt_in_onnx(tmp_path / "gpt.onnx", ["batch", "tokens"]).read_bytes()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(SpecError) as caught:
+        stored(content, sequenceLength=64)
+    assert caught.value.field == "spec.model.graphRef.configMapKeyRef.key"
+    assert "onnx, which is not installed" in caught.value.problem and "tilecast trace" in caught.value.remedy
+    assert "\n" not in str(caught.value)
+
+
+def test_an_onnx_file_becomes_a_graph_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = gpt_in_onnx(tmp_path / "gpt.onnx", ["batch", "tokens"]), tmp_path / "graph.json"
+    assert main(["trace", str(path), "--seq", "64", "-o", str(out)]) == 0
+    found, direct = stored(out.read_bytes()).workload.model, traced.model("gpt", onnx_file.read(path, 64))
+    assert flops(found, 64) == flops(direct, 64)
+    assert kept(found, 64) == kept(direct, 64)
+    assert seconds(found, 64) == seconds(direct, 64)
+    assert models.parameters(Workload(found, 64, 8)) == models.parameters(Workload(direct, 64, 8))
+    assert main(["trace", "my_module:build", "--seq", "64", "-o", str(out)]) == 2
+    assert "--seq: is for an ONNX file" in capsys.readouterr().err

@@ -368,22 +368,23 @@ class Corridor:
         is_off = _is_off(document)
         try:
             spec = trainingjob.parse(document)
-            if (reference := trainingjob.config_map_of(spec)) is not None:
-                # ConfigMaps are read by name and not watched, so that the operator needs to list none.
-                self.queue.add(key, self.settings.config_map_poll_s)
-                found = await self._config_map(key.namespace, reference.name)
-                if isinstance(found, Refusal):
-                    return found, is_off
-                try:
-                    spec = trainingjob.with_config(spec, found)
-                except SpecError as error:
-                    return Refusal("ModelNotFound", str(error)), is_off
-            request = trainingjob.request("", spec)
         except SpecError as error:
             return Refusal("InvalidSpec", str(error)), is_off
-        cached = self._advice.get(cache_key := _canonical(spec.model_dump(exclude={"mode"})))
+        stored: bytes | None = None
+        if (reference := trainingjob.reference(spec)) is not None:
+            # ConfigMaps are read by name and not watched, so that the operator needs to list none.
+            self.queue.add(key, self.settings.config_map_poll_s)
+            found = await self._config_map(key.namespace, reference)
+            if isinstance(found, Refusal):
+                return found, is_off
+            try:
+                stored = trainingjob.content(reference, found)
+            except SpecError as error:
+                return Refusal("ModelNotFound", str(error)), is_off
+        cache_key = _canonical(spec.model_dump(exclude={"mode"})) + hashlib.sha256(stored or b"").digest()
+        cached = self._advice.get(cache_key)
         if cached is None:
-            cached = self._advice[cache_key] = asyncio.ensure_future(self._search(request))
+            cached = self._advice[cache_key] = asyncio.ensure_future(self._search(spec, stored))
             while len(self._advice) > self.settings.advice_cache:
                 self._advice.popitem(last=False)
         self._advice.move_to_end(cache_key)
@@ -392,35 +393,32 @@ class Corridor:
             del self._advice[cache_key]
         return verdict, is_off
 
-    async def _config_map(self, namespace: str, name: str) -> Mapping[str, Any] | Refusal | None:
-        """Data of a ConfigMap, None where there is none, or why it cannot be read.
+    async def _config_map(self, namespace: str, reference: trainingjob.Reference) -> Mapping[str, Any] | Refusal | None:
+        """The ConfigMap, None where there is none, or why it cannot be read.
 
         Raises:
             ApiError, OSError: the API server did not answer; the job is due again.
         """
         try:
-            found = await self._client.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+            found = await self._client.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
             if error.status == 404:
                 return None
             if error.status != 403:
                 raise
-            text = (
-                f"spec.model.huggingFace.configMapKeyRef: the operator may not read ConfigMap {name}; install the chart"
-            )
-            return Refusal(
-                "ModelNotReadable",
-                f"{text} with rbac.readConfigMaps, or write the config under spec.model.huggingFace.config",
-            )
-        return found.get("data") or {}
+            text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
+            return Refusal("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
+        return found
 
-    async def _search(self, request: Request) -> Verdict:
-        report = self._report
-        if report is None or not report.pools:
-            return Refusal("NoPools", _why_no_pools(report))
+    async def _search(self, spec: trainingjob.TrainingJobSpec, stored: bytes | None) -> Verdict:
         loop = asyncio.get_running_loop()
-        began = time.monotonic()
         try:
+            # A stored graph takes a while to read, beside searches rather than behind them.
+            request = await asyncio.to_thread(trainingjob.request, "", spec, stored)
+            report = self._report
+            if report is None or not report.pools:
+                return Refusal("NoPools", _why_no_pools(report))
+            began = time.monotonic()
             advice = await loop.run_in_executor(self._executor, self._advisor, request, report.pools)
         except SpecError as error:
             return Refusal("InvalidSpec", str(error))

@@ -24,6 +24,7 @@ from tilecast.models import huggingface, traced
 from tilecast.models.traced import document, onnx_file
 from tilecast.render.document import FORMATS
 from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, Model, SpecError, Workload
+from tilecast.trace import Trace
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
@@ -86,8 +87,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
     one.set_defaults(run=_advise)
 
-    traced_ = verbs.add_parser("trace", help="a PyTorch module as a graph that `advise` reads without torch")
-    traced_.add_argument("target", metavar="MODULE:FUNCTION", help="a function that returns (module, example inputs)")
+    traced_ = verbs.add_parser(
+        "trace", help="a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx"
+    )
+    traced_.add_argument(
+        "target", metavar="TARGET", help="MODULE:FUNCTION that returns (module, example inputs), or FILE.onnx"
+    )
+    traced_.add_argument("--seq", type=int, help="tokens per sample, where the ONNX file leaves them open")
     traced_.add_argument("-o", "--output", type=Path, required=True, metavar="GRAPH.json")
     traced_.set_defaults(run=_trace)
 
@@ -128,7 +134,12 @@ def _advise(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     from tilecast.models.traced import torch_export
 
-    text = document.write(torch_export.trace(options.target))
+    if options.target.endswith(".onnx"):
+        text = document.write(_onnx(options.target, options.seq))
+    elif options.seq is not None:
+        raise SpecError("--seq", "is for an ONNX file", "give example inputs of that length")
+    else:
+        text = document.write(torch_export.trace(options.target))
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -137,12 +148,15 @@ def _trace(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _onnx(target: str, sequence: int | None) -> Trace:
+    if sequence is not None:
+        _positive("--seq", sequence)
+    return onnx_file.read(Path(target), sequence)
+
+
 def _request(options: argparse.Namespace) -> Request:
     if options.job.endswith(".onnx"):
-        path = Path(options.job)
-        if options.seq is not None:
-            _positive("--seq", options.seq)
-        request = _from_model(options, traced.model(path.stem, onnx_file.read(path, options.seq)))
+        request = _from_model(options, traced.model(Path(options.job).stem, _onnx(options.job, options.seq)))
     else:
         request = _from_file(options) if _is_file(options.job) else _from_model(options, models.preset(options.job))
     if options.objective:
@@ -166,11 +180,11 @@ def _from_file(options: argparse.Namespace) -> Request:
         return _from_model(options, traced.model(Path(options.job).stem, document.read(found[0], options.job)))
     if len(found) == 1 and huggingface.is_config(found[0]):
         return _from_model(options, huggingface.model(found[0], options.job))
-    data = {_name(item): item.get("data") or {} for item in found if item.get("kind") == "ConfigMap"}
+    config_maps = {_name(item): item for item in found if item.get("kind") == "ConfigMap"}
     jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
     if len(jobs) != 1:
         raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
-    request = trainingjob.read(jobs[0], data)
+    request = trainingjob.read(jobs[0], config_maps)
     for flag in ("seq", "batch", "precision", "optimizer", "execution", "lora_rank"):
         if getattr(options, flag) is not None:
             raise SpecError(f"--{flag.replace('_', '-')}", "describes a bare model", f"change {options.job} instead")

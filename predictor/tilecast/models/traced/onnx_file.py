@@ -41,19 +41,33 @@ def read(path: Path, sequence: int | None = None) -> Trace:
             inferred, or an operator is unknown.
     """
     try:
-        import onnx
-    except ImportError:
-        raise SpecError(str(path), "needs the package onnx", "run `pip install tilecast[onnx]`") from None
-    remedy = "give what torch.onnx.export or another exporter wrote"
-    try:
-        model = onnx.load(str(path), load_external_data=False)
+        content = path.read_bytes()
     except OSError as error:
         raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
+    return parse(content, str(path), sequence)
+
+
+def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
+    """The trace of what an ONNX file holds; `name` is what messages call it.
+
+    Raises:
+        SpecError: as `read`.
+    """
+    try:
+        import onnx
+    except ImportError:
+        remedy = (
+            "run `pip install tilecast[onnx]`, or give what `tilecast trace FILE.onnx -o graph.json` writes elsewhere"
+        )
+        raise SpecError(name, "an ONNX file needs the package onnx, which is not installed", remedy) from None
+    remedy = "give what torch.onnx.export or another exporter wrote"
+    try:
+        model = onnx.load_model_from_string(content)
     except Exception:
-        raise SpecError(str(path), "is not an ONNX file", remedy) from None
+        raise SpecError(name, "is not an ONNX file", remedy) from None
     if not model.graph.node or not model.graph.input:
-        raise SpecError(str(path), "is not an ONNX file, or an empty one", remedy)
-    return _Reader(model, str(path), sequence).read()
+        raise SpecError(name, "is not an ONNX file, or an empty one", remedy)
+    return _Reader(model, name, sequence).read()
 
 
 class _Reader:
