@@ -97,12 +97,18 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("", "nodes"): ["list", "watch"],
         ("", "namespaces"): ["list", "watch"],
         ("", "events"): ["create"],
+        ("", "configmaps"): ["get"],
         ("apiextensions.k8s.io", "customresourcedefinitions"): ["list", "watch"],
         ("tilecast.dev", "trainingjobs"): ["list", "patch", "watch"],
         ("tilecast.dev", "trainingjobs/status"): ["patch"],
         ("tilecast.dev", "gpupools"): ["list", "watch"],
         ("tilecast.dev", "gpupools/status"): ["patch"],
     }
+
+
+def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
+    (role,) = of_kind(rendered(helm, "--set", "rbac.readConfigMaps=false"), "ClusterRole")
+    assert not any("configmaps" in rule["resources"] for rule in role["rules"])
 
 
 def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> None:

@@ -109,7 +109,13 @@ def test_nodes_become_ready(cluster: Cluster) -> None:
         ({"spec.training.precision": "fp12"}, r'spec.training.precision: Unsupported value: "fp12".*"bf16"'),
         ({"spec.training.microBatchSize": 3}, r"globalBatchSize is not a multiple of microBatchSize"),
         ({"spec.objective": "speed"}, r'spec.objective: Unsupported value: "speed"'),
-        ({"spec.model": {}}, r"exactly one of preset and transformer"),
+        ({"spec.model": {}}, r"exactly one of preset, transformer, huggingFace and graphRef"),
+        ({"spec.model.huggingFace": {"config": {}}}, r"exactly one of preset, transformer, huggingFace and graphRef"),
+        (
+            {"spec.model.graphRef": {"configMapKeyRef": {"name": "m"}}},
+            r"exactly one of preset, transformer, huggingFace and graphRef",
+        ),
+        ({"spec.model": {"huggingFace": {}}}, r"exactly one of config and configMapKeyRef"),
     ],
 )
 def test_the_api_server_refuses(cluster: Cluster, changes: dict[str, Any], message: str) -> None:
@@ -210,6 +216,25 @@ def test_a_corrected_job_is_advised(cluster: Cluster, operator: Operator) -> Non
     assert condition(answered(cluster, "corrected"), "Ready")["status"] == "False"
     cluster.apply(json.dumps(job_document("corrected")))
     assert condition(answered(cluster, "corrected"), "Ready")["status"] == "True"
+
+
+def test_a_model_in_a_config_map_is_read_with_the_chart_s_rights(cluster: Cluster, operator: Operator) -> None:
+    config = yaml.safe_load((JOBS / "qwen3-8b-lora.yaml").read_text())["spec"]["model"]["huggingFace"]["config"]
+    source = {"spec.model": {"huggingFace": {"configMapKeyRef": {"name": "qwen"}}}}
+    cluster.apply(json.dumps(job_document("stored", source)))
+    found = condition(answered(cluster, "stored"), "Ready")
+    assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
+    assert "there is no ConfigMap qwen; create it" in found["message"]
+    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "qwen"}}
+    cluster.apply(json.dumps({**kept, "data": {"config.json": json.dumps(config)}}))
+    cluster.apply(json.dumps(job_document("stored", {**source, "spec.training.loraRank": 16})))
+    assert condition(answered(cluster, "stored"), "Ready")["status"] == "True"
+    graph_job, graph = yaml.safe_load_all((JOBS.parent / "graphs" / "transformer.yaml").read_text())
+    for document in (graph, graph_job):
+        cluster.apply(json.dumps(document))
+    assert condition(answered(cluster, "my-transformer"), "Ready")["status"] == "True"
+    cluster.apply(json.dumps(job_document("inline", {"spec.model": {"huggingFace": {"config": config}}})))
+    assert condition(answered(cluster, "inline"), "Ready")["status"] == "True"
 
 
 def test_advice_comes_with_an_event(cluster: Cluster, operator: Operator) -> None:

@@ -99,6 +99,7 @@ PASSING: dict[type[Door], dict[str, Any]] = {
         "layers": 2, "hiddenSize": 64, "attentionHeads": 4, "keyValueHeads": 2, "vocabularySize": 9
     },
     trainingjob.ModelSource: {"preset": "gpt2"},
+    trainingjob.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
     trainingjob.Training: {"globalBatchSize": 8, "microBatchSize": 2, "sequenceLength": 4, "tokens": 64},
     trainingjob.JobConstraints: {"gpus": 8, "maxGpus": 8},
     trainingjob.TrainingJobSpec: {
@@ -115,7 +116,8 @@ FACTS = {
 }  # fmt: skip
 FAILING: dict[type[Door], list[dict[str, Any]]] = {
     trainingjob.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
-    trainingjob.ModelSource: [{"preset": None}],
+    trainingjob.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
+    trainingjob.HuggingFace: [{"config": {"model_type": "gpt2"}}],
     trainingjob.Training: [{"microBatchSize": 3}, {"steps": 5}, {"sequenceLength": None}],
     trainingjob.JobConstraints: [{"gpus": 9}],
     trainingjob.TrainingJobSpec: [

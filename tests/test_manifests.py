@@ -47,7 +47,8 @@ def test_examples_are_plain_block_yaml() -> None:
     assert {path.stem for path in EXAMPLES} >= {"llama-7b-pretrain", "bert-large-pretrain", "resnet-50", "gpt2-xl-fp16"}
     for path in EXAMPLES:
         text = path.read_text(encoding="utf-8")
-        assert "preset:" in text and "globalBatchSize:" in text and "{" not in text
+        assert ("preset:" in text) != ("huggingFace:" in text)
+        assert "globalBatchSize:" in text and "{" not in text
 
 
 def test_defaults() -> None:
@@ -125,6 +126,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (job(model={"preset": "x" * 64}), "spec.model.preset", "architecture"),
     (job(model={}), "spec.model", "preset: llama-2-7b"),
     (job(model={"transformer": {}}), "spec.model.transformer.layers", "add it"),
+    (training(loraRank=0), "spec.training.loraRank", "1 or more"),
+    (job(model={"preset": "gpt2", "huggingFace": {"config": {}}}), "spec.model", "preset: llama-2-7b"),
+    (job(model={"graphRef": {}}), "spec.model.graphRef.configMapKeyRef", "add it"),
+    (
+        job(model={"graphRef": {"configMapKeyRef": {"name": "m"}}}),
+        "spec.model.graphRef.configMapKeyRef.name",
+        "create it",
+    ),
+    (job(model={"huggingFace": {"config": []}}), "spec.model.huggingFace.config", "content of the model"),
     (job(model={"preset": "resnet-50"}), "spec.training.sequenceLength", "leave sequenceLength out"),
     (job(model={"preset": "bert-large"}), "spec.training.sequenceLength", "shorten it"),
     (job(mode=False), "spec.mode", '"Off"'),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import models
+from tilecast import memory, models
 from tilecast.graph import Shards
-from tilecast.spec import Model, SpecError, Workload
+from tilecast.spec import Attention, Model, Plan, Plans, SpecError, Workload
 
 # Parameters in millions as each model's authors publish them (model card or paper; torchvision for images).
 PUBLISHED = {
@@ -221,6 +223,14 @@ PUBLISHED = {
     "yolov3": 61.95,
     "waveglow-256": 87.88,
     "ncf": 31.83,
+    "transformer-xl-base": 192.0,
+    # Llama 4: 108.6 and 401.6 thousand million less the vision tower.
+    "llama-4-scout": 107770.0,
+    "llama-4-maverick": 400712.0,
+    "deepseek-moe-16b": 16375.7,
+    "deepseek-v2-lite": 15706.0,
+    "deepseek-v2": 235741.0,
+    "deepseek-v3": 671026.0,
 }
 
 ONE = np.ones(1, dtype=np.int64)
@@ -274,7 +284,161 @@ def test_flash_attention_skips_what_a_causal_mask_hides() -> None:
     assert eager - flash == pytest.approx(hidden_half, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "resnet-50", "mixtral-8x7b"])
+def ops_flops(workload: Workload, *words: str) -> float:
+    """FLOPs of the matrix work whose operators are called by one of these words."""
+    return sum(
+        block.repeat * op.count * float(op.table.flops()[0])
+        for block in models.build(workload, WHOLE).blocks
+        for op in block.ops
+        if op.table.kind[0] <= 2 and any(word in f"{block.name}.{op.name}" for word in words)
+    )
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
+def test_latent_attention_is_the_closed_form(name: str) -> None:
+    """2 b s [h (c + r) + c a (d - r + v) + q-projections + a v h] + 2 b s^2 a (d + v) per layer (arXiv 2405.04434)."""
+    model, s = models.preset(name), 4096
+    extra, heads, hidden, width = model.extra, model.heads, model.hidden, model.head_dim
+    latent, rotated, value = extra["latent"], extra["rotary_dim"], extra["value_dim"]
+    lowered = extra.get("query_latent", 0)
+    query = hidden * lowered + lowered * heads * width if lowered else hidden * heads * width
+    projections = hidden * (latent + rotated) + latent * heads * (width - rotated + value) + heads * value * hidden
+    closed = model.layers * (2 * s * (query + projections) + 2 * s**2 * heads * (width + value))
+    workload = Workload(model, s, 1, "bf16", training=False, attention="eager")
+    assert ops_flops(workload, "layer.attention") == pytest.approx(closed)
+    both = Workload(model, s, 1, "bf16", attention="eager")
+    assert ops_flops(both, "layer.attention") == pytest.approx(3 * closed)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_fused_latent_attention_has_the_flops_of_its_products(phase: str) -> None:
+    """Forward one product as wide as queries and one as wide as values, backward three and two, half of them masked."""
+    model, s = models.preset("deepseek-v3"), 4096
+    graph = models.build(Workload(model, s, 1, "bf16"), WHOLE)
+    fused = sum(
+        block.repeat * float(op.table.flops()[0])
+        for block in graph.layers
+        for op in block.ops
+        if op.table.kind[0] == 1 and op.phase == phase
+    )
+    widths = 192 + 128 if phase == "forward" else 3 * 192 + 2 * 128
+    assert fused == pytest.approx(model.layers * model.heads * s * (s + 1) * widths)
+
+
+def test_first_layers_are_dense_and_experts_alternate() -> None:
+    layers = {
+        name: {
+            block.name: block.repeat for block in models.build(Workload(models.preset(name), 16384, 1), WHOLE).layers
+        }
+        for name in ("deepseek-v3", "llama-4-scout", "llama-4-maverick", "gpt-oss-120b", "switch-base-8")
+    }
+    assert layers == {
+        "deepseek-v3": {"layer": 3, "expert-layer": 58},
+        "llama-4-scout": {"expert-layer": 12, "local-expert-layer": 36},
+        "llama-4-maverick": {"expert-layer": 12, "local-layer": 24, "local-expert-layer": 12},
+        "gpt-oss-120b": {"expert-layer": 18, "local-expert-layer": 18},
+        "switch-base-8": {"encoder-layer": 6, "expert-encoder-layer": 6, "decoder-layer": 6, "expert-decoder-layer": 6},
+    }
+
+
+def test_a_window_and_a_chunk_hide_what_lies_outside() -> None:
+    """A query sees min(position, window) keys, or those of its chunk before it; up to that length both hide nothing."""
+    plain = models.preset("llama-2-7b")
+    windowed, chunked = (replace(plain, extra={key: 512.0}) for key in ("sliding_window", "attention_chunk"))
+
+    def seen(model: Model, sequence: int, attention: Attention = "flash") -> float:
+        """Keys that the queries of a sequence see, in all: 4 h FLOPs each and layer, beside those of one token."""
+        whole, alone = (
+            ops_flops(Workload(model, length, 1, "bf16", training=False, attention=attention), "layer.attention")
+            for length in (sequence, 1)
+        )
+        each = 4 * model.hidden * model.layers
+        return (whole - sequence * (alone - each)) / each
+
+    assert seen(plain, 4096) == pytest.approx(4096 * 4097 / 2)
+    assert seen(windowed, 4096) == pytest.approx(sum(min(position, 512) for position in range(1, 4097)))
+    assert seen(chunked, 4096) == pytest.approx(8 * 512 * 513 / 2)
+    for bounded in (windowed, chunked):
+        assert seen(bounded, 512) == seen(plain, 512)
+        assert seen(bounded, 4096, "eager") == pytest.approx(4096**2)
+
+
+def test_transformer_xl_is_the_closed_form() -> None:
+    """Projections over segment and memory, two score products and one with the values, positions once, a plain MLP."""
+    model, s, b = models.preset("transformer-xl-base"), 192, 4
+    h, keys = model.hidden, 192 + 192
+    shards = Shards(ONE * b, ONE, ONE, ONE, ONE * 0)
+    graph = models.build(Workload(model, s, b, "fp16", training=False), shards)
+    work = sum(
+        block.repeat * op.count * float(op.table.flops()[0])
+        for block in graph.layers
+        for op in block.ops
+        if op.table.kind[0] <= 2
+    )
+    closed = 2 * b * keys * 3 * h**2 + 2 * keys * h**2 + 2 * b * s * (h**2 + 8 * h**2) + 3 * 2 * b * s * keys * h
+    assert work == pytest.approx(model.layers * closed)
+
+
+def test_an_adaptive_softmax_sees_few_words_and_a_full_one_all() -> None:
+    full, adaptive = (
+        ops_flops(Workload(models.preset(f"transformer-xl-base{kind}"), 192, 1, training=False), "head.logits")
+        for kind in ("-full-softmax", "")
+    )
+    assert full == 2 * 192 * 512 * 267735
+    assert 2 * 192 * 512 * 20000 < adaptive < 0.25 * full
+
+
+HEADS = {
+    "gpt2": ("embedding.tokens", "head.loss"),
+    "bert-large": ("embedding.tokens", "head.loss", "dropout"),
+    "electra-base": ("generator-embedding", "head.loss", "dropout"),
+    "t5-base": ("embedding.tokens", "cross-attention", "head.loss", "dropout"),
+    "deepseek-v2-lite": ("embedding.tokens", "experts.router", "experts.shared", "head.loss"),
+    "transformer-xl-base": ("embedding.tokens", "positions", "head.loss", "dropout"),
+    **dict.fromkeys(("resnet-50", "se-resnext101-32x4d", "unet-2d", "nnunet-3d", "ssd300", "yolov3"), ("loss",)),
+    **dict.fromkeys(("retinanet-resnet50", "vit-b-16"), ("loss",)),
+    **dict.fromkeys(("vgg-16", "inception-v3", "efficientnet-b4"), ("loss", "dropout")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_training_has_a_loss_and_a_way_back_and_inference_neither(name: str) -> None:
+    model = models.preset(name)
+    for training in (True, False):
+        graph = models.build(Workload(model, 128 if model.vocab else 1, 1, "fp16", training=training), WHOLE)
+        ops = [(f"{block.name}.{op.name}", op.phase) for block in graph.blocks for op in block.ops]
+        assert any(phase == "backward" for _, phase in ops) == training
+        for word in HEADS[name]:
+            assert any(word in label for label, _ in ops) == (training or word not in ("loss", "head.loss", "dropout"))
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "mixtral-8x7b", "deepseek-v2-lite", "t5-base"])
+def test_lora_trains_its_adapters_and_nothing_else(name: str) -> None:
+    """r (inputs + outputs) parameters beside each dense layer have gradients; base weights have neither a gradient
+    GEMM nor optimizer state, and are still held."""
+    model = models.preset(name)
+    base, tuned = (Workload(model, 512, 1, "bf16", lora_rank=rank) for rank in (0, 16))
+    added = models.parameters(tuned) - models.parameters(base)
+    sharded = models.shard(tuned, Plans.of(Plan()))
+    assert sharded.trainable_share(Plans.of(Plan()))[0] * models.parameters(tuned) == pytest.approx(added)
+    names = {op.name for block in sharded.graph.blocks for op in block.ops if op.name.endswith(".weight-gradient")}
+    assert names and all(item.startswith("lora.") for item in names)
+    if name == "llama-2-7b":
+        h, f = model.hidden, model.ffn_hidden
+        assert added == 32 * 16 * ((h + 3 * h) + 2 * h + (h + 2 * f) + (f + h))
+    bills = [memory.footprint(workload, models.shard(workload, Plans.of(Plan())), Plans.of(Plan())) for workload in
+             (base, tuned)]  # fmt: skip
+    assert bills[1].gradients[0] == pytest.approx(2 * added)
+    assert bills[1].optimizer[0] == pytest.approx(12 * added)
+    assert bills[1].parameters[0] == pytest.approx(bills[0].parameters[0] + 2 * added)
+
+
+def test_lora_of_a_network_without_adapters_is_refused() -> None:
+    with pytest.raises(SpecError, match="has no adapters; leave it out"):
+        models.build(Workload(models.preset("resnet-50"), 1, 1, lora_rank=8), WHOLE)
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "resnet-50", "mixtral-8x7b", "llama-4-maverick"])
 def test_backward_is_twice_forward(name: str) -> None:
     model = models.preset(name)
     sequence = 512 if model.vocab else 1
@@ -357,7 +521,9 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("bert_large_squad v1.1", "bert-large-squad"),
         ("bert-base-uncased", "bert-base"),
         ("BERT-large (Paddle)", "bert-large"),
-        ("TransformerXL-large (Lambda)", "transformer-xl-large"),
+        ("TransformerXL-large (Lambda)", "transformer-xl-large-full-softmax"),
+        ("TransformerXL-base", "transformer-xl-base"),
+        ("DeepSeek-R1", "deepseek-v3"),
         ("Transformer-big WMT", "transformer-big"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("Llama2-70B-chat-hf", "llama-2-70b"),
@@ -368,7 +534,7 @@ def test_names_are_found_however_tables_write_them(written: str, name: str) -> N
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
-@pytest.mark.parametrize("name", ["gpt3-1.3b", "llama-2-7b", "llama-2-70b"])
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "llama-2-7b", "llama-2-70b", "gemma-2-9b"])
 def test_tensor_parallel_ranks_share_the_matrix_work(name: str, tensor: int) -> None:
     model = models.preset(name)
     workload = Workload(model, 2048, 1, "bf16")
@@ -402,7 +568,7 @@ def test_columns_equal_one_row_at_a_time() -> None:
 @pytest.mark.parametrize(
     "name",
     ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
-     "electra-base", "albert-base", "ncf"],
+     "electra-base", "albert-base", "ncf", "deepseek-v2-lite"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""

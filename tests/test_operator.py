@@ -4,11 +4,13 @@ that keeps objects as an API server does."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -32,7 +34,7 @@ from tilecast_operator.report.annotations import KEYS, POOL
 from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.settings import Settings
 
-QUICK = Settings(settle_s=0.01, retry_first_s=0.01, retry_most_s=0.05, writers=3)
+QUICK = Settings(settle_s=0.01, retry_first_s=0.01, retry_most_s=0.05, writers=3, config_map_poll_s=0.02)
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
 
@@ -45,6 +47,7 @@ class Store:
         self.writes: list[tuple[str, str]] = []
         self.events: dict[str, dict[str, Any]] = {}
         self.faults: list[Exception] = []
+        self.config_maps: dict[str, dict[str, dict[str, str]]] = {}
         self.before_write: Callable[[str], None] = lambda path: None
         self.version = 0
 
@@ -80,6 +83,16 @@ class Store:
             others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in KEYS}
             found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
         return self.put(target, found) if found != self.objects[target] else found
+
+    async def get(self, path: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        namespace, name = path.removeprefix("/api/v1/namespaces/").split("/configmaps/")
+        assert namespace == "default"
+        if name == "secret":
+            raise ApiError(403, "forbidden")
+        if name not in self.config_maps:
+            raise ApiError(404, "not found")
+        return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
 
     async def create(self, path: str, document: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -194,6 +207,122 @@ async def test_an_invalid_job_gets_a_condition_and_nothing_else() -> None:
     assert ready(found)["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
     assert found["metadata"]["annotations"] == {"mine": "stays"}
     assert "recommendation" not in found["status"]
+
+
+def stored(name: str = "m") -> dict[str, Any]:
+    return {"model": {"huggingFace": {"configMapKeyRef": {"name": name}}}}
+
+
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_changes() -> None:
+    store, layers = Store(), []
+
+    def noting(request: Request, pools: Sequence[Pool]) -> Advice:
+        layers.append(request.workload.model.layers)
+        return on_first_pool(request, pools)
+
+    store.put(f"{JOBS}/a", job(**stored()))
+    async with operator(store, noting) as corridor:
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+        found = ready(store.objects[f"{JOBS}/a"])
+        assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
+        assert found["message"].startswith(
+            "spec.model.huggingFace.configMapKeyRef.name: there is no ConfigMap m; create"
+        )
+        store.config_maps["m"] = {"data": {"config.json": json.dumps(GPT2)}}
+        await until(lambda: ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised")
+        store.config_maps["m"] = {"data": {"config.json": json.dumps({**GPT2, "n_layer": 24})}}
+        await until(lambda: 24 in layers)
+        writes = len(store.writes)
+        await asyncio.sleep(0.1)
+        assert len(store.writes) == writes, "an unchanged answer is not written again"
+        corridor.lose(store.objects.pop(f"{JOBS}/a"))
+        await settled(corridor)
+    assert layers[1:] == [12, 24]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason", "text"),
+    [
+        ("secret", {}, "ModelNotReadable", "rbac.readConfigMaps"),
+        ("m", {"other": "{}"}, "ModelNotFound", "has no config.json; it holds other"),
+        ("m", {"config.json": '{"model_type": "rwkv"}'}, "InvalidSpec", "'rwkv' is not supported; use one of albert"),
+    ],
+)
+async def test_a_model_that_cannot_be_read_is_a_condition(
+    name: str, data: dict[str, str], reason: str, text: str
+) -> None:
+    store = Store()
+    store.config_maps["m"] = {"data": data}
+    store.put(f"{JOBS}/a", job(**stored(name)))
+    async with operator(store):
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+    found = ready(store.objects[f"{JOBS}/a"])
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert text in found["message"]
+
+
+GRAPH = (Path(__file__).parent / "graphs" / "transformer.json").read_text()
+
+
+def graph_job(name: str = "m") -> dict[str, Any]:
+    return job(model={"graphRef": {"configMapKeyRef": {"name": name}}}, training={"globalBatchSize": 8})
+
+
+async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() -> None:
+    store, traces = Store(), []
+
+    def noting(request: Request, pools: Sequence[Pool]) -> Advice:
+        traces.append(request.workload.model.trace is not None)
+        return on_first_pool(request, pools)
+
+    store.put(f"{JOBS}/a", graph_job())
+    async with operator(store, noting) as corridor:
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+        found = ready(store.objects[f"{JOBS}/a"])
+        assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
+        assert found["message"].startswith("spec.model.graphRef.configMapKeyRef.name: there is no ConfigMap m; create")
+        store.config_maps["m"] = {"binaryData": {"graph.json": base64.b64encode(GRAPH.encode()).decode()}}
+        await until(lambda: ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised")
+        await asyncio.sleep(0.1)
+        assert len(traces) == 2, "an unchanged graph is read once"
+        store.config_maps["m"] = {"data": {"graph.json": f"{GRAPH}\n"}}
+        await until(lambda: len(traces) == 3)
+        corridor.lose(store.objects.pop(f"{JOBS}/a"))
+        await settled(corridor)
+    assert traces[1:] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "config_map", "reason", "text"),
+    [
+        ("secret", {}, "ModelNotReadable", "spec.model.graphRef.configMapKeyRef: the operator may not read"),
+        ("m", {"binaryData": {"other": "AA=="}}, "ModelNotFound", "has no graph.json; it holds other"),
+        ("m", {"binaryData": {"graph.json": "A"}}, "ModelNotFound", "is not base64"),
+        ("m", {"data": {"graph.json": "{}"}}, "InvalidSpec", "is not tilecast-graph/1"),
+        ("m", {"data": {"graph.json": "{"}}, "InvalidSpec", "is no JSON mapping; store what `tilecast trace` wrote"),
+        ("m", {"binaryData": {"graph.json": "CAESAA=="}}, "InvalidSpec", "ONNX file"),
+    ],
+)
+async def test_a_graph_that_cannot_be_read_is_a_condition(
+    name: str, config_map: dict[str, dict[str, str]], reason: str, text: str
+) -> None:
+    store = Store()
+    store.config_maps["m"] = config_map
+    store.put(f"{JOBS}/a", graph_job(name))
+    async with operator(store):
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+    found = ready(store.objects[f"{JOBS}/a"])
+    assert (found["status"], found["reason"]) == ("False", reason)
+    assert text in found["message"]
 
 
 async def test_mode_off_takes_the_annotations_back() -> None:
@@ -516,6 +645,20 @@ async def test_client_applies_and_logs_in_again_when_its_token_expired() -> None
             await api.apply("/x", {"a": 1})
         assert await api.apply("/x", {"a": 1}) == {"got": {"a": 1}}
         assert seen == [("PATCH", "application/apply-patch+yaml", {"fieldManager": FIELD_MANAGER, "force": "true"})]
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+async def test_client_reads_without_a_body() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"method": request.method, "body": await request.text(), "query": dict(request.query)})
+
+    runner, url = await serve(answer)
+    api = Api(5.0)
+    try:
+        api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
+        assert await api.get("/x") == {"method": "GET", "body": "", "query": {}}
     finally:
         await api.close()
         await runner.cleanup()

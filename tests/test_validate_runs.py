@@ -151,8 +151,8 @@ def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> N
         assert ours < runs.macro(abs(baseline / scored.measured_s - 1), scored.rows)
 
 
-# Macro error, measured 2026-11-21 with the model and constants that ship, and a fifth above: 9.1, 17.6 and 6.2 %.
-CEILINGS = {"vtrain_dev.csv": 0.11, "published_dev.csv": 0.21, "neusight_dev.csv": 0.075}
+# Macro error, measured 2026-11-21 with the model and constants that ship, and a fifth above: 8.9, 15.3 and 6.2 %.
+CEILINGS = {"vtrain_dev.csv": 0.11, "published_dev.csv": 0.184, "neusight_dev.csv": 0.075}
 
 
 @pytest.mark.data
@@ -167,7 +167,7 @@ def test_the_error_stays_below_its_ceiling(name: str) -> None:
 
 @pytest.mark.data
 def test_plans_are_ranked_as_measured() -> None:
-    """Measured when set: Kendall tau 0.87, top-1 regret 4.7 % over 47 groups of plans."""
+    """Measured when set: Kendall tau 0.87, top-1 regret 5.0 % over 47 groups of plans."""
     rows = runs.read_table(data("vtrain_dev.csv"))
     scored = runs.score(rows, runs.forecast(rows))
     tau, regret, groups = runs.ranking(scored.rows, scored.predicted_s, scored.measured_s)

@@ -74,8 +74,12 @@ class Api:
         """Create an object; raises as `apply` does."""
         return await self._request("POST", path, document, {"fieldManager": FIELD_MANAGER}, "application/json")
 
+    async def get(self, path: str) -> dict[str, Any]:
+        """Read an object; raises as `apply` does."""
+        return await self._request("GET", path, None, {}, "application/json")
+
     async def _request(
-        self, method: str, path: str, document: Mapping[str, Any], query: Mapping[str, str], content_type: str
+        self, method: str, path: str, document: Mapping[str, Any] | None, query: Mapping[str, str], content_type: str
     ) -> dict[str, Any]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
@@ -85,7 +89,7 @@ class Api:
             method,
             self._connection.server.rstrip("/") + path,
             params=query,
-            data=json.dumps(document, allow_nan=False).encode(),
+            data=None if document is None else json.dumps(document, allow_nan=False).encode(),
             headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
             ssl=self._connection.ssl_context,
             proxy=self._connection.proxy,

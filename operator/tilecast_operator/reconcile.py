@@ -139,7 +139,7 @@ def digest(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(bare)).hexdigest()
 
 
-class Writer(Protocol):
+class Client(Protocol):
     """What the corridor needs of an API client."""
 
     def apply(self, path: str, document: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
@@ -148,6 +148,9 @@ class Writer(Protocol):
     def create(self, path: str, document: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
         """Create an object."""
 
+    def get(self, path: str) -> Awaitable[dict[str, Any]]:
+        """Read an object."""
+
 
 class Corridor:
     """Watched state, the queue, and the workers. Belongs to one event loop."""
@@ -155,7 +158,7 @@ class Corridor:
     def __init__(
         self,
         settings: Settings,
-        writer: Writer,
+        client: Client,
         metrics: Metrics,
         advisor: Advise = advise,
         clock: Callable[[], float] = time.time,
@@ -163,7 +166,7 @@ class Corridor:
         self.settings = settings
         self.metrics = metrics
         self.queue: KeyQueue[Key] = KeyQueue(time.monotonic)
-        self._writer = writer
+        self._client = client
         self._advisor = advisor
         self._clock = clock
         self._executor = ThreadPoolExecutor(settings.advisors, thread_name_prefix="advise")
@@ -335,7 +338,7 @@ class Corridor:
         Raises:
             SearchError: the status says InternalError, and the search is due again.
         """
-        verdict, is_off = await self._verdict(view)
+        verdict, is_off = await self._verdict(key, view)
         want = desired(view, verdict, is_off, self._now())
         if dict(view.annotations) != dict(want.annotations):
             await self._apply(key, "", view, {"metadata": {"annotations": dict(want.annotations)}})
@@ -359,18 +362,29 @@ class Corridor:
         if digest(want) != view.digest:
             await self._apply(key, "/status", view, {"status": want})
 
-    async def _verdict(self, view: View) -> tuple[Verdict, bool]:
+    async def _verdict(self, key: Key, view: View) -> tuple[Verdict, bool]:
         """The answer to a job, and whether its mode is Off. Jobs with equal specs share one search."""
         document = json.loads(view.document)
         is_off = _is_off(document)
         try:
             spec = trainingjob.parse(document)
-            request = trainingjob.request("", spec)
         except SpecError as error:
             return Refusal("InvalidSpec", str(error)), is_off
-        cached = self._advice.get(cache_key := _canonical(spec.model_dump(exclude={"mode"})))
+        stored: bytes | None = None
+        if (reference := trainingjob.reference(spec)) is not None:
+            # ConfigMaps are read by name and not watched, so that the operator needs to list none.
+            self.queue.add(key, self.settings.config_map_poll_s)
+            found = await self._config_map(key.namespace, reference)
+            if isinstance(found, Refusal):
+                return found, is_off
+            try:
+                stored = trainingjob.content(reference, found)
+            except SpecError as error:
+                return Refusal("ModelNotFound", str(error)), is_off
+        cache_key = _canonical(spec.model_dump(exclude={"mode"})) + hashlib.sha256(stored or b"").digest()
+        cached = self._advice.get(cache_key)
         if cached is None:
-            cached = self._advice[cache_key] = asyncio.ensure_future(self._search(request))
+            cached = self._advice[cache_key] = asyncio.ensure_future(self._search(spec, stored))
             while len(self._advice) > self.settings.advice_cache:
                 self._advice.popitem(last=False)
         self._advice.move_to_end(cache_key)
@@ -379,13 +393,32 @@ class Corridor:
             del self._advice[cache_key]
         return verdict, is_off
 
-    async def _search(self, request: Request) -> Verdict:
-        report = self._report
-        if report is None or not report.pools:
-            return Refusal("NoPools", _why_no_pools(report))
-        loop = asyncio.get_running_loop()
-        began = time.monotonic()
+    async def _config_map(self, namespace: str, reference: trainingjob.Reference) -> Mapping[str, Any] | Refusal | None:
+        """The ConfigMap, None where there is none, or why it cannot be read.
+
+        Raises:
+            ApiError, OSError: the API server did not answer; the job is due again.
+        """
         try:
+            found = await self._client.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            if error.status != 403:
+                raise
+            text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
+            return Refusal("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
+        return found
+
+    async def _search(self, spec: trainingjob.TrainingJobSpec, stored: bytes | None) -> Verdict:
+        loop = asyncio.get_running_loop()
+        try:
+            # A stored graph takes a while to read, beside searches rather than behind them.
+            request = await asyncio.to_thread(trainingjob.request, "", spec, stored)
+            report = self._report
+            if report is None or not report.pools:
+                return Refusal("NoPools", _why_no_pools(report))
+            began = time.monotonic()
             advice = await loop.run_in_executor(self._executor, self._advisor, request, report.pools)
         except SpecError as error:
             return Refusal("InvalidSpec", str(error))
@@ -404,7 +437,7 @@ class Corridor:
         metadata = {**content.get("metadata", {}), **identity}
         document = {"apiVersion": API_VERSION, "kind": key.kind, **content, "metadata": metadata}
         resource = _RESOURCES[key.kind] + subresource
-        answer = View.of(await self._counted(resource, self._writer.apply(key.path + subresource, document)))
+        answer = View.of(await self._counted(resource, self._client.apply(key.path + subresource, document)))
         known = self._objects.get(key)
         if known is not None and answer.is_newer_than(known):
             self._objects[key] = answer
@@ -414,7 +447,7 @@ class Corridor:
     async def _post(self, key: Key, view: View, found: events.Note) -> None:
         body = events.event(found, key.namespace, key.name, view.uid, key.kind, self._now(), self.settings.instance)
         try:
-            await self._counted("events", self._writer.create(f"/api/v1/namespaces/{key.namespace}/events", body))
+            await self._counted("events", self._client.create(f"/api/v1/namespaces/{key.namespace}/events", body))
         except ApiError as error:
             if error.status != 409:
                 log.warning("%s: Event not written: %s", key, error)

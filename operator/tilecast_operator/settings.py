@@ -28,6 +28,9 @@ class Settings:
     request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
     retry_first_s: float = _variable("TILECAST_RETRY_FIRST_SECONDS", 0.5, "Wait before the first retry; then doubled.")
     retry_most_s: float = _variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
+    config_map_poll_s: float = _variable(
+        "TILECAST_CONFIG_MAP_POLL_SECONDS", 60.0, "How often the ConfigMap that holds a job's model is read again."
+    )
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 

@@ -368,9 +368,12 @@ def _too_large(workload: Workload, pool: Pool, priced: search.Priced) -> Rejecti
     over = float(priced.memory_bytes[row]) - priced.usable_bytes
     gib = 2**30
     message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    code = "OutOfMemory"
+    if workload.model.trace is not None:
+        code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
     return Rejection(
         pool.name,
-        "OutOfMemory",
+        code,
         message,
         _REMEDIES["samples" if largest == "activations" and not workload.samples_are_tokens else largest],
         priced.plans.row(row),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,13 @@ from typing import NoReturn
 
 from tilecast import __version__, models
 from tilecast.advise import Baseline, Constraints, Request, advise
-from tilecast.hardware import Gpu, Pool, find_gpu, find_link, gpus, links
+from tilecast.hardware import NAME, Gpu, Pool, find_gpu, find_link, gpus, links
 from tilecast.manifests import documents, instances, nodes, trainingjob
+from tilecast.models import huggingface, traced
+from tilecast.models.traced import document, onnx_file
 from tilecast.render.document import FORMATS
-from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, SpecError, Workload
+from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, Model, SpecError, Workload
+from tilecast.trace import Trace
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
@@ -59,18 +63,23 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     one = verbs.add_parser("advise", help="the best pool and plan for a job")
-    one.add_argument("job", help="a TrainingJob file, or the name of a model preset")
+    one.add_argument(
+        "job",
+        help="a TrainingJob file, a Hugging Face config.json, an ONNX file, a graph that `tilecast trace` wrote, "
+        "or the name of a model preset",
+    )
     where = one.add_mutually_exclusive_group()
     where.add_argument(
         "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
     )
     where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
-    one.add_argument("--seq", type=int, help="tokens per sample, for a model by name")
-    one.add_argument("--batch", type=int, help="samples per optimizer step, for a model by name")
-    one.add_argument("--precision", choices=PRECISIONS, help="for a model by name; bf16 if absent")
-    one.add_argument("--optimizer", choices=OPTIMIZERS, help="for a model by name; adamw if absent")
-    one.add_argument("--execution", choices=EXECUTIONS, help="for a model by name; eager if absent")
+    one.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
+    one.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
+    one.add_argument("--precision", choices=PRECISIONS, help="for a bare model; bf16 if absent")
+    one.add_argument("--optimizer", choices=OPTIMIZERS, help="for a bare model; adamw if absent")
+    one.add_argument("--lora-rank", type=int, help="train only LoRA adapters of this rank, for a bare model")
+    one.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
     one.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     one.add_argument("--max-gpus", type=int)
     one.add_argument("--objective", choices=("time", "cost"))
@@ -78,15 +87,36 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
     one.set_defaults(run=_advise)
 
+    traced_ = verbs.add_parser(
+        "trace", help="a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx"
+    )
+    traced_.add_argument(
+        "target", metavar="TARGET", help="MODULE:FUNCTION that returns (module, example inputs), or FILE.onnx"
+    )
+    traced_.add_argument("--seq", type=int, help="tokens per sample, where the ONNX file leaves them open")
+    traced_.add_argument("-o", "--output", type=Path, required=True, metavar="GRAPH.json")
+    traced_.set_defaults(run=_trace)
+
     held = verbs.add_parser("validate", help="forecasts against measurements")
     kinds = held.add_subparsers(dest="what", required=True, metavar="WHAT")
-    for name, help_ in (("runs", "tables of measured training steps"), ("kernels", "tables of measured kernels")):
+    for name, help_ in (
+        ("runs", "tables of measured training steps"),
+        ("kernels", "tables of measured kernels"),
+        ("collectives", "tables of measured collectives"),
+    ):
         kind = kinds.add_parser(name, help=help_)
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
         if name == "kernels":
             kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
         kind.set_defaults(run=_VALIDATE[name])
+
+    fitted = verbs.add_parser("calibrate", help="a link of yours, from nccl-tests' logs")
+    fitted.add_argument("--nccl-tests", nargs="+", required=True, type=Path, metavar="LOG")
+    fitted.add_argument("--link", metavar="NAME", help="the link to start from; that of the log's GPU if absent")
+    fitted.add_argument("--name", metavar="NAME", help="what to call it; the link's name with -measured if absent")
+    fitted.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="standard output if absent")
+    fitted.set_defaults(run=_calibrate)
 
     shown = verbs.add_parser("show", help="what Tilecast knows")
     shown.add_argument("what", choices=tuple(_SHOW))
@@ -101,8 +131,34 @@ def _advise(options: argparse.Namespace) -> int:
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 
+def _trace(options: argparse.Namespace) -> int:
+    from tilecast.models.traced import torch_export
+
+    if options.target.endswith(".onnx"):
+        text = document.write(_onnx(options.target, options.seq))
+    elif options.seq is not None:
+        raise SpecError("--seq", "is for an ONNX file", "give example inputs of that length")
+    else:
+        text = document.write(torch_export.trace(options.target))
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError("--output", f"cannot write {options.output}", str(error.strerror or error)) from None
+    print(f"tilecast advise {options.output} --batch SAMPLES --gpus GPU:N")
+    return EXIT_OK
+
+
+def _onnx(target: str, sequence: int | None) -> Trace:
+    if sequence is not None:
+        _positive("--seq", sequence)
+    return onnx_file.read(Path(target), sequence)
+
+
 def _request(options: argparse.Namespace) -> Request:
-    request = _from_file(options) if _is_file(options.job) else _from_name(options)
+    if options.job.endswith(".onnx"):
+        request = _from_model(options, traced.model(Path(options.job).stem, _onnx(options.job, options.seq)))
+    else:
+        request = _from_file(options) if _is_file(options.job) else _from_model(options, models.preset(options.job))
     if options.objective:
         request = replace(request, objective=options.objective)
     if options.max_gpus is not None:
@@ -120,21 +176,30 @@ def _is_file(job: str) -> bool:
 
 def _from_file(options: argparse.Namespace) -> Request:
     found = documents.load(_read(options.job), options.job)
+    if len(found) == 1 and document.is_document(found[0]):
+        return _from_model(options, traced.model(Path(options.job).stem, document.read(found[0], options.job)))
+    if len(found) == 1 and huggingface.is_config(found[0]):
+        return _from_model(options, huggingface.model(found[0], options.job))
+    config_maps = {_name(item): item for item in found if item.get("kind") == "ConfigMap"}
     jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
     if len(jobs) != 1:
         raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
-    request = trainingjob.read(jobs[0])
-    for flag in ("seq", "batch", "precision", "optimizer", "execution"):
+    request = trainingjob.read(jobs[0], config_maps)
+    for flag in ("seq", "batch", "precision", "optimizer", "execution", "lora_rank"):
         if getattr(options, flag) is not None:
-            raise SpecError(f"--{flag}", "describes a model by name", f"change {options.job} instead")
+            raise SpecError(f"--{flag.replace('_', '-')}", "describes a bare model", f"change {options.job} instead")
     if options.steps is not None:
         _positive("--steps", options.steps)
     return replace(request, workload=replace(request.workload, steps=options.steps or request.workload.steps))
 
 
-def _from_name(options: argparse.Namespace) -> Request:
-    model = models.preset(options.job)
-    for flag, value in (("--batch", options.batch), ("--steps", options.steps)):
+def _name(document: Mapping[str, object]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
+
+
+def _from_model(options: argparse.Namespace, model: Model) -> Request:
+    for flag, value in (("--batch", options.batch), ("--steps", options.steps), ("--lora-rank", options.lora_rank)):
         if value is not None:
             _positive(flag, value)
     if options.batch is None:
@@ -146,14 +211,21 @@ def _from_name(options: argparse.Namespace) -> Request:
     if model.positions and (options.seq or 0) > model.positions:
         problem = f"{options.seq} is above the {model.positions} positions that {model.name} has"
         raise SpecError("--seq", problem, "shorten it")
+    sequence_length = options.seq if model.vocab else 1
+    if model.trace is not None:
+        sequence_length = model.trace.sequence
+        if options.seq not in (None, sequence_length):
+            problem = f"{model.name} was traced with {sequence_length} tokens per sample"
+            raise SpecError("--seq", problem, "leave it out, or trace anew")
     workload = Workload(
         model=model,
-        sequence_length=options.seq if model.vocab else 1,
+        sequence_length=sequence_length,
         global_batch=options.batch,
         precision=options.precision or "bf16",
         optimizer=options.optimizer or "adamw",
         execution=options.execution or "eager",
         steps=options.steps,
+        lora_rank=options.lora_rank or 0,
     )
     return Request(model.name, workload, constraints=Constraints())
 
@@ -256,7 +328,47 @@ def _validate_kernels(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-_VALIDATE = {"runs": _validate_runs, "kernels": _validate_kernels}
+def _validate_collectives(options: argparse.Namespace) -> int:
+    from tilecast.validate import collectives
+
+    print(collectives.run(options.files, options.rows))
+    return EXIT_OK
+
+
+_VALIDATE = {"runs": _validate_runs, "kernels": _validate_kernels, "collectives": _validate_collectives}
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from tilecast import calibrate
+
+    logs = [calibrate.read_log(path) for path in options.nccl_tests]
+    measured = calibrate.Measured.concatenate([log.measured for log in logs])
+    spans = max(log.nodes for log in logs) > 1
+    if options.link is None and spans:
+        raise SpecError("--link", "the log spans nodes", "name the network to start from, see `tilecast show links`")
+    link = find_link(options.link or find_gpu(logs[0].gpu).intra_link)
+    if link.per_node != spans:
+        joins = "nodes" if link.per_node else "GPUs of a node"
+        raise SpecError("--link", f"{link.name} joins {joins}, the log another", "name a link that the log measured")
+    name = options.name or f"{link.name}-measured"
+    if re.fullmatch(NAME, name) is None:
+        raise SpecError("--name", f"{name!r} is no name for a link", "use small letters, digits, dots and dashes")
+    other = find_link(find_gpu(logs[0].gpu).intra_link if spans else "ethernet-100")
+    done = calibrate.calibrate(link, measured, other, name)
+    source = f"tilecast calibrate, from {link.name}: {len(measured)} rows of nccl-tests on {logs[0].gpu}"
+    text = calibrate.toml(done.link, source)
+    table = [f"{'collective':<28}{'rows':>6}{'before':>9}{'after':>9}{'unseen':>9}"]
+    table += [f"{what:<28}{rows:>6}{was:>9.1%}{now:>9.1%}{out:>9.1%}" for what, rows, was, now, out in done.errors]
+    if options.output is None:
+        print("\n".join(f"# {line}" for line in table), text, sep="\n", end="")
+        return EXIT_OK
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(options.output), "cannot be written", str(error.strerror or error)) from None
+    print("\n".join(table))
+    print(f"wrote {options.output}: put it into the folder that TILECAST_LINKS names, and name the link {name}")
+    return EXIT_OK
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -1,15 +1,16 @@
 """Time of collective operations among ranks: one pure function per algorithm, on columns.
 
-The law is alpha-beta with the choice NCCL makes between its protocols. A collective of buffer S over n
-ranks, g of them in each node, costs
+The law is alpha-beta, once for each of NCCL's protocols (LL, LL128, Simple), of which the fastest counts:
 
-    launch + hops · latency + wire / rate,      rate = min(bulk after its ramp, low-latency at once)
+    start + hops · hop latency + max(bytes / rate inside the node, bytes / rate of the network)
 
-where `wire` is what each rank sends: 2 (n-1)/n S for a ring all-reduce, (n-1)/n S for all-gather,
-reduce-scatter and all-to-all, S for send/recv (bus-bandwidth factors of nccl-tests, doc/PERFORMANCE.md).
-When the ranks span nodes the ring crosses the network once per node, so the rate is the lesser of the
-GPU's link and the group's share of the node's network interfaces: g of the node's GPUs are in this group
-and the other groups use the rest at the same time. `size_bytes` is the whole buffer of one rank.
+An algorithm says how many hops a message makes one after the other and how many bytes the busiest rank and the
+busiest node send; the link says the rest (`tilecast.hardware.Link`). A collective takes the fastest of its algorithms,
+as NCCL's own cost model chooses (nccl, src/graph/tuning.cc). `size_bytes` is the whole buffer of one rank: of an
+all-gather the gathered output, of a reduce-scatter the input (nccl-tests, doc/PERFORMANCE.md).
+
+Every function takes `size_bytes` and the columns of a `Group`, which broadcast, and returns seconds of that shape:
+infinite where the algorithm cannot run, 0 for a single rank. None raises.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast.hardware import Link
+from tilecast.hardware import MESSAGE, PROTOCOLS, Link, Protocol
 from tilecast.spec import Floats
 
 
@@ -37,124 +38,275 @@ class Group:
         return self.ranks / self.local
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What an algorithm asks of a group: hops in sequence, bytes that the busiest rank sends inside its node
+    (`near`), and bytes that the ranks of the busiest node send into the network (`far`)."""
+
+    near_hops: Floats
+    far_hops: Floats
+    near_bytes: Floats
+    far_bytes: Floats
+    scattered: bool = False
+    """Whether every node talks to every other, so that all of them meet in the network's uplinks."""
+
+
 def ring_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Reduce-scatter then all-gather around one ring: 2 (n-1) hops, 2 (n-1)/n S on the wire."""
-    return _ring(size_bytes, group, intra, inter, passes=2.0)
+    """Reduce-scatter then all-gather around one ring: 2 (n-1) hops, 2 (n-1)/n S from every rank (Patarasuk and
+    Yuan, JPDC 2009)."""
+    return _fastest(_ring(size_bytes, group, intra, passes=2.0), group, intra, inter)
 
 
 def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """A chain inside the node and a double binary tree between nodes: 2 log2(nodes) network hops, 2 S on
-    the wire. What NCCL prefers at scale for small buffers."""
-    hops_s = 2 * (group.local - 1) * intra.latency_s + 2 * np.log2(np.maximum(group.nodes, 1)) * inter.latency_s
-    return _launch(group, intra, inter) + hops_s + _wire(2 * size_bytes, group, intra, inter)
+    """A chain inside the node and a double binary tree between nodes (Sanders, Speck and Träff, 2009): 2 log2 N
+    network hops; a node sends half of the buffer up and twice half of it down one tree and half of it up the other,
+    and of two nodes each sends it once."""
+    load = _Load(
+        near_hops=2 * (group.local - 1),
+        far_hops=2 * np.log2(np.maximum(group.nodes, 1.0)),
+        near_bytes=2 * size_bytes / TREE_SHARE,
+        far_bytes=np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / TREE_SHARE,
+    )
+    return _fastest(load, group, intra, inter)
 
 
-def switch_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Reduction in the NVLink switch (NVLS), inside one node; infinite where there is none."""
+def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """Reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, all-gather inside,
+    one after the other (Horovod's hierarchical all-reduce)."""
+    inside = Group(group.local, group.local, group.node_ranks)
+    near = _ring(size_bytes, inside, intra, passes=2.0)
+    nodes = np.maximum(group.nodes, 1.0)
+    far_bytes = 2 * size_bytes * (nodes - 1) / nodes
+    load = _Load(near.near_hops, 2 * (nodes - 1), near.near_bytes, far_bytes)
+    return _fastest(load, group, intra, inter, overlapped=False)
+
+
+def nvls_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """Reduction and multicast in the NVLink switch, and a tree between nodes (NVLS and NVLSTree): a rank sends the
+    buffer once and 1/g of the result; infinite where no switch can reduce."""
     if not intra.reduction_bytes_per_s:
-        return np.full(np.broadcast(size_bytes, group.ranks).shape, np.inf)
-    seconds = intra.launch_s + group.local * intra.latency_s + intra.ramp_s + size_bytes / intra.reduction_bytes_per_s
-    return np.where(group.nodes > 1, np.inf, seconds)
+        return np.full(np.broadcast(size_bytes, group.ranks, group.local).shape, np.inf)
+    simple = inter.protocols["simple"]
+    network_s = simple.start_s + 2 * np.log2(np.maximum(group.nodes, 1.0)) * simple.hop_s
+    near_s = size_bytes * (1 + 1 / group.local) / intra.reduction_bytes_per_s
+    far_s = np.where(group.nodes > 2, 2.0, 1.0) * size_bytes / (_network(group, inter) * inter.efficiency)
+    far = group.nodes > 1
+    seconds = intra.reduction_start_s + np.where(far, network_s + np.maximum(near_s, far_s), near_s)
+    return np.where(group.ranks > 1, np.where(group.local > 1, seconds, np.inf), 0.0)
 
 
-def all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """The fastest of ring, tree and switch."""
-    found = [algorithm(size_bytes, group, intra, inter) for algorithm in ALL_REDUCE.values()]
-    return np.where(group.ranks > 1, np.minimum.reduce(found), 0.0)
+def ring_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """All-gather or reduce-scatter around one ring: n-1 hops, (n-1)/n S from every rank."""
+    return _fastest(_ring(size_bytes, group, intra, passes=1.0), group, intra, inter)
 
 
-def all_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Ring all-gather; `size_bytes` is the gathered buffer. Reduce-scatter costs the same."""
-    return np.where(group.ranks > 1, _ring(size_bytes, group, intra, inter, passes=1.0), 0.0)
+def pat_gather(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """All-gather or reduce-scatter by parallel aggregated trees: log2 n hops; NCCL runs it with one rank per node
+    and in the Simple protocol, at `PAT_SHARE` of the rate."""
+    nil = np.zeros_like(group.ranks)
+    wire = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0) / PAT_SHARE
+    load = _Load(nil, np.log2(np.maximum(group.ranks, 1.0)), nil, wire)
+    seconds = _fastest(load, group, intra, inter, protocols=("simple",))
+    return np.where((group.local > 1) & (group.ranks > 1), np.inf, seconds)
 
 
-def all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Pairwise exchange: (n-1)/n of the buffer leaves the rank, of which the share for other nodes goes
-    through the network, of which every rank of the node has an equal part."""
-    away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1)
-    near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1)
-    network = np.where(group.nodes > 1, _rate_time(away, inter, inter.bandwidth_bytes_per_s / group.node_ranks), 0.0)
-    inside = _rate_time(near, intra, intra.bandwidth_bytes_per_s * np.ones_like(group.ranks))
-    latency_s = np.where(group.nodes > 1, inter.latency_s, intra.latency_s)
-    seconds = _launch(group, intra, inter) + (group.ranks - 1) * latency_s * 0.5 + np.maximum(network, inside)
-    return np.where(group.ranks > 1, seconds, 0.0)
+def flat_all_to_all(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """Pairwise exchange: every rank sends 1/n of its buffer to each other one; of the share for other nodes every
+    rank sends its own through the network."""
+    away = size_bytes * (group.ranks - group.local) / np.maximum(group.ranks, 1.0)
+    near = size_bytes * (group.local - 1) / np.maximum(group.ranks, 1.0)
+    own = size_bytes * intra.own_share / np.maximum(group.ranks, 1.0)
+    far = group.nodes > 1
+    load = _Load(np.where(far, 0.0, 1.0), np.where(far, 1.0, 0.0), near + own, away * group.local, scattered=True)
+    peers_s = (group.local - 1) * intra.peer_s + (group.ranks - group.local) * inter.peer_s
+    return np.where(group.ranks > 1, _fastest(load, group, intra, inter) + peers_s, 0.0)
 
 
-def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
-    """Two-level all-to-all of data that go to `fanout` ranks each: a datum crosses the network once per node that
-    holds any of its ranks and is copied inside. With independent ranks it reaches N (1 - (1 - 1/N)^fanout) of N
-    nodes. Never slower than the flat exchange of all copies, which is what `size_bytes` counts."""
-    flat = all_to_all(size_bytes, group, intra, inter)
+def two_level_all_to_all(
+    size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float | Floats = 1.0
+) -> Floats:
+    """An exchange inside the node that collects what goes to each other node, then one message per node (NCCL's PXN,
+    hierarchical mixtures of experts). Of data that go to `fanout` ranks each, one copy crosses the network per node
+    that holds any of them; with independent ranks that is N (1 - (1 - 1/N)^fanout) of N nodes."""
     nodes = np.maximum(group.nodes, 1.0)
     reached = nodes * (1 - (1 - 1 / nodes) ** fanout)
     away = size_bytes / fanout * reached * (nodes - 1) / nodes
-    near = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1)
-    network = _rate_time(away, inter, inter.bandwidth_bytes_per_s / group.node_ranks)
-    inside = _rate_time(near, intra, intra.bandwidth_bytes_per_s * np.ones_like(group.ranks))
-    launch = _launch(group, intra, inter) + nodes * inter.latency_s + group.local * intra.latency_s
-    return np.where(nodes > 1, np.minimum(flat, launch + network + inside), flat)
+    near = size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1.0)
+    load = _Load(np.ones_like(nodes), np.ones_like(nodes), near, away * group.local, scattered=True)
+    peers_s = (group.local - 1) * intra.peer_s + (nodes - 1) * inter.peer_s
+    seconds = _fastest(load, group, intra, inter, overlapped=False) + peers_s
+    return np.where(group.ranks > 1, np.where(nodes > 1, seconds, np.inf), 0.0)
 
 
-def send_recv(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+def direct_send(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """One message from a rank to the next, at the pace of the slowest hop of the chain: over the network as soon
-    as the group spans nodes, where every rank of the node has an equal part of it."""
-    crosses = group.ranks > group.local
-    rate = np.where(crosses, inter.bandwidth_bytes_per_s / group.node_ranks, intra.bandwidth_bytes_per_s)
-    seconds = np.where(
-        crosses,
-        inter.launch_s + inter.latency_s + _rate_time(size_bytes, inter, rate),
-        intra.launch_s + intra.latency_s + _rate_time(size_bytes, intra, rate),
+    as the group spans nodes, where every rank of the node sends one at once."""
+    far = group.nodes > 1
+    one, nil = np.ones_like(group.ranks), np.zeros_like(group.ranks)
+    sent = np.broadcast_to(size_bytes, np.broadcast(size_bytes, group.ranks).shape)
+    load = _Load(
+        np.where(far, nil, one),
+        np.where(far, one, nil),
+        np.where(far, 0.0, sent),
+        np.where(far, sent * group.local, 0.0),
     )
-    return np.where(group.ranks > 1, seconds, 0.0)
+    return _fastest(load, group, intra, inter, protocols=(*PROTOCOLS, MESSAGE))
+
+
+def synchronous_parameter_server(
+    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
+) -> Floats:
+    """Every worker pushes its gradient and, once all have, pulls the sum: 2 max(S / B, w S / (q B')) for w workers
+    that send at B and q servers, each on a node of its own with a network of B' (Li et al., OSDI 2014; the bound of
+    Jiang et al., OSDI 2020, for either phase)."""
+    return 2 * asynchronous_parameter_server(size_bytes, group, intra, inter, servers)
+
+
+def asynchronous_parameter_server(
+    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats = 1.0
+) -> Floats:
+    """Nobody waits for the others, so pushes of some fill one direction while pulls of others fill the other:
+    max(S / B, w S / (q B')) between two updates of a worker (Jiang et al., OSDI 2020, section 2)."""
+    served = size_bytes * group.ranks / servers
+    share = _network(group, inter) / inter.bandwidth_bytes_per_s
+    far_bytes = np.maximum(size_bytes * group.local, served * share)
+    nil, one = np.zeros_like(group.ranks), np.ones_like(group.ranks)
+    return _fastest(_Load(nil, one, nil, far_bytes), group, intra, inter)
 
 
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
-ALL_REDUCE: Mapping[str, Algorithm] = {
-    "ring": ring_all_reduce,
-    "tree": tree_all_reduce,
-    "switch": switch_all_reduce,
+ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
+    "all_reduce": {
+        "ring": ring_all_reduce,
+        "tree": tree_all_reduce,
+        "hierarchical": hierarchical_all_reduce,
+        "nvls": nvls_all_reduce,
+    },
+    "all_gather": {"ring": ring_gather, "pat": pat_gather},
+    "reduce_scatter": {"ring": ring_gather, "pat": pat_gather},
+    "all_to_all": {"flat": flat_all_to_all, "two-level": two_level_all_to_all},
+    "send_recv": {"direct": direct_send},
+    "parameter_server": {"synchronous": synchronous_parameter_server},
+    "stale_parameter_server": {"asynchronous": asynchronous_parameter_server},
 }
+"""Every algorithm by collective (nccl-tests' names, and a parameter server that waits or does not) and name; each
+takes (size_bytes, group, intra, inter) and returns seconds."""
 
-COLLECTIVES: Mapping[str, Algorithm] = {
-    "all_reduce": all_reduce,
-    "all_gather": all_gather,
-    "reduce_scatter": all_gather,
-    "all_to_all": all_to_all,
-    "send_recv": send_recv,
-}
-"""Every collective by nccl-tests' name; each takes (size_bytes, group, intra, inter) and returns seconds."""
+TREE_SHARE = 0.92
+"""Share of the rate that a tree reaches (nccl, src/graph/tuning.cc)."""
+PAT_SHARE = 0.75
+"""Share of the rate that parallel aggregated trees reach (nccl, src/graph/tuning.cc)."""
 
 
-def _ring(size_bytes: Floats, group: Group, intra: Link, inter: Link, *, passes: float) -> Floats:
-    network_hops = np.where(group.nodes > 1, group.nodes, 0.0)
-    inside_hops = group.ranks - 1 - np.maximum(network_hops - 1, 0)
-    hops_s = passes * (inside_hops * intra.latency_s + np.maximum(network_hops - 1, 0) * inter.latency_s)
-    wire = passes * size_bytes * (group.ranks - 1) / np.maximum(group.ranks, 1)
-    seconds: Floats = _launch(group, intra, inter) + hops_s + _wire(wire, group, intra, inter)
-    return seconds
+def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """The fastest algorithm of a collective, a key of `ALGORITHMS`."""
+    return _anywhere(
+        lambda link: np.minimum.reduce(
+            [algorithm(size_bytes, group, link, inter) for algorithm in ALGORITHMS[collective].values()]
+        ),
+        group,
+        intra,
+    )
 
 
-def _wire(wire_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """Seconds to move the bytes around the ring: the slower of the GPU's link and the network."""
-    # On a shared bus (PCIe without a switch per pair) every further rank halves what a pair gets: with two
-    # ranks the bus serves one exchange, with n ranks n - 1 of them.
-    sharing = 1.0 if intra.switched else np.maximum(group.local - 1, 1.0) ** 0.5
-    inside = np.where(group.local > 1, _rate_time(wire_bytes, intra, intra.bandwidth_bytes_per_s / sharing), 0.0)
-    network = np.where(group.nodes > 1, _rate_time(wire_bytes, inter, _share(group, inter)), 0.0)
-    return np.maximum(inside, network)
+def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout: float) -> Floats:
+    """An all-to-all of data that go to `fanout` ranks each, of which `size_bytes` counts every copy: the faster of
+    the exchange of all copies and of one copy per node."""
+    return _anywhere(
+        lambda link: np.minimum(
+            flat_all_to_all(size_bytes, group, link, inter),
+            two_level_all_to_all(size_bytes, group, link, inter, fanout),
+        ),
+        group,
+        intra,
+    )
 
 
-def _rate_time(wire_bytes: Floats, link: Link, bandwidth_bytes_per_s: Floats | float) -> Floats:
-    bulk = wire_bytes / (bandwidth_bytes_per_s * link.efficiency)
-    return np.minimum(bulk + link.ramp_s, bulk / link.low_latency_ratio)
+def bandwidth_bound(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
+    """Seconds that line rates alone ask of any algorithm: of the bytes that a rank must send inside its node, and
+    of those that a node must send into the network."""
+    ranks, local, nodes = group.ranks, group.local, group.nodes
+    inside = 1.0 if intra.reduction_bytes_per_s else 2 * (local - 1) / local
+    gathered = ((local - 1) / ranks, (nodes - 1) / nodes)
+    far = nodes > 1
+    sent: Mapping[str, tuple[Floats | float, Floats | float]] = {
+        "all_reduce": (inside, 2 * (nodes - 1) / nodes),
+        "all_gather": gathered,
+        "reduce_scatter": gathered,
+        "all_to_all": ((local - 1) / ranks, local * (ranks - local) / ranks),
+        "send_recv": (np.where(far, 0.0, 1.0), np.where(far, local, 0.0)),
+        "parameter_server": (0.0, 2 * local),
+        "stale_parameter_server": (0.0, local),
+    }
+    near, away = sent[collective]
+    bound = np.maximum(near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network(group, inter))
+    return np.where(ranks > 1, bound, 0.0)
 
 
-def _share(group: Group, inter: Link) -> Floats:
-    """Network bandwidth of the group, per direction: its ranks' share of the node's interfaces."""
-    part = np.minimum(group.local / group.node_ranks, 1.0)
-    return np.asarray(inter.bandwidth_bytes_per_s * part, dtype=float)
+def _ring(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _Load:
+    """Once around all ranks and `passes` times the buffer; the ring enters every node once. A rank also copies or
+    adds the part that is its own."""
+    ranks = np.maximum(group.ranks, 1.0)
+    far_hops = np.maximum(group.nodes - 1, 0)
+    wire = passes * size_bytes * (ranks - 1) / ranks
+    near = np.where(group.local > 1, wire + size_bytes * intra.own_share / ranks, 0.0)
+    return _Load(passes * (ranks - 1 - far_hops), passes * far_hops, near, np.where(group.nodes > 1, wire, 0.0))
 
 
-def _launch(group: Group, intra: Link, inter: Link) -> Floats:
-    return np.where(group.nodes > 1, inter.launch_s, intra.launch_s)
+_ABSENT = Protocol(np.inf, 0.0, 1.0)
+
+
+def _fastest(
+    load: _Load,
+    group: Group,
+    intra: Link,
+    inter: Link,
+    *,
+    overlapped: bool = True,
+    protocols: tuple[str, ...] = PROTOCOLS,
+) -> Floats:
+    """The load in its fastest protocol. Bytes inside the node and in the network move at once, or one after the
+    other; a link without a protocol keeps the whole collective from using it."""
+    near_s = load.near_bytes / (intra.bandwidth_bytes_per_s * intra.efficiency * _share(group, intra))
+    far_s = load.far_bytes / (_network(group, inter, scattered=load.scattered) * inter.efficiency)
+    near, far = load.near_hops > 0, load.far_hops > 0
+    together = np.maximum if overlapped else np.add
+    found = []
+    for name in protocols:
+        inside, network = intra.protocols.get(name, _ABSENT), inter.protocols.get(name, _ABSENT)
+        start_s = np.maximum(np.where(near, inside.start_s, 0.0), np.where(far, network.start_s, 0.0))
+        hops_s = load.near_hops * inside.hop_s + load.far_hops * network.hop_s
+        found.append(start_s + hops_s + together(near_s / inside.share, far_s / network.share))
+    return np.where(group.ranks > 1, np.minimum.reduce(found), 0.0)
+
+
+def _share(group: Group, intra: Link) -> Floats | float:
+    """Share of the bandwidth that so many GPUs of a node have. A shared bus (PCIe without a switch per pair) serves
+    n - 1 exchanges at once where n ranks use it, which slows each of them by about the root of that."""
+    if intra.wired:
+        counts, shares = zip(*intra.wired, strict=True)
+        return np.asarray(np.interp(group.local, counts, shares), dtype=float)
+    if intra.switched:
+        return 1.0
+    return np.asarray(np.maximum(group.local / max(intra.domain, 1) - 1, 1.0) ** -0.5, dtype=float)
+
+
+def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
+    """Network bandwidth of the group in its node, per direction: its ranks' share of the node's interfaces, of which
+    a GPU drives only its own. In the uplinks of a tier a ring or tree is one node's traffic, a scattered exchange
+    that of every node to those outside."""
+    part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / inter.nics)
+    rate = inter.bandwidth_bytes_per_s * np.minimum(part, 1.0)
+    for tier in inter.tiers:
+        outside = tier.nodes * (1 - tier.nodes / group.nodes) if scattered else 1.0
+        slower = np.maximum(outside * tier.oversubscription / tier.nodes, 1.0)
+        rate = rate / np.where(group.nodes > tier.nodes, slower, 1.0)
+    return np.asarray(rate, dtype=float)
+
+
+def _anywhere(price: Callable[[Link], Floats], group: Group, intra: Link) -> Floats:
+    """The price on the link inside the node, or on the one beyond its domain where the group is larger."""
+    if intra.beyond is None:
+        return price(intra)
+    return np.where(group.local > intra.domain, price(intra.beyond), price(intra))

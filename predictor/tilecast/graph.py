@@ -20,6 +20,8 @@ import numpy.typing as npt
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
 
 Phase = Literal["forward", "backward"]
+PassName = Literal["elementwise", "norm", "loss", "layout", "attention", "optimizer"]
+"""Fusion passes; `tilecast.fuse.PASSES` says what each does."""
 Dims: TypeAlias = Mapping[str, Floats]
 
 
@@ -194,9 +196,11 @@ class KernelTable:
         names = KINDS[kind].dims
         if unknown := set(dims) - set(names):
             raise KeyError(f"{kind} has no dimension {sorted(unknown)}")
-        columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(dims[name], float)) for name in names))
-        table = np.zeros((len(columns[0]), WIDTH))
-        table[:, : len(names)] = np.stack(columns, axis=1)
+        columns = [np.asarray(dims[name], float) for name in names]
+        lengths = {column.size for column in columns if column.ndim} - {1}
+        table = np.zeros((lengths.pop() if lengths else 1, WIDTH))
+        for place, column in enumerate(columns):
+            table[:, place] = column
         code = np.full(len(table), KIND_NAMES.index(kind), np.int8)
         return cls(code, np.full(len(table), PRECISION_NAMES.index(precision), np.int8), table)
 
@@ -230,6 +234,10 @@ class Op:
     """CUDA kernels that an eager framework launches for it."""
     selective: bool = False
     """Whether selective recomputation runs it again in the backward pass (the attention core)."""
+    unless: PassName | None = None
+    """The fusion pass that removes it."""
+    only: PassName | None = None
+    """The fusion pass without which it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,15 +272,26 @@ class Block:
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Scratch alive only while the block runs (logits, unfused scores)."""
-    trainable_share: float = 1.0
-    """Share of the parameters that have gradients (below one for LoRA)."""
+    frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
+    """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Layers that are cut by cost and not by count: the share of the costliest of 1, 2, … pipeline stages, and the
+    largest shares of the parameters and of the activations that one of them holds, each (most stages,)."""
+
+    cost: Floats
+    parameters: Floats
+    activations: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A model under S distinct shards: blocks before the layers, the layers, and blocks after them.
 
-    Pipeline stages split `layers` evenly; `first` blocks run on the first stage, `last` blocks on the last.
+    Pipeline stages split `layers` evenly, or as `stages` says; `first` blocks run on the first stage, `last` blocks on
+    the last.
     `boundary_bytes` is what one rank sends the next stage per micro-batch, (S,): every tensor-parallel rank sends its
     part of the activations (arXiv 2104.04473, section 4.1).
     """
@@ -284,15 +303,11 @@ class Graph:
     shards: int
     host_bytes_per_sample: float = 0.0
     """Bytes of one input sample as the data loader hands it to the GPU."""
+    stages: Stages | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         return self.first + self.layers + self.last
-
-    @property
-    def trainable_share(self) -> float:
-        """Share of the parameters that have gradients, as the layers say it."""
-        return self.layers[0].trainable_share if self.layers else 1.0
 
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""

@@ -58,12 +58,12 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     graph = sharded.graph
     data = plans.data * plans.context
     stages = plans.pipeline.astype(float)
-    share = sharded.layer_share(plans)
+    share = sharded.layer_share(plans, "activations")
 
     parameters = sharded.stage("parameters", plans)
     experts = np.minimum(sharded.stage("expert_parameters", plans), parameters)
     dense = parameters - experts
-    trainable = graph.trainable_share
+    trainable = sharded.trainable_share(plans)
     expert_data = np.maximum(data * plans.tensor / plans.expert, 1.0)
 
     def spread(stage_from: int) -> Floats:

@@ -9,7 +9,7 @@ choose the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from tilecast import memory, models, step
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memory import Footprint
-from tilecast.models import Sharded
+from tilecast.models import Sharded, traced
 from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
 from tilecast.step import Constants, StepTimes
 
@@ -127,16 +127,20 @@ def _splits(workload: Workload, pool: Pool, gpus: int, limits: Limits) -> Iterat
         if gpus > pool.gpus_per_node and inside % tensor:
             continue  # a group would straddle two nodes
         for pipeline in divisors(gpus // tensor):
-            if pipeline > 1 and (not splittable or model.layers % pipeline or len(_layer_kinds(workload)) > 1):
+            if pipeline > 1 and not _stages_are_even(workload, pipeline):
                 continue
             data = gpus // (tensor * pipeline)
             if workload.global_batch % data == 0:
                 yield tensor, pipeline, data
 
 
-def _layer_kinds(workload: Workload) -> Sequence[str]:
-    """Kinds of layers; a pipeline of equal stages needs a single one."""
-    return ("encoder", "decoder") if workload.model.family == "encdec" else ("layer",)
+def _stages_are_even(workload: Workload, pipeline: int) -> bool:
+    """Whether so many stages cost about the same. Traced models are cut by cost; of others layers are counted, and have
+    to be of a single kind."""
+    model = workload.model
+    if model.trace is not None:
+        return pipeline <= traced.pieces(model.trace)
+    return model.hidden > 0 and model.layers % pipeline == 0 and model.family != "encdec"
 
 
 def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
@@ -152,7 +156,8 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
     if workload.checkpointing is not None:
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
     else:
-        recompute = [0] if model.hidden == 0 or not workload.training else list(range(len(CHECKPOINTING)))
+        is_in_layers = model.hidden > 0 or model.trace is not None
+        recompute = list(range(len(CHECKPOINTING))) if is_in_layers and workload.training else [0]
     experts = int(model.extra.get("experts", 1))
     expert = [e for e in divisors(experts) if data * tensor % e == 0] if experts > 1 else [1]
     virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if pipeline > 1 else [1]

@@ -19,6 +19,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tilecast.trace import Trace
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -75,6 +77,8 @@ class Model:
     dropout: bool = False
     extra: Mapping[str, float] = field(default_factory=dict)
     """Dimensions only one family has (experts, top_k, image size …), named in that family's file."""
+    trace: Trace | None = None
+    """The operators of a model of family "traced", which has no dimensions of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Workload:
     fused_kernels: bool = False
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even
     where the framework launches eagerly."""
+    fused_optimizer: bool = True
+    """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import collectives, kernels
+from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Transfer
 from tilecast.hardware import Gpu, Pool
@@ -35,11 +35,19 @@ _ATTENTION = KIND_NAMES.index("attention")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
 
-# Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy: the FP32 weight in and
-# out (8), each FP32 moment in and out (8), and for LAMB's two norms weight and update once more (16).
-_OPTIMIZER_BYTES: Mapping[str, float] = {
+_FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
     "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
 }  # fmt: skip
+"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy: the FP32 weight in and
+out (8), each FP32 moment in and out (8), and for LAMB's two norms weight and update once more (16)."""
+_STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
+    "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
+}  # fmt: skip
+"""The same where every arithmetic step of the update is a pass of its own over FP32 arrays: 8 bytes to change an array
+in place or to write one from another, 4 for each further one that is read; the gradient's first reading is counted
+with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its root
+(8), corrected (8), epsilon (8), apply (16); AdamW decays the weight besides (8). LAMB divides moment by root (12)
+instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class Constants:
     hidden_share: float
     slowdown: float
     tensor_share: float
+    expert_share: float
+    irregular: float
     jitter: float
     compute_efficiency: Mapping[str, float]
     flash2: Mapping[str, Mapping[str, float]]
@@ -88,6 +98,8 @@ class Constants:
             table["overlap"]["hidden_share"],
             table["overlap"]["slowdown"],
             table["overlap"]["tensor_share"],
+            table["overlap"]["expert_share"],
+            table["alignment"]["irregular"],
             table["scale"]["jitter"],
             table["compute_efficiency"],
             table["flash2"],
@@ -109,6 +121,18 @@ class Widths:
 def constants() -> Constants:
     """The fitted constants that ship with Tilecast."""
     return Constants.of(_table())
+
+
+def constants_with(moved: Mapping[str, float]) -> Constants:
+    """The fitted constants with some of them, by their dotted paths in the file, at other values."""
+    table = _table()
+    for path, value in moved.items():
+        *sections, name = path.split(".")
+        place = table
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    return Constants.of(table)
 
 
 @cache
@@ -178,6 +202,7 @@ def kernel_seconds(
     gpu.peak(workload.precision)
     table, rows = sharded.graph.kernels()
     times = timed or kernels.seconds(table, gpu)
+    alone_s = times.seconds * np.where(times.irregular, fitted.irregular, 1.0)
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
     native = workload.fused_kernels or workload.execution == "xla"
     library: Mapping[str, float] = {} if native else fitted.flash2.get(gpu.architecture, {})
@@ -189,7 +214,7 @@ def kernel_seconds(
         for op in block.ops:
             index = rows[position]
             position += 1
-            seconds = times.seconds[index] * op.count / fitted.compute_efficiency[workload.execution]
+            seconds = alone_s[index] * op.count / fitted.compute_efficiency[workload.execution]
             if op.table.kind[0] == _ATTENTION:
                 seconds = seconds * library.get(op.phase, 1.0)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
@@ -307,6 +332,8 @@ def _block(
         one = _transfer(sharded, plans, pool, transfer)
         if transfer.group == "tensor" and transfer.collective != "all_reduce":
             one = one * (1.0 - fitted.tensor_share)
+        if transfer.group == "expert":
+            one = one * (1.0 - fitted.expert_share)
         call_s = np.where(one > 0, fitted.collective_s[workload.execution], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
         if transfer.phase == "forward":
@@ -344,7 +371,7 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
     if transfer.collective == "all_to_all":
         seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
     else:
-        seconds = collectives.COLLECTIVES[transfer.collective](size, group, pool.intra, pool.inter)
+        seconds = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
@@ -363,7 +390,8 @@ def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) ->
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     group = _group(plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool)
-    one = collectives.send_recv(sharded.gather(sharded.graph.boundary_bytes), group, pool.intra, pool.inter)
+    size = sharded.gather(sharded.graph.boundary_bytes)
+    one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
 
 
@@ -385,17 +413,18 @@ def _gradient_sync(
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    trainable = sharded.graph.trainable_share
+    trainable = sharded.trainable_share(plans)
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
     expert_replicas = np.maximum(replicas * plans.tensor / plans.expert, 1.0)
     expert_group = _group(expert_replicas, plans.expert.astype(float), plans, pool)
 
     def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
-        run = collectives.COLLECTIVES[collective]
-        dense = run((everything - experts) * bytes_each / buckets, dense_group, pool.intra, pool.inter) * buckets
-        spread = run(experts * bytes_each / buckets, expert_group, pool.intra, pool.inter) * buckets
-        return dense + np.where(experts > 0, spread, 0.0)
+        def run(parameters: Floats, group: Group) -> Floats:
+            size = parameters * bytes_each / buckets
+            return collectives.seconds(collective, size, group, pool.intra, pool.inter) * buckets
+
+        return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
 
     wire = gradient_bytes(workload, plans) * trainable
     weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
@@ -439,9 +468,10 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
     expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
     own = (everything - experts) / sharing + experts / expert_sharing
-    trainable = sharded.graph.trainable_share
+    trainable = sharded.trainable_share(plans)
     mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
-    moved = own * trainable * (_OPTIMIZER_BYTES[workload.optimizer] + mixed)
+    states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
+    moved = own * trainable * (states[workload.optimizer] + mixed)
     return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
 
 

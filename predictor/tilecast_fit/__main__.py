@@ -1,4 +1,4 @@
-"""`python -m tilecast_fit fit`, `… card` and `… collect`."""
+"""`python -m tilecast_fit fit`, `… card`, `… links` and `… collect`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ def _arguments() -> argparse.ArgumentParser:
     card.add_argument("--effort", type=float, default=0.4, help="factor on the training steps of those models")
     card.add_argument("--seed", type=int, default=0)
     card.add_argument("-o", "--output", type=Path, default=CARD)
+    links = commands.add_parser("links", help="fit the constants of NVLink and print its errors")
+    links.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder with collectives/")
+    links.add_argument("--leave-out", type=int, default=0, metavar="GPUS", help="judge by rows of so many, not fitted")
     commands.add_parser("collect", parents=[collect.arguments()], add_help=False, help="measure kernels on one GPU")
     return parser
 
@@ -49,6 +52,10 @@ def main() -> int:
             from tilecast_fit import card
 
             card.write(Path(given.data), given.output, given.work, given.effort, given.seed)
+        elif given.command == "links":
+            from tilecast_fit import links
+
+            links.report(Path(given.data), given.leave_out)
         else:
             from tilecast_fit.training import fit
 

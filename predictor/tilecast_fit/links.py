@@ -1,25 +1,23 @@
-"""Fit the constants of a link (`hardware/links/*.toml`) to measured collectives.
+"""Fit the constants of NVLink (`hardware/protocols.toml` and `hardware/links/`) to measured collectives.
 
-    python -m tilecast_fit.links --data DIR [--leave-out 4]
+    python -m tilecast_fit links --data DIR [--leave-out 4]
 
-The table is nccl-tests' times inside one node (ai-dynamo/aiconfigurator, `collectives/aiconfigurator/nccl.csv`). The
-loss is the mean absolute logarithm of predicted over measured, every (operation, ranks, size) alike; one constant
-at a time moves over a grid that narrows. `--leave-out` keeps the rows of that many ranks for the error it prints.
+The table is nccl-tests' times inside one node (ai-dynamo/aiconfigurator, `collectives/aiconfigurator/nccl.csv`).
+`--leave-out` keeps the rows of that many GPUs for the errors it prints; nothing fitted to them is where it starts.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from tilecast.collectives import COLLECTIVES, Group
-from tilecast.hardware import Link, find_link
-from tilecast.spec import Floats
+from tilecast.calibrate import CONSTANTS, Measured, constant, fit, predict
+from tilecast.hardware import Link, Protocol, find_link
+from tilecast.spec import SpecError
 
 LINKS: Mapping[str, str] = {
     "NVIDIA A100-SXM4-80GB": "nvlink3",
@@ -27,92 +25,58 @@ LINKS: Mapping[str, str] = {
     "NVIDIA H200": "nvlink4",
 }
 """The link behind each GPU of the table. The L40S host had no path between sockets and is left out."""
-
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "launch_s": (1e-6, 2e-5),
-    "latency_s": (1e-7, 5e-6),
-    "efficiency": (0.5, 0.95),
-    "low_latency_ratio": (0.1, 0.9),
-    "ramp_s": (1e-6, 2e-4),
-    "reduction_bytes_per_s": (1e11, 6e11),
-}
 LARGE_BYTES = 2**20
+NETWORK = "ethernet-100"
+"""A network for the formulas to have; no row of the table uses one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Measured collectives of one operation: buffer bytes, ranks and seconds, each (n,)."""
-
-    operation: str
-    size_bytes: Floats
-    ranks: Floats
-    measured_s: Floats
-
-    def errors(self, link: Link) -> Floats:
-        """Logarithm of predicted over measured, (n,)."""
-        group = Group(self.ranks, self.ranks, self.ranks)
-        predicted = COLLECTIVES[self.operation](self.size_bytes, group, link, find_link("ethernet-100"))
-        return np.asarray(np.log(predicted / self.measured_s))
-
-    def where(self, mask: np.ndarray) -> Rows:
-        """The chosen rows."""
-        return Rows(self.operation, self.size_bytes[mask], self.ranks[mask], self.measured_s[mask])
+def start(name: str) -> Link:
+    """The link with the constants of NCCL's own cost model (nccl, src/graph/tuning.cc), which no row of the table has
+    touched; what that model does not have begins at a plain guess."""
+    link = find_link(name)
+    protocols = {
+        "ll": Protocol(6.6e-6, 0.6e-6, 0.25),
+        "ll128": Protocol(14e-6, 1.9e-6, 0.92),
+        "simple": Protocol(8.4e-6, 3.4e-6, 1.0),
+    }
+    switch = link.bandwidth_bytes_per_s / 2 if link.reduction_bytes_per_s else 0.0
+    return replace(
+        link, efficiency=0.8, own_share=0.3, peer_s=0.5e-6, protocols=protocols, reduction_bytes_per_s=switch,
+        reduction_start_s=25e-6,
+    )  # fmt: skip
 
 
-def read(path: Path, link: str) -> list[Rows]:
-    """The rows of a link's GPUs, by operation."""
-    with path.open(newline="", encoding="utf-8") as handle:
-        rows = [row for row in csv.DictReader(handle) if LINKS.get(row["gpu"]) == link]
-    return [
-        Rows(
-            operation,
-            np.array([float(row["bytes"]) for row in rows if row["op"] == operation]),
-            np.array([float(row["n_gpus"]) for row in rows if row["op"] == operation]),
-            np.array([float(row["latency_us"]) * 1e-6 for row in rows if row["op"] == operation]),
-        )
-        for operation in sorted({row["op"] for row in rows})
-    ]
+def read(path: Path, link: str) -> Measured:
+    """The rows of a link's GPUs.
+
+    Raises:
+        SpecError: the table cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            rows = [row for row in csv.DictReader(handle) if LINKS.get(row["gpu"]) == link]
+    except OSError as error:
+        raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
+    ranks = np.array([float(row["n_gpus"]) for row in rows])
+    return Measured(
+        np.array([row["op"] for row in rows]),
+        np.array([float(row["bytes"]) for row in rows]),
+        ranks, ranks, ranks,
+        np.array([float(row["latency_us"]) * 1e-6 for row in rows]),
+    )  # fmt: skip
 
 
-def loss(link: Link, tables: Sequence[Rows]) -> float:
-    """Mean absolute logarithm over all rows."""
-    return float(np.mean(np.concatenate([np.abs(rows.errors(link)) for rows in tables])))
-
-
-def fit(link: Link, tables: Sequence[Rows], rounds: int = 6) -> Link:
-    """The link with the constants that fit the rows best."""
-    best, least = link, loss(link, tables)
-    for turn in range(rounds):
-        for name, (low, high) in BOUNDS.items():
-            value = getattr(best, name)
-            if not value:
-                continue
-            reach = (high / low) ** (0.5 ** (turn + 1))
-            for candidate in np.clip(value * np.geomspace(1 / reach, reach, 15), low, high):
-                tried = replace(best, **{name: float(f"{candidate:.3g}")})  # type: ignore[arg-type]
-                if (reached := loss(tried, tables)) < least:
-                    best, least = tried, reached
-    return best
-
-
-def main() -> None:
-    """Fit every link of the table and print its constants and errors."""
-    parser = argparse.ArgumentParser(prog="python -m tilecast_fit.links", description="Fit the constants of links.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder that holds collectives/")
-    parser.add_argument("--leave-out", type=int, default=0, metavar="RANKS", help="do not fit rows of so many ranks")
-    options = parser.parse_args()
+def report(data: Path, leave_out: int) -> None:
+    """Fit every link of the table and print its constants and errors, of the rows that were left out if any."""
+    network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
-        tables = read(options.data / "collectives" / "aiconfigurator" / "nccl.csv", name)
-        kept = [rows.where(rows.ranks != options.leave_out) for rows in tables]
-        found = fit(find_link(name), kept)
-        print(name, *(f"{constant}={getattr(found, constant):.3g}" for constant in BOUNDS))
-        for rows in tables:
-            errors = np.abs(np.expm1(rows.errors(found)))
-            held = rows.ranks == (options.leave_out or rows.ranks)
-            large = rows.size_bytes >= LARGE_BYTES
-            above, below = errors[held & large].mean(), errors[held & ~large].mean()
-            print(f"  {rows.operation:15s} from 1 MiB {above:6.1%}  below {below:6.1%}")
-
-
-if __name__ == "__main__":
-    main()
+        measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
+        found = fit(start(name), measured.where(measured.ranks != leave_out), network)
+        print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := constant(found, key))))
+        judged = measured.where(measured.ranks == leave_out) if leave_out else measured
+        errors = np.abs(predict(judged, found, network) / judged.seconds - 1)
+        large = judged.size_bytes >= LARGE_BYTES
+        for operation in [*np.unique(judged.collective), "all"]:
+            rows = (judged.collective == operation) | (operation == "all")
+            above, below = errors[rows & large].mean(), errors[rows & ~large].mean()
+            print(f"  {operation:15s} {rows.sum():5d} rows  from 1 MiB {above:6.1%}  below {below:6.1%}")

@@ -6,15 +6,16 @@ key, a missing one or an implausible value fails with the file's name.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -60,29 +61,66 @@ class Gpu:
         return precision in self.peak_flops
 
 
+PROTOCOLS = ("ll", "ll128", "simple")
+"""NCCL's ways to move bytes: with a flag in every 8 bytes, in every 128 bytes, or in plain chunks."""
+MESSAGE = "message"
+"""How a message from one rank to another moves besides; where a link does not state it, it is as a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """What a protocol costs on a link: once, for each hop, and its share of the rate that bulk data reach."""
+
+    start_s: float
+    hop_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A tier of a network: so many nodes share a switch whose uplinks carry 1/oversubscription of their rate."""
+
+    nodes: int
+    oversubscription: float
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A way between GPUs. Inside a node the bandwidth is one direction of one GPU; between nodes
-    (`per_node`) it is one direction of all network interfaces of one node together.
-
-    A message costs `launch_s`, `latency_s` for each hop, and its bytes on the wire at the better of two
-    protocols: the bulk protocol at `efficiency` of the bandwidth after `ramp_s`, or the low-latency
-    protocol at `low_latency_ratio` of that rate at once (NCCL's Simple and LL/LL128).
-    """
+    (`per_node`) it is one direction of all network interfaces of one node together."""
 
     name: str
     kind: str
-    launch_s: float
-    latency_s: float
     bandwidth_bytes_per_s: float
     efficiency: float
-    low_latency_ratio: float
-    ramp_s: float
+    """Share of the bandwidth that bulk data reach."""
+    protocols: Mapping[str, Protocol]
+    """By name, those of `PROTOCOLS` and `MESSAGE` that NCCL uses on the link."""
+    peer_s: float
+    """Cost of each further peer that a rank exchanges messages with."""
+    own_share: float = 0.0
+    """Cost of the part that stays on the rank (1/n of the buffer) against as many bytes on the link."""
     per_node: bool = False
+    nics: int = 1
+    """Network interfaces of one node."""
+    gpu_nics: int = 1
+    """How many of them one GPU can drive."""
     switched: bool = True
     """Whether all pairs have the full bandwidth at once (NVSwitch), or share a bus (PCIe)."""
+    wired: tuple[tuple[float, float], ...] = ()
+    """Where GPUs are wired to each other without a switch: how many of them, and the share of the bandwidth that so
+    many have among themselves, in rising order. Between the points the share is interpolated."""
+    domain: int = 0
+    """GPUs that the link joins, where these are not all of a node (NVLink bridges); 0 means all. Of a bus, the
+    GPUs of each island that it joins."""
+    beyond: Link | None = None
+    """The link between such domains."""
     reduction_bytes_per_s: float = 0.0
-    """Rate of an all-reduce in the switch (NVLS), in bytes of the buffer per second; 0 where there is none."""
+    """Rate of each GPU at an all-reduce in the switch (NVLS); 0 where there is none."""
+    reduction_start_s: float = 0.0
+    tiers: tuple[Tier, ...] = ()
+    spread: float = 0.0
+    """Half-width of the 90 % range of a time on the link, as a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +151,13 @@ class _Facts(BaseModel):
 
 
 FileT = TypeVar("FileT", bound=_Facts)
+NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
 class GpuFile(_Facts):
     """The schema of `gpus/*.toml`, and of a GPU file that a user brings."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")
+    name: str = Field(pattern=NAME)
     product: str
     architecture: str
     compute_capability: PositiveFloat
@@ -156,36 +195,91 @@ class GpuFile(_Facts):
         )
 
 
-class LinkFile(_Facts):
-    """The schema of `links/*.toml`."""
+class ProtocolFile(_Facts):
+    """One protocol of a table of constants."""
 
-    name: str
+    start_us: PositiveFloat
+    hop_us: PositiveFloat
+    share: PositiveFloat
+
+
+class ConstantsFile(_Facts):
+    """Constants of one type of link: a table of `protocols.toml`, or a part of a link file."""
+
+    ll: ProtocolFile | None = None
+    ll128: ProtocolFile | None = None
+    simple: ProtocolFile
+    message: ProtocolFile | None = None
+    peer_us: PositiveFloat
+    own_share: float = Field(ge=0, le=1, default=0.0)
+    reduction_start_us: float = Field(ge=0, default=0.0)
+    spread: float = Field(ge=0)
+    source: str
+
+
+class TierFile(_Facts):
+    """A tier of a network."""
+
+    nodes: PositiveInt
+    oversubscription: float = Field(ge=1)
+
+
+class LinkFile(_Facts):
+    """The schema of `links/*.toml`, and of a link file that a user brings."""
+
+    name: str = Field(pattern=NAME)
     kind: str
-    launch_us: PositiveFloat
-    latency_us: PositiveFloat
     bandwidth_gb_per_s: PositiveFloat
     efficiency: float = Field(gt=0, le=1)
-    low_latency_ratio: float = Field(gt=0, le=1)
-    ramp_us: float = Field(ge=0)
+    protocols: str | ConstantsFile
+    """Name of a table of `protocols.toml`, or such a table."""
     per_node: bool = False
+    nics: PositiveInt = 1
+    gpu_nics: PositiveInt = 1
     switched: bool = True
+    wired: tuple[tuple[PositiveFloat, Annotated[float, Field(gt=0, le=1)]], ...] = ()
+    domain: int = Field(ge=0, default=0)
+    beyond: str | None = None
     reduction_gb_per_s: float = Field(ge=0, default=0.0)
+    tiers: tuple[TierFile, ...] = ()
     sources: dict[str, str]
 
-    def link(self) -> Link:
-        """The same facts in SI units."""
+    def link(self, known: Mapping[str, Link]) -> Link:
+        """The same facts in SI units; the link beyond a domain is among those that are known.
+
+        Raises:
+            SpecError: the table of protocols or the link beyond the domain is unknown.
+        """
+        beyond = _named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
+        constants = self.protocols
+        if isinstance(constants, str):
+            constants = _named(_protocols(), constants, f"{self.name}: protocols")
+        found = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
+        for name, one in found.items():
+            if one.share * self.efficiency > 1:
+                problem = f"{one.share:g} of {self.efficiency:g} of the bandwidth is more than all of it"
+                raise SpecError(f"{self.name}: protocols.{name}.share", problem, "lower it, or the efficiency")
         return Link(
             name=self.name,
             kind=self.kind,
-            launch_s=self.launch_us * 1e-6,
-            latency_s=self.latency_us * 1e-6,
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
             efficiency=self.efficiency,
-            low_latency_ratio=self.low_latency_ratio,
-            ramp_s=self.ramp_us * 1e-6,
+            protocols={
+                name: Protocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in found.items()
+            },
+            peer_s=constants.peer_us * 1e-6,
+            own_share=constants.own_share,
             per_node=self.per_node,
+            nics=self.nics,
+            gpu_nics=self.gpu_nics,
             switched=self.switched,
+            wired=tuple(sorted(self.wired)),
+            domain=self.domain,
+            beyond=replace(beyond, domain=self.domain) if beyond else None,
             reduction_bytes_per_s=self.reduction_gb_per_s * 1e9,
+            reduction_start_s=constants.reduction_start_us * 1e-6,
+            tiers=tuple(Tier(tier.nodes, tier.oversubscription) for tier in self.tiers),
+            spread=constants.spread,
         )
 
 
@@ -216,11 +310,36 @@ def gpus() -> Mapping[str, Gpu]:
     return {gpu.name: gpu for gpu in found}
 
 
-@cache
 def links() -> Mapping[str, Link]:
-    """Every link that ships with Tilecast, by name."""
-    found = [_read(path, LinkFile).link() for path in _toml_files("links")]
-    return {link.name: link for link in found}
+    """Every link by name: those that ship with Tilecast, and the TOML files of the folder that `TILECAST_LINKS`
+    names, which win.
+
+    Raises:
+        SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
+    """
+    return _links(os.environ.get("TILECAST_LINKS", ""))
+
+
+@cache
+def _links(folder: str) -> Mapping[str, Link]:
+    shipped = [_read(path, LinkFile) for path in _toml_files("links")]
+    found = {item.name: item.link({}) for item in shipped if not item.beyond}
+    found |= {item.name: item.link(found) for item in shipped if item.beyond}
+    if folder:
+        if not Path(folder).is_dir():
+            raise SpecError("TILECAST_LINKS", f"{folder} is no folder", "name the folder that holds your link files")
+        mine = [load_link(path, found) for path in sorted(Path(folder).glob("*.toml"))]
+        found |= {link.name: link for link in mine}
+    return dict(sorted(found.items()))
+
+
+def load_link(path: Path | Traversable, known: Mapping[str, Link] | None = None) -> Link:
+    """A link from a TOML file of the `LinkFile` schema.
+
+    Raises:
+        SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
+    """
+    return _read(path, LinkFile).link(links() if known is None else known)
 
 
 def find_gpu(name: str) -> Gpu:
@@ -246,9 +365,22 @@ def find_link(name: str) -> Link:
     Raises:
         SpecError: there is no such link.
     """
-    if name not in links():
-        raise SpecError("link", f"unknown link {name!r}", f"known: {', '.join(links())}")
-    return links()[name]
+    return _named(links(), name, "link")
+
+
+NamedT = TypeVar("NamedT")
+
+
+def _named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
+    if name not in table:
+        raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
+    return table[name]
+
+
+@cache
+def _protocols() -> Mapping[str, ConstantsFile]:
+    table = tomllib.loads(files("tilecast.hardware").joinpath("protocols.toml").read_text(encoding="utf-8"))
+    return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
 
 
 def _toml_files(folder: str) -> list[Traversable]:
@@ -267,5 +399,5 @@ def _read(path: Path | Traversable, schema: type[FileT]) -> FileT:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SpecError(
-            f"{path.name}: {where}", first["msg"], "see `tilecast.hardware.GpuFile` for the schema"
+            f"{path.name}: {where}", first["msg"], f"see `tilecast.hardware.{schema.__name__}` for the schema"
         ) from None

@@ -45,6 +45,9 @@ class KernelTimes:
     """Relative half-width of the 90 % interval, from `seconds / (1 + spread)` to `seconds · (1 + spread)`."""
     roofline_s: Floats
     """The time that peak FLOP/s and bandwidth alone would allow."""
+    irregular: npt.NDArray[np.bool_]
+    """Products on tensor cores with two sides or more that no library is tuned for. No measured table holds such, so
+    they are priced like regular ones."""
 
     @property
     def utilization(self) -> Floats:
@@ -80,8 +83,11 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
     inputs: dict[str, list[features.Inputs]] = {}
     contexts: dict[str, list[Ints]] = {}
     where: dict[str, list[Rows]] = {}
+    irregular = np.zeros(len(table), bool)
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
+        if kind.name == "gemm" and tiles.units(precision, gpu) == "tensor":
+            irregular[rows] = features.irregular(d)
         plain = features.work(kind, precision, d)
         compute_s = plain.flops / gpu.peak(precision) if kind.name in features.PRODUCTS else np.zeros(len(rows))
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved, gpu))
@@ -116,7 +122,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         )
         for family, cycles in found_cycles.items():
             total[np.concatenate(where[family])] = np.exp2(cycles) / gpu.boost_clock_hz
-    return KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline)
+    return KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline, irregular)
 
 
 def model_info(model: Path | None = None) -> tuple[str, str]:

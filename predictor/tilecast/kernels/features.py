@@ -253,15 +253,17 @@ class Inputs:
 
 def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
     """The inputs of a family's network. Kinds that no network prices have no columns."""
-    names, own = _columns(w, gpu, precision)
     grown = REFINED.get(family, ())
-    if not grown:
-        return Inputs(names, own[None], np.zeros((len(own), 0)))
-    if not w.exact or w.kind not in REFINED_KINDS:
-        return Inputs(names, np.broadcast_to(own, (1 + len(grown), *own.shape)), np.zeros((len(own), DETAILS)))
-    larger = [work(KINDS[w.kind], precision, {**w.dims, dim: 2.0 * w.dims[dim]}) for dim in grown]
-    columns = np.stack([own, *(_columns(each, gpu, precision)[1] for each in larger)])
-    return Inputs(names, columns, details(w.dims, gpu))
+    if grown and w.exact and w.kind in REFINED_KINDS:
+        larger = {
+            name: np.concatenate([2.0 * column if name == other else column for other in ("", *grown)])
+            for name, column in w.dims.items()
+        }
+        names, columns = _columns(work(KINDS[w.kind], precision, larger), gpu, precision)
+        return Inputs(names, columns.reshape(1 + len(grown), len(w.flops), -1), details(w.dims, gpu))
+    names, own = _columns(w, gpu, precision)
+    same = np.broadcast_to(own, (1 + len(grown), *own.shape))
+    return Inputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
 
 
 def joined(parts: Sequence[Inputs]) -> Inputs:

@@ -5,7 +5,10 @@ The models here are the source of `crds/trainingjobs.yaml`. A field exists only 
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,7 +16,11 @@ from pydantic import Field
 from tilecast import models
 from tilecast.advise import Baseline, Constraints, Request
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
+from tilecast.models import huggingface, traced
+from tilecast.models.traced import document as graph_document
+from tilecast.models.traced import onnx_file
 from tilecast.spec import Attention, Execution, Model, Objective, Optimizer, Precision, SpecError, Workload
+from tilecast.trace import Trace
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise"]
@@ -95,8 +102,57 @@ class Transformer(Door):
         )
 
 
+class ConfigMapKeyRef(Door):
+    """A key of a ConfigMap in the job's namespace."""
+
+    name: str = Field(min_length=1, max_length=253, description="Name of the ConfigMap.")
+    key: str = Field(
+        default="config.json", min_length=1, max_length=253, description="Key whose value is the text of a config.json."
+    )
+
+
+class HuggingFace(Door):
+    """A model as the Hugging Face Hub describes it. Exactly one of the fields is set."""
+
+    config: dict[str, Any] | None = Field(
+        default=None,
+        max_length=512,
+        description="Content of the model's config.json; keys that do not decide a dimension are ignored.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+    config_map_key_ref: ConfigMapKeyRef | None = Field(
+        default=None, description="Where that content is kept, in the job's namespace."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.config) != has(self.configMapKeyRef)",
+            lambda m: (m.config is None) != (m.config_map_key_ref is None),
+            "needs exactly one of config and configMapKeyRef",
+            "write for instance configMapKeyRef: {name: my-model}",
+        ),
+    )
+
+
+class GraphKeyRef(ConfigMapKeyRef):
+    """A key of a ConfigMap in the job's namespace that holds a graph."""
+
+    key: str = Field(
+        default="graph.json",
+        min_length=1,
+        max_length=253,
+        description="Key that holds what `tilecast trace` wrote (under data), or an ONNX file (under binaryData).",
+    )
+
+
+class GraphRef(Door):
+    """A model as the graph of its operators, without weights."""
+
+    config_map_key_ref: GraphKeyRef = Field(description="Where the graph is kept, in the job's namespace.")
+
+
 class ModelSource(Door):
-    """The architecture: a preset by name, or its dimensions. Exactly one of the fields is set."""
+    """The architecture: a preset by name, its dimensions, a config, or a graph. Exactly one of the fields is set."""
 
     preset: str | None = Field(
         default=None,
@@ -105,12 +161,15 @@ class ModelSource(Door):
         description="Name of an architecture that Tilecast knows, for instance llama-2-7b, bert-large or resnet-50.",
     )
     transformer: Transformer | None = Field(default=None, description="Dimensions of a dense transformer.")
+    hugging_face: HuggingFace | None = Field(default=None, description="The config.json of a Hugging Face model.")
+    graph_ref: GraphRef | None = Field(default=None, description="A graph of operators in a ConfigMap.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.preset) != has(self.transformer)",
-            lambda m: (m.preset is None) != (m.transformer is None),
-            "needs exactly one of preset and transformer",
+            "[has(self.preset), has(self.transformer), has(self.huggingFace), has(self.graphRef)]"
+            ".filter(x, x).size() == 1",
+            lambda m: [m.preset, m.transformer, m.hugging_face, m.graph_ref].count(None) == 3,
+            "needs exactly one of preset, transformer, huggingFace and graphRef",
             "write for instance preset: llama-2-7b",
         ),
     )
@@ -123,7 +182,8 @@ class Training(Door):
         default=None,
         ge=1,
         le=MAX_SEQUENCE,
-        description="Tokens of one sample, padding included. Required by models that read tokens; images have none.",
+        description="Tokens of one sample, padding included. Required by models that read tokens; images have none, "
+        "and a graph of fixed length says it itself.",
     )
     global_batch_size: int = Field(ge=1, le=MAX_BATCH, description="Samples of one optimizer step, over all GPUs.")
     micro_batch_size: int | None = Field(
@@ -137,6 +197,10 @@ class Training(Door):
         default=None,
         description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
     )
+    fused_optimizer: bool = Field(
+        default=True,
+        description="Whether the weight update is one kernel; false prices one pass over memory per arithmetic step.",
+    )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
         description="What the backward pass computes again to save memory; auto leaves it to the search.",
@@ -147,6 +211,12 @@ class Training(Door):
     )
     execution: Execution = Field(
         default="eager", description="How kernels are launched, which decides the overhead of each."
+    )
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.",
     )
     steps: int | None = Field(
         default=None,
@@ -416,24 +486,92 @@ def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
     return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
 
 
-def read(document: Mapping[str, Any]) -> Request:
+def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
     """The advice that a TrainingJob document asks for.
+
+    Args:
+        document: the TrainingJob.
+        config_maps: the ConfigMaps that are at hand, by name.
 
     Raises:
         SpecError: a field is wrong, or the model is unknown.
     """
     name, _ = envelope(document, KIND)
-    return request(name, parse(document))
+    spec = parse(document)
+    stored = None
+    if (found := reference(spec)) is not None:
+        stored = content(found, (config_maps or {}).get(found.name))
+    return request(name, spec, stored)
 
 
-def request(name: str, spec: TrainingJobSpec) -> Request:
-    """A checked spec as a `Request`.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A key of a ConfigMap that a job's model is in."""
+
+    field: str
+    """What errors call it."""
+    name: str
+    key: str
+    otherwise: str
+    """What a user can do who has no ConfigMap."""
+
+
+def reference(spec: TrainingJobSpec) -> Reference | None:
+    """The place of a job's model, if it is in a ConfigMap."""
+    model = spec.model
+    if model.graph_ref is not None:
+        found: ConfigMapKeyRef = model.graph_ref.config_map_key_ref
+        return Reference("spec.model.graphRef.configMapKeyRef", found.name, found.key, "choose a preset")
+    if model.hugging_face is None or model.hugging_face.config_map_key_ref is None:
+        return None
+    found, field = model.hugging_face.config_map_key_ref, "spec.model.huggingFace"
+    return Reference(f"{field}.configMapKeyRef", found.name, found.key, f"write the config under {field}.config")
+
+
+def content(found: Reference, config_map: Mapping[str, Any] | None) -> bytes:
+    """What a ConfigMap holds under the key of a reference, text (data) or bytes (binaryData).
+
+    Args:
+        found: the reference.
+        config_map: the ConfigMap; None where there is none.
 
     Raises:
-        SpecError: the preset is unknown, or the sequence length does not suit the model.
+        SpecError: the ConfigMap or its key is missing.
+    """
+    if config_map is None:
+        remedy = f"create it beside the job, or {found.otherwise}"
+        raise SpecError(f"{found.field}.name", f"there is no ConfigMap {found.name}", remedy)
+    text, binary = (_mapping(config_map.get(part)) for part in ("data", "binaryData"))
+    if found.key in text:
+        return str(text[found.key]).encode()
+    if found.key not in binary:
+        keys = ", ".join(sorted(str(key) for key in (*text, *binary))[:8]) or "nothing"
+        problem = f"ConfigMap {found.name} has no {found.key}"
+        raise SpecError(f"{found.field}.key", problem, f"it holds {keys}"[:200])
+    try:
+        return base64.b64decode(str(binary[found.key]))
+    except ValueError:
+        problem = f"{found.key} of ConfigMap {found.name} is not base64"
+        raise SpecError(f"{found.field}.key", problem, "store it with `kubectl create configmap --from-file`") from None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
+    """A checked spec as a `Request`.
+
+    Args:
+        name: of the job.
+        spec: of the job.
+        stored: what is at the spec's `reference`, if it has one.
+
+    Raises:
+        SpecError: the model is unknown or cannot be read, or the sequence length does not suit it.
     """
     training = spec.training
-    model = _model(name, spec.model)
+    model = _model(name, spec, stored)
     sequence_length = _sequence_length(model, training)
     steps = training.steps
     if training.tokens is not None:
@@ -451,7 +589,9 @@ def request(name: str, spec: TrainingJobSpec) -> Request:
         checkpointing=None if checkpointing == "auto" else checkpointing,
         attention=training.attention,
         execution=training.execution,
+        fused_optimizer=training.fused_optimizer,
         steps=steps,
+        lora_rank=training.lora_rank or 0,
     )
     limits = spec.constraints or JobConstraints()
     return Request(
@@ -469,7 +609,17 @@ def request(name: str, spec: TrainingJobSpec) -> Request:
     )
 
 
-def _model(name: str, source: ModelSource) -> Model:
+def _model(name: str, spec: TrainingJobSpec, stored: bytes | None) -> Model:
+    source, found = spec.model, reference(spec)
+    if found is not None and stored is None:
+        raise SpecError(found.field, "is not read here", found.otherwise)
+    if found is not None and stored is not None and source.graph_ref is not None:
+        return traced.model(found.name, _trace(found, stored, spec.training.sequence_length))
+    if source.hugging_face is not None:
+        config = source.hugging_face.config or {}
+        if found is not None and stored is not None:
+            config = _json(found, stored, "store the text of the model's config.json")
+        return huggingface.model(config, "spec.model.huggingFace.config")
     try:
         if source.transformer is not None:
             return source.transformer.model(name)
@@ -479,10 +629,41 @@ def _model(name: str, source: ModelSource) -> Model:
         raise SpecError(field, error.problem, error.remedy) from None
 
 
+def _json(found: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
+    """The mapping that a ConfigMap's text is."""
+    try:
+        value = json.loads(stored)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise SpecError(f"{found.field}.key", f"{found.key} of ConfigMap {found.name} is no JSON mapping", remedy)
+    return value
+
+
+def _trace(found: Reference, stored: bytes, sequence: int | None) -> Trace:
+    """The graph that a ConfigMap holds: a document of `tilecast trace`, which starts like JSON, or an ONNX file."""
+    field = f"{found.field}.key"
+    if stored.lstrip()[:1] == b"{":
+        value = _json(found, stored, "store what `tilecast trace` wrote")
+        return graph_document.read(value, field)
+    try:
+        return onnx_file.parse(stored, field, sequence)
+    except SpecError as error:
+        if error.field != "--seq":
+            raise
+        raise SpecError("spec.training.sequenceLength", error.problem, error.remedy) from None
+
+
 def _sequence_length(model: Model, training: Training) -> int:
-    """Tokens of one sample; 1 for a model without a vocabulary, which counts samples."""
+    """Tokens of one sample; 1 for a model without a vocabulary, which counts samples; of a graph what it was traced
+    with."""
     field = "spec.training.sequenceLength"
     given = training.sequence_length
+    if model.trace is not None:
+        if given not in (None, model.trace.sequence):
+            problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
+            raise SpecError(field, problem, "leave it out, or trace anew")
+        return model.trace.sequence
     if model.vocab == 0:
         if given not in (None, 1):
             raise SpecError(field, f"{model.name} reads images, not tokens", "leave sequenceLength out")

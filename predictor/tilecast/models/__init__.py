@@ -2,7 +2,8 @@
 `preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
 
 To add a family: write `build(workload, shards) -> Graph` in a file here and add a line to `FAMILIES`.
-To add a model: add a table to a file in `presets/`.
+To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to
+`huggingface.toml`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models import albert, cnn, electra, ncf, transformer, vision
+from tilecast.models import albert, cnn, deepseek, electra, ncf, traced, transformer, transformer_xl, vision
 from tilecast.spec import Floats, Model, Plans, SpecError, Workload
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -30,6 +33,8 @@ FAMILIES: Mapping[str, Builder] = {
     "encoder": transformer.build,
     "moe": transformer.build,
     "encdec": transformer.build_encoder_decoder,
+    "deepseek": deepseek.build,
+    "transformer-xl": transformer_xl.build,
     "albert": albert.build,
     "electra": electra.build,
     "vit": vision.build,
@@ -39,18 +44,32 @@ FAMILIES: Mapping[str, Builder] = {
 }
 """Every family by name."""
 
+ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek")
+"""Families that LoRA trains."""
+
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """The operators of one rank, every dimension a column over `shards`.
 
     Raises:
-        SpecError: the family is unknown.
+        SpecError: the family is unknown, or has no layers for adapters.
     """
-    if workload.model.family not in FAMILIES:
+    builder = _builder(workload.model)
+    if workload.lora_rank and workload.model.family not in ADAPTED:
         raise SpecError(
-            "model.family", f"unknown family {workload.model.family!r}", f"use one of {', '.join(FAMILIES)}"
+            "training.loraRank",
+            f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
+            f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
-    return FAMILIES[workload.model.family](workload, shards)
+    return fuse.apply(builder(workload, shards), fuse.passes(workload))
+
+
+def _builder(model: Model) -> Builder:
+    if model.trace is not None:
+        return traced.build
+    if model.family not in FAMILIES:
+        raise SpecError("model.family", f"unknown family {model.family!r}", f"use one of {', '.join(FAMILIES)}")
+    return FAMILIES[model.family]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +88,26 @@ class Sharded:
         values = (self.gather(block.repeat * getattr(block, column)) for block in blocks)
         return sum(values, np.zeros(len(self.index)))
 
-    def layer_share(self, plans: Plans) -> Floats:
-        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline."""
+    def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
+        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline. `of` matters where
+        layers are unlike each other."""
+        if self.graph.stages is not None:
+            shares: Floats = getattr(self.graph.stages, of)
+            return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
         depth = max(1, sum(block.repeat for block in self.graph.layers))
         return np.asarray(np.ceil(depth / plans.pipeline) / depth)
 
     def stage(self, column: str, plans: Plans) -> Floats:
-        """A column of the fullest pipeline stage, (n,): its share of the layers, and the first or the last blocks."""
+        """A column of parameters of the fullest pipeline stage, (n,): its share of the layers, and the first or the
+        last blocks."""
         first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
-        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans) + ends)
+        return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
+
+    def trainable_share(self, plans: Plans) -> Floats:
+        """The share of the fullest stage's parameters that have gradients, (n,): 1 but for LoRA."""
+        everything = self.stage("parameters", plans)
+        return np.asarray(1.0 - self.stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
@@ -138,6 +167,9 @@ def presets() -> Mapping[str, Model]:
 _FIELDS = {item.name for item in fields(Model)}
 _TRANSFORMER = ("layers", "hidden", "heads", "vocab")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
+    "moe": (*_TRANSFORMER, "experts"),
+    "deepseek": (*_TRANSFORMER, "latent", "rotary_dim", "value_dim"),
+    "transformer-xl": (*_TRANSFORMER, "memory_length"),
     "electra": (*_TRANSFORMER, "generator_hidden"),
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
@@ -145,6 +177,14 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
 }
 """Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
+
+_DIVISORS = ("moe_every", "global_every", "shrink")
+"""Dimensions that divide others wherever they are stated."""
+
+
+def needs(family: str) -> tuple[str, ...]:
+    """Names of the dimensions that a model of the family cannot do without."""
+    return _NEEDS.get(family, _TRANSFORMER)
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
@@ -160,9 +200,18 @@ def model_from(table: Mapping[str, Any]) -> Model:
     family = known.get("family", "")
     if family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
-    for name in _NEEDS.get(family, _TRANSFORMER):
+    for name in needs(family):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
+    words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]
+    for (_, fewer), (name, more) in pairwise([*words, ("vocab", float(known.get("vocab", 0)))]):
+        if more <= fewer:
+            raise SpecError(f"model.{name}", f"{more:g} is not above {fewer:g}", "let cutoffs ascend to the vocabulary")
+    for name in _DIVISORS:
+        if extra.get(name, 1.0) < 1:
+            raise SpecError(
+                f"model.{name}", f"must be positive, got {extra[name]:g}", "state one or more, or leave it out"
+            )
     if "hidden" not in known:
         return Model(**{**known, "extra": extra})
     known.setdefault("kv_heads", known["heads"])
@@ -174,7 +223,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
                 "choose a divisor or state headDim",
             )
         known["head_dim"] = known["hidden"] // known["heads"]
-    if known["heads"] % known["kv_heads"]:
+    if known["kv_heads"] < 1 or known["heads"] % known["kv_heads"]:
         raise SpecError(
             "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"
         )
@@ -184,7 +233,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
 
 _QUALIFIERS = re.compile(
     r"""\b(?:
-      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | lambda | elasticflow | adaptdl | mlperf
+      pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | elasticflow | adaptdl | mlperf
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
     | pre-?training | pretrain | fine-?tuning | phase-?[12] | phase | fpn

@@ -5,10 +5,13 @@ Shapes follow the legend of `tilecast.spec`; every dimension may be a column ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast.graph import KernelTable, Op, Phase
+import numpy as np
+
+from tilecast import fuse
+from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.spec import Floats, Workload
 
 
@@ -22,13 +25,8 @@ class Numerics:
     """Precision of everything else: activations of FP8 and TF32 jobs stay in BF16 and FP32."""
     element: float
     """Bytes of one activation."""
-    fused: bool
-    """Whether a compiler fuses chains of element-wise operators into their neighbours."""
-    compiled: bool
-    """Whether that is a compiler, which also fuses the loss."""
     autocast: bool
-    """Whether norms run in FP32 between casts: automatic mixed precision in an eager framework without kernels
-    of its own."""
+    """Whether norms run in FP32 between casts: automatic mixed precision."""
     converts_layout: bool
     """Whether convolutions run between layout copies: eager frameworks keep images channels-first, the TF32 kernels of
     cuDNN want channels last. (Jobs in 16 bit are commonly set up channels-last.)"""
@@ -41,19 +39,13 @@ class Numerics:
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
-        flash = workload.attention == "flash" or (
-            workload.attention == "auto" and vector != "fp32" and workload.model.head_dim <= 256
-        )
-        compiled = workload.execution in ("compiled", "xla")
         return cls(
             matrix=workload.precision,
             vector=vector,
             element=4.0 if vector == "fp32" else 2.0,
-            fused=workload.fused_kernels or compiled,
-            compiled=compiled,
-            autocast=vector in ("fp16", "bf16") and workload.training and not (workload.fused_kernels or compiled),
-            converts_layout=workload.precision == "tf32" and not compiled,
-            flash=flash,
+            autocast=vector in ("fp16", "bf16") and workload.training,
+            converts_layout=workload.precision == "tf32",
+            flash="attention" in fuse.passes(workload),
             training=workload.training,
             frozen=workload.lora_rank > 0,
         )
@@ -92,8 +84,8 @@ def elementwise(
     name: str,
     numerics: Numerics,
     elements: Floats,
-    reads: float,
-    writes: float,
+    reads: Floats | float,
+    writes: Floats | float,
     *,
     mask_bytes: float = 0.0,
     phase: Phase = "forward",
@@ -112,13 +104,61 @@ def elementwise(
     return [Op(name, table, phase, count=count, launches=launches)]
 
 
+def convolution(
+    name: str,
+    numerics: Numerics,
+    dims: Mapping[str, Floats | float],
+    *,
+    transposed: bool = False,
+    trainable: bool = True,
+    input_gradient: bool = True,
+) -> list[Op]:
+    """A convolution of those dimensions (of `conv` but its direction), forward and its gradients, between copies of
+    layout where the framework needs them. A transposed one computes what the other's gradient of the input does."""
+    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
+    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
+    ops: list[Op] = []
+    if numerics.converts_layout:
+        copies = elementwise(f"{name}.layout", numerics, np.asarray(inputs + outputs), 1.0, 1.0, launches=2.0)
+        if numerics.training:
+            moved = np.asarray(2 * inputs + outputs)
+            copies += elementwise(f"{name}.layout.gradient", numerics, moved, 1.0, 1.0, phase="backward", launches=3.0)
+        ops += fused_away("layout", copies)
+
+    def add(label: str, direction: float, phase: Phase) -> None:
+        table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
+        ops.append(Op(f"{name}{label}", table, phase))
+
+    add("", 1.0 if transposed else 0.0, "forward")
+    if numerics.training:
+        if input_gradient:
+            add(".input-gradient", 0.0 if transposed else 1.0, "backward")
+        if trainable:
+            add(".weight-gradient", 2.0, "backward")
+    return ops
+
+
+def channel_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
+    """Batch, instance or group norm: one pass for the statistics and one to normalise; backward likewise."""
+    return pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+
+
+def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
+    """Maximum or mean over windows of `before` elements, of which `ratio` remain."""
+    ops = elementwise(name, numerics, before, 1.0, ratio)
+    if numerics.training:
+        ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
+    return ops
+
+
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
     """Layer norm or RMS norm over rows of `cols` elements. Backward is two kernels: the input's gradient,
     and the reduction for weight and bias."""
     kind = "rmsnorm" if rms else "layernorm"
     ops = []
     if numerics.autocast:
-        ops += pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
+        casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
+        ops += fused_away("norm", casts)
     ops += [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
@@ -131,23 +171,20 @@ def pointwise(
     numerics: Numerics,
     elements: Floats,
     *,
-    reads: float = 1.0,
-    writes: float = 1.0,
+    reads: Floats | float = 1.0,
+    writes: Floats | float = 1.0,
     mask_bytes: float = 0.0,
     kernels: int = 1,
     absorbed: bool = True,
-    backward: tuple[float, float] = (2.0, 1.0),
+    backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
 ) -> list[Op]:
-    """An activation, dropout, residual … forward and backward. A compiler absorbs it into a neighbouring
-    kernel (`absorbed`), which leaves its own traffic of one read and one write; eager code runs `kernels`
-    kernels for it, each a full pass."""
-    passes = 1 if numerics.fused and absorbed else kernels
-    ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes, count=passes)
+    """An activation, dropout, residual … forward and backward. Eager code runs `kernels` kernels for it, each a full
+    pass; a chain that fusion absorbs (`absorbed`) leaves one of them."""
+    ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
-        ops += elementwise(
-            f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward", count=passes
-        )
-    return ops
+        ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
+    eager = [replace(op, count=float(kernels)) for op in ops]
+    return fused_into("elementwise", eager, ops) if absorbed and kernels > 1 else eager
 
 
 def attention(
@@ -162,17 +199,23 @@ def attention(
     head_dim: float,
     causal: bool,
     dropout: bool,
+    value_dim: float | None = None,
 ) -> list[Op]:
     """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
-    dropout over the score matrix of batch · heads · seq_q · seq_kv elements."""
+    dropout over the score matrix of batch · heads · seq_q · seq_kv elements. `head_dim` is the width of a query and a
+    key, `value_dim` that of a value where it differs."""
+    values = head_dim if value_dim is None else value_dim
     if numerics.flash:
         dims: dict[str, Floats | float] = {
             "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
-            "head_dim": head_dim, "causal": float(causal),
+            "causal": float(causal),
         }  # fmt: skip
-        ops = [Op(name, KernelTable.of("attention", numerics.vector, **dims, backward=0.0), selective=True)]
+        # One width with the same FLOPs: of two products forward one is as wide as the values, of five backward two are.
+        widths = (head_dim + values) / 2, (3 * head_dim + 2 * values) / 5
+        forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[0], backward=0.0)
+        ops = [Op(name, forward, selective=True)]
         if numerics.training:
-            backward = KernelTable.of("attention", numerics.vector, **dims, backward=1.0)
+            backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[1], backward=1.0)
             ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
         return ops
 
@@ -185,19 +228,20 @@ def attention(
         return Op(f"{name}.{label}", table, phase, selective=phase == "forward")
 
     ops = [product("scores", seq_q, seq_kv, head_dim, "forward")]
-    if not numerics.fused:
-        kernels = 2 if causal else 1
-        ops += _selective(pointwise(f"{name}.scale-mask", numerics, scores, kernels=kernels, backward=(1.0, 1.0)))
+    scale_mask = pointwise(
+        f"{name}.scale-mask", numerics, scores, kernels=2 if causal else 1, absorbed=False, backward=(1.0, 1.0)
+    )
+    ops += fused_away("elementwise", _selective(scale_mask))
     softmax = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
     if dropout and numerics.training:
         ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
-    ops.append(product("values", seq_q, head_dim, seq_kv, "forward"))
+    ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
         gradient = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=1.0)
         ops += [
-            product("values.weights-gradient", seq_q, seq_kv, head_dim, "backward"),
-            product("values.gradient", seq_kv, head_dim, seq_q, "backward"),
+            product("values.weights-gradient", seq_q, seq_kv, values, "backward"),
+            product("values.gradient", seq_kv, values, seq_q, "backward"),
             Op(f"{name}.softmax.gradient", gradient, "backward"),
             product("scores.query-gradient", seq_q, head_dim, seq_kv, "backward"),
             product("scores.key-gradient", seq_kv, head_dim, seq_q, "backward"),
@@ -213,22 +257,20 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
     entries, turn it into that of the logits, and convert it back.
     """
     e = numerics.element
-    if numerics.compiled:
-        passes: list[tuple[str, float, float, Phase]] = [("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")]
-    else:
-        passes = [
-            ("", 8.0, 4.0, "forward"),
-            (".fill", 0.0, 4.0, "backward"),
-            (".gradient", 8.0, 4.0, "backward"),
-        ]
-        if e < 4:
-            passes += [(".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward")]
-    ops = []
-    for label, read, written, phase in passes:
-        if phase == "forward" or numerics.training:
-            table = KernelTable.of("elementwise", "fp32", elements=rows * cols, read_bytes=read, written_bytes=written)
-            ops.append(Op(f"{name}{label}", table, phase))
-    return ops
+
+    def ops(*passes: tuple[str, float, float, Phase]) -> list[Op]:
+        found = []
+        for label, read, written, phase in passes:
+            if phase == "forward" or numerics.training:
+                size: dict[str, Floats | float] = {"elements": rows * cols, "read_bytes": read}
+                table = KernelTable.of("elementwise", "fp32", **size, written_bytes=written)
+                found.append(Op(f"{name}{label}", table, phase))
+        return found
+
+    eager = ops(("", 8.0, 4.0, "forward"), (".fill", 0.0, 4.0, "backward"), (".gradient", 8.0, 4.0, "backward"))
+    if e < 4:
+        eager += ops((".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward"))
+    return fused_into("loss", eager, ops(("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")))
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
@@ -238,6 +280,16 @@ def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[
         table = KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", table, "backward", launches=4.0))
     return ops
+
+
+def fused_away(name: PassName, ops: Iterable[Op]) -> list[Op]:
+    """The same operators, which that pass removes."""
+    return [replace(op, unless=name) for op in ops]
+
+
+def fused_into(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
+    """Operators of eager execution, and what that pass puts in their place."""
+    return fused_away(name, eager) + [replace(op, only=name) for op in fused]
 
 
 def _selective(ops: Iterable[Op]) -> list[Op]:

@@ -4,16 +4,25 @@ of experts, all from the same layer.
 Sources: FLOPs and activation bytes per layer follow Korthikanti et al., arXiv 2205.05198 (section 4, table 2),
 generalised to grouped-query attention, gated MLPs, any MLP width and any element size; tensor parallelism is
 Megatron's (arXiv 1909.08053), with the sequence-parallel variant of 2205.05198; experts follow Switch
-Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks.
+Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks; adapters follow LoRA (arXiv
+2106.09685).
+
+`Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
+the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
+the experts that all tokens visit; and for attention that does not reach everywhere `sliding_window` or
+`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards, Transfer
+from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
@@ -22,7 +31,7 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class _Rank:
+class Rank:
     """What one rank sees of a micro-batch, as columns over shards, each (S,)."""
 
     micro_batch: Floats
@@ -34,7 +43,7 @@ class _Rank:
     """Full sequence length; this rank holds sequence / context of it."""
 
     @classmethod
-    def of(cls, shards: Shards, sequence: float) -> _Rank:
+    def of(cls, shards: Shards, sequence: float) -> Rank:
         tensor = shards.tensor.astype(float)
         return cls(
             shards.micro_batch.astype(float),
@@ -58,40 +67,77 @@ class _Rank:
 def build(workload: Workload, shards: Shards) -> Graph:
     """The graph of a decoder or encoder, dense or with experts."""
     model = workload.model
-    rank = _Rank.of(shards, workload.sequence_length)
-    return _graph(workload, rank, rank, _stack("layer", workload, rank, model.layers, causal=model.causal))
+    rank = Rank.of(shards, workload.sequence_length)
+    return graph(workload, rank, rank, stack("layer", workload, rank, model.layers, causal=model.causal))
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     """The graph of an encoder-decoder. `extra.decoder_layers` of the layers decode (half by default); the decoder
     reads `extra.decoder_length` tokens (default: the sequence length)."""
     model = workload.model
-    encoder = _Rank.of(shards, workload.sequence_length)
-    decoder = _Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
+    encoder = Rank.of(shards, workload.sequence_length)
+    decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
     decoding = int(model.extra.get("decoder_layers", model.layers // 2))
-    layers_ = _stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
-    layers_ += _stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder)
-    return _graph(workload, encoder, decoder, layers_)
+    layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
+    layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder)
+    return graph(workload, encoder, decoder, layers_)
 
 
-def _stack(
-    name: str, workload: Workload, rank: _Rank, depth: int, *, causal: bool, memory: _Rank | None = None
+class Attend(Protocol):
+    """Builds the attention half of a layer."""
+
+    def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+        """The part named `name` whose queries are those of `rank` and whose keys those of `key_rank`."""
+
+
+def stack(
+    name: str,
+    workload: Workload,
+    rank: Rank,
+    depth: int,
+    *,
+    causal: bool,
+    memory: Rank | None = None,
+    attend: Attend | None = None,
 ) -> tuple[Block, ...]:
-    """`depth` layers, of which every `extra.moe_every`-th has experts where the model has any."""
-    experts = int(workload.model.extra.get("experts", 0))
-    sparse = depth // int(workload.model.extra.get("moe_every", 1)) if experts else 0
+    """`depth` layers as blocks of equal ones: with experts or without, attending locally or to everything."""
+    extra = workload.model.extra
+    experts = int(extra.get("experts", 0))
+    every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
+    reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
+    is_bounded = 0 < reach < rank.sequence
+    far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
+    expert = depth // every - dense // every if experts else 0
+    seeing = depth // far
+    both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
+    kinds = {
+        (False, False): seeing - both,
+        (False, True): depth - expert - seeing + both,
+        (True, False): both,
+        (True, True): expert - both,
+    }
     blocks = []
-    if depth - sparse:
-        blocks.append(layer(name, workload, rank, repeat=depth - sparse, causal=causal, memory=memory))
-    if sparse:
-        expert_name = f"expert-{name}"
-        blocks.append(layer(expert_name, workload, rank, repeat=sparse, causal=causal, memory=memory, experts=experts))
+    for (sparse, local), repeat in kinds.items():
+        if not repeat:
+            continue
+        label = "-".join([*["local"] * local, *["expert"] * sparse, name])
+        seen = workload if local or not is_bounded else _seeing_all(workload)
+        chosen = experts if sparse else 0
+        blocks.append(
+            layer(label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend)
+        )
     return tuple(blocks)
 
 
-def _graph(workload: Workload, first: _Rank, last: _Rank, layers_: tuple[Block, ...]) -> Graph:
+def _seeing_all(workload: Workload) -> Workload:
+    extra = {**workload.model.extra, "sliding_window": 0.0, "attention_chunk": 0.0}
+    return replace(workload, model=replace(workload.model, extra=extra))
+
+
+def graph(workload: Workload, first: Rank, last: Rank, layers_: tuple[Block, ...]) -> Graph:
+    """The usual embedding, these layers, and the usual head; `first` and `last` are what those two see."""
     return Graph(
-        first=(_embedding(workload, first),),
+        first=(embedding(workload, first),),
         layers=layers_,
         last=(_head(workload, last),),
         boundary_bytes=Numerics.of(workload).element * first.tokens / first.tensor * workload.model.hidden,
@@ -103,24 +149,28 @@ def _graph(workload: Workload, first: _Rank, last: _Rank, layers_: tuple[Block, 
 def layer(
     name: str,
     workload: Workload,
-    rank: _Rank,
+    rank: Rank,
     *,
     repeat: int,
     causal: bool,
     experts: int = 0,
-    memory: _Rank | None = None,
+    memory: Rank | None = None,
+    attend: Attend | None = None,
 ) -> Block:
     """One transformer layer on one rank: self-attention, cross-attention where there is a `memory` to
-    attend to, then an MLP or experts."""
+    attend to, then an MLP or experts. `attend` builds another self-attention than the usual one."""
     model, numerics = workload.model, Numerics.of(workload)
-    parts = [_attention("attention", workload, rank, key_rank=rank, causal=causal)]
+    parts = [(attend or attention)("attention", workload, rank, key_rank=rank, causal=causal)]
     if memory is not None:
-        parts.append(_attention("cross-attention", workload, rank, key_rank=memory, causal=False))
+        parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
     parts.append(_experts(workload, rank, experts) if experts else _mlp(workload, rank))
     ops = tuple(op for part in parts for op in part.ops)
     transfers = tuple(transfer for part in parts for transfer in part.transfers)
+    parameters = sum((part.parameters for part in parts), np.zeros(1))
+    frozen = np.zeros(1)
     if workload.lora_rank:
-        ops += tuple(_adapters(workload, rank))
+        adapters, added = _adapters(workload, [linear for part in parts for linear in part.linears])
+        ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
     kept = np.stack(
         [
             sum((part.kept for part in parts), np.zeros(1)),
@@ -132,17 +182,27 @@ def layer(
         name,
         repeat,
         ops,
-        parameters=sum((part.parameters for part in parts), np.zeros(1)),
+        parameters=parameters,
         activation_bytes=kept,
         transfers=transfers,
         expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
         working_bytes=sum((part.kept for part in parts), np.zeros(1)) * 0.5,
-        trainable_share=_trainable_share(workload),
+        frozen_parameters=frozen,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Linear:
+    """A dense layer that an adapter can stand beside: rows, inputs and outputs on one rank, each (S,) or one number."""
+
+    name: str
+    rows: Floats
+    inputs: Floats | float
+    outputs: Floats | float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
     """Half a layer: operators, transfers, and what it keeps for the backward pass (`kept`, of which the
     attention scores are `scores`), columns of shape (S,)."""
 
@@ -152,9 +212,12 @@ class _Part:
     kept: Floats
     scores: Floats
     expert_parameters: Floats
+    linears: tuple[Linear, ...] = ()
+    """Where adapters go."""
 
 
-def _attention(name: str, workload: Workload, rank: _Rank, *, key_rank: _Rank, causal: bool) -> _Part:
+def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """Multi-head attention with as many key and value heads as the model has, of `rank` to the tokens of `key_rank`."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width = model.heads * model.head_dim
@@ -165,13 +228,7 @@ def _attention(name: str, workload: Workload, rank: _Rank, *, key_rank: _Rank, c
     trainable = not numerics.frozen
     dropout = model.dropout and workload.training
 
-    remembered = model.extra.get("memory_length", 0.0) if key_rank is rank else 0.0
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
-    if remembered:
-        ops += layers.linear(
-            f"{name}.memory", numerics, rank.micro_batch * remembered, h, 2 * kv_width / t, trainable=trainable
-        )
-        ops += _relative_positions(name, numerics, rank, model, heads, remembered)
     if key_rank is rank:
         qkv = (width + 2 * kv_heads * t * model.head_dim) / t
         ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable)
@@ -185,74 +242,84 @@ def _attention(name: str, workload: Workload, rank: _Rank, *, key_rank: _Rank, c
         ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=3, backward=(1.0, 1.0))
     if not numerics.flash:
         ops += layers.pointwise(f"{name}.transpose", numerics, tokens * width / t, kernels=3, backward=(1.0, 1.0))
+    seen = Span.of(workload, rank, key_rank, causal)
     ops += layers.attention(
         name,
         numerics,
-        batch=rank.micro_batch,
+        batch=seen.batch,
         heads=heads,
         kv_heads=kv_heads,
-        seq_q=rank.sequence / rank.context,
-        seq_kv=_keys(rank, key_rank.sequence + remembered, causal),
+        seq_q=seen.queries,
+        seq_kv=seen.keys,
         head_dim=model.head_dim,
         causal=causal,
         dropout=dropout,
     )
     ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable)
-    ops += _residual(f"{name}.residual", numerics, outer * h, dropout)
+    ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
-    score = heads * tokens * (key_rank.sequence + remembered) * (2 * e + 1 if dropout else e)
+    score = heads * tokens * key_rank.sequence * (2 * e + 1 if dropout else e)
     kept = (
         2 * e * outer * h  # the norm's input and the projection's
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
-    parameters = (width * h * 2 + 2 * kv_width * h) / t + _norm_parameters(model)
+    parameters = (width * h * 2 + 2 * kv_width * h) / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
-    transfers = _tensor_transfers(name, workload, rank)
+    transfers = tensor_transfers(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
         transfers += [
             Transfer(f"{name}.keys", "all_gather", "context", keys * rank.context, "forward"),
             Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys * rank.context, "backward"),
         ]
-    return _Part(ops, transfers, parameters, kept, np.zeros(1) if numerics.flash else score, np.zeros(1))
+    linears = [Linear(f"{name}.output", tokens, width / t, float(h))]
+    if key_rank is rank:
+        linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t))
+    else:
+        linears.append(Linear(f"{name}.query", tokens, float(h), width / t))
+        linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(h), 2 * kv_width / t))
+    hidden = np.zeros(1) if numerics.flash else score
+    return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), tuple(linears))
 
 
-def _keys(rank: _Rank, sequence: float, causal: bool) -> Floats:
-    """Keys that the queries of a rank attend to. Under context parallelism ranks hold one early and one late piece of a
-    causal sequence (zig-zag), so that all see half of it: as if their queries ended a prefix of
-    (1 + 1/c) / 2 of the sequence."""
-    share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
-    return sequence * share
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sequences of a rank as its attention kernel sees them: how many, their queries and their keys, each (S,)."""
+
+    batch: Floats
+    queries: Floats
+    keys: Floats
+
+    @classmethod
+    def of(cls, workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Span:
+        """What the queries of `rank` see of the tokens of `key_rank`.
+
+        Under context parallelism ranks hold one early and one late piece of a causal sequence (zig-zag), so that all
+        see half of it: as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence. A fused kernel skips what a
+        window or a chunk hides: it is given pieces of that length, whose queries see as many keys on average as they
+        do in truth. An unfused one computes the whole matrix and masks it.
+        """
+        queries = rank.sequence / rank.context
+        chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
+        is_skipping = key_rank is rank and Numerics.of(workload).flash
+        if is_skipping and 0 < chunk < rank.sequence:
+            return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
+        if is_skipping and 0 < window < rank.sequence:
+            # The first queries of a sequence see less than a window: w - w (w - 1) / 2s keys on average.
+            keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2
+            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
+        share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
+        return cls(rank.micro_batch, queries, key_rank.sequence * share)
 
 
-def _relative_positions(
-    name: str, numerics: Numerics, rank: _Rank, model: Model, heads: Floats, remembered: float
-) -> list[Op]:
-    """Transformer-XL's position scores (arXiv 1901.02860, section 3.3): a second query-by-position product of the
-    size of the scores, shifted and added to them."""
-    keys = rank.sequence + remembered
-    matrices = rank.micro_batch * heads
-    ops = []
-    shapes: list[tuple[float, float, float, Phase]] = [(rank.sequence, keys, model.head_dim, "forward")]
-    if numerics.training:
-        shapes += [
-            (rank.sequence, model.head_dim, keys, "backward"),
-            (keys, model.head_dim, rank.sequence, "backward"),
-        ]
-    for m, n, k, phase in shapes:
-        table = KernelTable.of("gemm", numerics.matrix, batch=matrices, m=m, n=n, k=k)
-        ops.append(Op(f"{name}.positions", table, phase))
-    scores = matrices * rank.sequence * keys
-    return ops + layers.pointwise(f"{name}.shift", numerics, scores, kernels=3, backward=(1.0, 1.0), absorbed=False)
-
-
-def _mlp(workload: Workload, rank: _Rank) -> _Part:
+def _mlp(workload: Workload, rank: Rank) -> Part:
     model, numerics = workload.model, Numerics.of(workload)
-    e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    f = model.extra.get("dense_ffn_hidden", model.ffn_hidden)
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
     ups = 2.0 if model.gated_mlp else 1.0
@@ -261,18 +328,19 @@ def _mlp(workload: Workload, rank: _Rank) -> _Part:
     ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable)
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable)
-    ops += _residual("mlp.residual", numerics, outer * h, dropout)
+    ops += residual("mlp.residual", numerics, outer * h, dropout)
     kept = 2 * e * outer * h + e * tokens * (ups + 1) * f / t + (outer * h if dropout else 0.0)
-    parameters = (ups + 1) * h * f / t + _norm_parameters(model)
+    parameters = (ups + 1) * h * f / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + ups * f / t + h
-    return _Part(ops, _tensor_transfers("mlp", workload, rank), parameters, kept, np.zeros(1), np.zeros(1))
+    linears = (Linear("mlp.up", tokens, float(h), ups * f / t), Linear("mlp.down", tokens, f / t, float(h)))
+    return Part(ops, tensor_transfers("mlp", workload, rank), parameters, kept, np.zeros(1), np.zeros(1), linears)
 
 
-def _experts(workload: Workload, rank: _Rank, experts: int) -> _Part:
-    """A router, then `top_k` of the experts for every token. Experts are whole (their tensor-parallel size is one, as
-    Megatron folds them over tensor and data ranks), so a rank computes `top_k` experts for its part of the
-    tokens when the router is balanced."""
+def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
+    """A router, then `top_k` of the experts for every token, and the shared MLP for all. Experts are whole (their
+    tensor-parallel size is one, as Megatron folds them over tensor and data ranks), so a rank computes `top_k` experts
+    for its part of the tokens when the router is balanced."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
     outer = rank.outer_tokens
@@ -296,28 +364,32 @@ def _experts(workload: Workload, rank: _Rank, experts: int) -> _Part:
     ops += _activation("experts.activation", workload, numerics, slots * f)
     ops += grouped("down", f, h)
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
+    linears: tuple[Linear, ...] = ()
     if shared:
-        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
+        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared, trainable=not numerics.frozen)
         ops += _activation("experts.shared-activation", workload, numerics, tokens * shared)
-        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h)
-    ops += _residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
+        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h, trainable=not numerics.frozen)
+        linears = (
+            Linear("experts.shared-up", tokens, float(h), ups * shared),
+            Linear("experts.shared-down", tokens, shared, float(h)),
+        )
+    ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
     kept = 2 * e * outer * h + e * slots * (2 * h + (ups + 1) * f) + e * tokens * (ups + 1) * shared
     one = (ups + 1) * h * f
-    parameters = one * local + h * experts + (ups + 1) * h * shared + _norm_parameters(model)
+    parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
     transfers = [
         Transfer(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
         for phase in _PHASES
         for name in ("dispatch", "combine")
     ]
-    return _Part(ops, transfers, parameters, kept, np.zeros(1), one * local)
+    return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, linears)
 
 
 def _batched(op: Op, batch: Floats) -> Op:
     """The same GEMM for each of `batch` experts at once (a grouped GEMM)."""
-    table = op.table
-    dims = table.dims.copy()
+    dims = op.table.dims.copy()
     dims[:, 0] = batch
-    return Op(op.name, type(table)(table.kind, table.precision, dims), op.phase, op.count, op.launches, op.selective)
+    return replace(op, table=replace(op.table, dims=dims))
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
@@ -328,19 +400,21 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
     return layers.pointwise(name, numerics, elements, kernels=kernels)
 
 
-def _residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
+def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
     """Dropout and the residual addition. The gradient of an addition is free; that of dropout is a pass, and
     where two branches meet their gradients are summed."""
-    if dropout and numerics.fused:
-        return layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
-    ops = []
-    if dropout:
-        ops += layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
-    return ops + layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
+    sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
+    if not dropout:
+        return sum_
+    masked = layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
+    return layers.fused_into("elementwise", masked + sum_, both)
 
 
-def _embedding(workload: Workload, rank: _Rank) -> Block:
+def embedding(workload: Workload, rank: Rank) -> Block:
+    """Token and position embeddings, with what follows before the first layer. Frozen ones have no backward pass."""
     model, numerics = workload.model, Numerics.of(workload)
+    numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
     ops = layers.embedding("embedding.tokens", numerics, rank.tokens, h)
     if model.positions:
@@ -357,15 +431,20 @@ def _embedding(workload: Workload, rank: _Rank) -> Block:
         ops += layers.linear("embedding.projection", numerics, rank.tokens, width, h)
     parameters = parameters + model.extra.get("token_types", 0.0) * width
     if model.extra.get("embedding_norm"):
-        parameters = parameters + _norm_parameters(model)
+        parameters = parameters + norm_parameters(model)
     transfers = (Transfer("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
     return Block(
         "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([kept] * 3), transfers,
-        trainable_share=_trainable_share(workload),
+        frozen_parameters=frozen(workload, parameters),
     )  # fmt: skip
 
 
-def _head(workload: Workload, rank: _Rank) -> Block:
+def frozen(workload: Workload, parameters: Floats) -> Floats:
+    """Which parameters of a block without adapters have no gradient: all under LoRA, else none, (S,)."""
+    return parameters if workload.lora_rank else np.zeros(1)
+
+
+def _head(workload: Workload, rank: Rank) -> Block:
     """The final norm, the output projection on `extra.head_share` of the tokens (all by default) and the loss; or,
     with `extra.classes`, a classifier on one pooled token of each sample."""
     model, numerics = workload.model, Numerics.of(workload)
@@ -378,7 +457,7 @@ def _head(workload: Workload, rank: _Rank) -> Block:
     parameters = np.zeros_like(t)
     if model.extra.get("final_norm", 1.0):
         ops += layers.norm("head.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
-        parameters = parameters + _norm_parameters(model)
+        parameters = parameters + norm_parameters(model)
     if model.extra.get("head_transform"):
         ops += layers.linear("head.transform", numerics, rows, h, h, bias=True, trainable=trainable)
         ops += layers.pointwise("head.activation", numerics, rows * h)
@@ -399,11 +478,11 @@ def _head(workload: Workload, rank: _Rank) -> Block:
     transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(
         "head", 1, tuple(ops), parameters, np.stack([kept] * 3), transfers, working_bytes=logits,
-        trainable_share=_trainable_share(workload),
+        frozen_parameters=frozen(workload, parameters),
     )  # fmt: skip
 
 
-def _tensor_transfers(name: str, workload: Workload, rank: _Rank) -> list[Transfer]:
+def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
     """What Megatron's tensor parallelism exchanges around half a layer: one all-reduce forward and one
     backward, or with sequence parallelism an all-gather and a reduce-scatter each way, and one more gather
     backward for the weight gradient's input."""
@@ -424,35 +503,20 @@ def _tensor_transfers(name: str, workload: Workload, rank: _Rank) -> list[Transf
     return found
 
 
-def _norm_parameters(model: Model) -> float:
+def norm_parameters(model: Model) -> float:
+    """Parameters of one norm over the hidden state: a weight, and where it is no RMS norm a bias."""
     return float(model.hidden if model.rms_norm else 2 * model.hidden)
 
 
-def _adapters(workload: Workload, rank: _Rank) -> list[Op]:
-    """LoRA (arXiv 2106.09685): a down- and an up-projection of small rank beside each linear layer."""
-    model, numerics = workload.model, Numerics.of(workload)
+def _adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
+    """LoRA (arXiv 2106.09685, section 4.1): a down- and an up-projection of small rank beside each dense layer of
+    attention and MLP, and their parameters, (S,). Routers and routed experts have none."""
+    numerics, rank = Numerics.of(workload), float(workload.lora_rank)
     ops: list[Op] = []
-    for name, inputs, outputs in _linear_shapes(model):
-        ops += layers.linear(f"lora.{name}.down", numerics, rank.tokens, inputs, float(workload.lora_rank))
-        ops += layers.linear(f"lora.{name}.up", numerics, rank.tokens, float(workload.lora_rank), outputs / rank.tensor)
-        ops += layers.pointwise(f"lora.{name}.add", numerics, rank.tokens * outputs / rank.tensor, reads=2.0)
-    return ops
-
-
-def _linear_shapes(model: Model) -> list[tuple[str, float, float]]:
-    width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    ups = 2.0 if model.gated_mlp else 1.0
-    return [
-        ("qkv", float(model.hidden), float(width + 2 * kv)),
-        ("output", float(width), float(model.hidden)),
-        ("up", float(model.hidden), ups * model.ffn_hidden),
-        ("down", float(model.ffn_hidden), float(model.hidden)),
-    ]
-
-
-def _trainable_share(workload: Workload) -> float:
-    if not workload.lora_rank:
-        return 1.0
-    shapes = _linear_shapes(workload.model)
-    adapters = sum(workload.lora_rank * (inputs + outputs) for _, inputs, outputs in shapes)
-    return min(1.0, adapters / sum(inputs * outputs for _, inputs, outputs in shapes))
+    parameters = np.zeros(1)
+    for item in linears:
+        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank)
+        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs)
+        ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
+        parameters = parameters + rank * (item.inputs + item.outputs)
+    return ops, parameters

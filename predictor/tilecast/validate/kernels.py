@@ -10,9 +10,6 @@ a kernel: `harness` states it per table kind, and it is added before a predictio
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +23,7 @@ from tilecast import kernels
 from tilecast.graph import KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
+from tilecast.validate import csvfile
 
 Columns = Mapping[str, list[str]]
 
@@ -408,17 +406,10 @@ def read(path: Path) -> Table:
     Raises:
         SpecError: the file cannot be read, is not CSV, or has the columns of no known kind of table.
     """
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-        lines = list(csv.reader(io.StringIO(text)))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise SpecError(str(path), f"cannot be read as CSV ({error})", "give a CSV file, plain or gzipped") from None
-    header = lines[0] if lines else []
+    header, cells = csvfile.read(path)
     reader = next((how for needed, how in READERS if needed <= set(header)), None)
     if reader is None:
         raise SpecError(str(path), "has the columns of no known kernel table", "see docs for the columns of each kind")
-    cells = [line + [""] * (len(header) - len(line)) for line in lines[1:] if line]
     columns = {name: [line[i] for line in cells] for i, name in enumerate(header)}
     b = _Builder(columns, len(cells))
     reader(b)
@@ -532,22 +523,9 @@ def run(files: Sequence[Path], rows: Path | None, model: Path | None) -> str:
     tables = [read(path) for path in files]
     predictions = [predict(table, model) for table in tables]
     if rows is not None:
-        _write(rows, tables, predictions)
+        forecasts = ((p.seconds, p.lower, p.upper, p.reason) for p in predictions)
+        csvfile.write(rows, ((t.header, t.cells, f) for t, f in zip(tables, forecasts, strict=True)))
     return _summary(tables, predictions, model)
-
-
-def _write(path: Path, tables: Sequence[Table], predictions: Sequence[Prediction]) -> None:
-    header = list(dict.fromkeys(name for table in tables for name in table.header))
-    added = ("predicted_us", "lower_us", "upper_us", "reason")
-    with path.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*header, *added])
-        for table, p in zip(tables, predictions, strict=True):
-            place = [table.header.index(name) if name in table.header else None for name in header]
-            for i, cells in enumerate(table.cells):
-                times = (p.seconds[i], p.lower[i], p.upper[i])
-                shown = ["" if np.isnan(value) else f"{value * 1e6:.4f}" for value in times]
-                writer.writerow(["" if j is None else cells[j] for j in place] + [*shown, p.reason[i]])
 
 
 def _summary(tables: Sequence[Table], predictions: Sequence[Prediction], model: Path | None) -> str:

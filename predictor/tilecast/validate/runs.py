@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from tilecast.kernels import KernelTimes
 from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
-from tilecast.step import PARTS, Constants
+from tilecast.step import PARTS, Constants, constants_with
 from tilecast.validate.table import Case, Refusal, Row, integer, read
 
 COLUMNS = (
@@ -33,6 +36,8 @@ class Forecast:
     """What is predicted for one row; everything but `reason` is None when the row is refused."""
 
     seconds: float | None = None
+    left_out_s: float | None = None
+    """The step with constants fitted without the row's source."""
     lower_s: float | None = None
     upper_s: float | None = None
     fits: bool | None = None
@@ -100,11 +105,23 @@ def forecast(rows: Sequence[Row]) -> list[Forecast]:
     """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
     groups, refused = prepare(rows)
     found = {index: Forecast(reason=code) for index, code in refused.items()}
+    unseen = left_out()
     for group in groups:
         priced = price(group)
+        sources = {rows[member.index].get("source", "") for member in group.members}
+        without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
         for member in group.members:
-            found[member.index] = _one(group.workload, group.pool, priced, member)
+            one = _one(group.workload, group.pool, priced, member)
+            other = without[rows[member.index].get("source", "")]
+            found[member.index] = replace(one, left_out_s=float(other.step_s[chosen(other, member)]))
     return [found[index] for index in range(len(rows))]
+
+
+@cache
+def left_out() -> Mapping[str, Constants]:
+    """Constants for every source whose rows move them: those that are fitted without it (`tilecast_fit.step`)."""
+    text = files("tilecast.validate").joinpath("left_out.toml").read_text(encoding="utf-8")
+    return {name: constants_with(moved) for name, moved in tomllib.loads(text).items()}
 
 
 def price(group: Group, fitted: Constants | None = None) -> Priced:
@@ -284,6 +301,7 @@ class Scored:
     rows: tuple[Row, ...]
     measured_s: Floats
     predicted_s: Floats
+    left_out_s: Floats
     roofline_s: Floats
     one_mfu_s: Floats
     covered: npt.NDArray[np.bool_]
@@ -308,6 +326,7 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
         rows=tuple(row for row, _, _ in kept),
         measured_s=measured,
         predicted_s=np.array([item.seconds for _, item, _ in kept], dtype=float),
+        left_out_s=np.array([item.left_out_s for _, item, _ in kept], dtype=float),
         roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
         one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
         covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in kept], dtype=bool),
@@ -383,6 +402,8 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
     tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     if count:
         lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, top-1 regret {regret:.1%}"]
+    aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
+    lines.append(f"macro error with each source left out of the fit of the step's constants: {aside:.1%}")
     lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps")
     lines.append(f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}")
     return "\n".join(lines)

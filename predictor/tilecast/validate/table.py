@@ -70,7 +70,7 @@ def read(row: Row) -> Case:
     """
     try:
         name = row["gpu"].split("(")[0].strip()
-        gpu = find_gpu(_ASSUMED.get(name, name))
+        gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
         raise Refusal("unknown-gpu") from None
     precision = _PRECISION.get(row.get("precision", "").lower())
@@ -104,7 +104,7 @@ def read(row: Row) -> Case:
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
 
 
-_ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
+ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
 """What is meant where a table does not state the variant."""
 
 
@@ -282,50 +282,76 @@ def _pool(row: Row, gpu: Gpu, gpus: int) -> Pool:
         gpu=gpu,
         gpus_per_node=per_node,
         max_nodes=-(-gpus // per_node),
-        intra=_intra(row.get("interconnect_intra", ""), gpu),
-        inter=_inter(row.get("interconnect_inter", ""), gpu, per_node),
+        intra=intra_link(row.get("interconnect_intra", ""), gpu),
+        inter=network(row.get("interconnect_inter", ""), gpu, per_node),
     )
 
 
-def _intra(text: str, gpu: Gpu) -> Link:
-    if "nv" in text.lower():
+def intra_link(text: str, gpu: Gpu) -> Link:
+    """The link between GPUs of a node that a table names, for that GPU."""
+    words = text.lower()
+    if "pairs" in words and (pair := _PAIRS.get(gpu.compute_capability)):
+        return find_link(pair)
+    if "board" in words and gpu.architecture == "ampere":
+        return find_link("nvlink3-board")
+    if "nv" in words and "pairs" not in words:
         return find_link(_GENERATION_LINK.get(gpu.architecture, gpu.intra_link))
-    if "pcie" in text.lower():
-        return find_link(_GENERATION_BUS.get(gpu.architecture, "pcie4"))
+    if "pcie" in words:
+        stated = re.search(r"pcie (?:gen ?)?([345])", words)
+        return find_link(f"pcie{stated[1]}" if stated else _GENERATION_BUS.get(gpu.architecture, "pcie4"))
     return find_link(gpu.intra_link)
 
 
+_PAIRS: Mapping[float, str] = {8.0: "nvlink3-pair", 9.0: "nvlink4-pair"}
+"""NVLink bridges by compute capability; narrower ones are not among the links."""
+
+
 _FABRICS: tuple[tuple[str, str], ...] = (
-    ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"), ("efa", "efa-400"), ("roce", "roce-1600"),
-    ("omni-path", "omnipath-4x100"), ("edr", "infiniband-edr-4x100"), ("ndr", "infiniband-ndr-8x400"),
-    ("infiniband", "infiniband-hdr-8x200"), ("rdma", "infiniband-ndr-8x400"),
+    ("pods", "pod-tcp"), ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"), ("efa", "efa-400"),
+    ("roce", "roce-1600"), ("omni-path", "omnipath-4x100"), ("edr", "infiniband-edr-4x100"),
+    ("ndr", "infiniband-ndr-8x400"), ("hdr", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"),
+    ("rdma", "infiniband-ndr-8x400"),
 )  # fmt: skip
 """First match of a published word, and the link whose latency and efficiency it has."""
+_NEWER: Mapping[str, str] = {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400"}
+"""What such a word means where nodes have GPUs of the Hopper generation or later."""
 
 
-def _inter(text: str, gpu: Gpu, per_node: int) -> Link:
-    """The network a row names: the kind from its words, the rate from its figures."""
+def network(text: str, gpu: Gpu, per_node: int) -> Link:
+    """The network a table names: the kind from its words, the rate and the number of ports from its figures. Pods do
+    not reach a nominal rate, which is left aside."""
     words = text.lower()
-    usual = _USUAL_NETWORK.get(gpu.architecture, "ethernet-100")
-    link = find_link(next((name for word, name in _FABRICS if word in words), usual))
-    rate = _gigabits(words, per_node)
-    return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8) if rate else link
+    word, name = next((pair for pair in _FABRICS if pair[0] in words), ("", ""))
+    if gpu.architecture in ("hopper", "blackwell"):
+        name = _NEWER.get(word, name)
+    link = find_link(name or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100"))
+    ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
+    if not rate or (link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9):
+        return link  # no figure, or that of one of its ports
+    nics = ports or link.nics
+    return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8, nics=nics, gpu_nics=max(1, nics // per_node))
 
 
-_RATES: tuple[tuple[str, Callable[[re.Match[str], int], float]], ...] = (
-    (r"(\d+) ?x ?(\d+) ?g", lambda found, per_node: float(found[1]) * float(found[2])),
-    (r"(\d+) ?x .*?(\d+) ?gb", lambda found, per_node: float(found[1]) * float(found[2])),
-    (r"(\d+) ?gb\S* per gpu", lambda found, per_node: float(found[1]) * per_node),
-    (r"(\d+) ?gb", lambda found, per_node: float(found[1])),
+def names_network(text: str) -> bool:
+    """Whether a table's words say which network it is."""
+    words = text.lower()
+    return "not stated" not in words and (any(word in words for word, _ in _FABRICS) or _gigabits(words, 1)[1] > 0)
+
+
+_RATES: tuple[tuple[str, Callable[[re.Match[str], int], tuple[int, float]]], ...] = (
+    (r"(\d+) ?x ?(\d+) ?g", lambda found, per_node: (int(found[1]), float(found[1]) * float(found[2]))),
+    (r"(\d+) ?x .*?(\d+) ?gb", lambda found, per_node: (int(found[1]), float(found[1]) * float(found[2]))),
+    (r"(\d+) ?gb\S* per gpu", lambda found, per_node: (per_node, float(found[1]) * per_node)),
+    (r"(\d+) ?gb", lambda found, per_node: (0, float(found[1]))),
 )
-"""Rates of a node in Gb/s, as sources write them."""
+"""Ports of a node (0 where it is not said) and their rate together in Gb/s, as sources write them."""
 
 
-def _gigabits(words: str, per_node: int) -> float | None:
+def _gigabits(words: str, per_node: int) -> tuple[int, float]:
     for pattern, rate in _RATES:
         if found := re.search(pattern, words):
             return rate(found, per_node)
-    return None
+    return 0, 0.0
 
 
 def integer(row: Row, column: str) -> int | None:

@@ -154,7 +154,8 @@ def _align(walk: Walk, side: int) -> None:
 
 
 def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Darknet-53 and three scales of detections, three anchors per pixel each."""
+    """Darknet-53 and three scales of detections, three anchors per pixel each. Every output has a logistic loss of its
+    own (section 2.2)."""
     walk.unit(32, 3)
     routes = []
     for blocks in (1, 2, 8, 8, 4):
@@ -179,4 +180,5 @@ def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.fork(2)
         walk.unit(2 * width, 3)
         walk.conv(outputs, 1, bias=True)
+        walk.loss(1)
         walk.shape = entry

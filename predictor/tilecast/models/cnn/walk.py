@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
+from tilecast.graph import Op
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats
@@ -87,33 +87,12 @@ class Walk:
             "out_d": size[0], "out_h": size[1], "out_w": size[2], "groups": groups,
         }  # fmt: skip
         name = f"conv{len(self.ops)}"
-
-        def add(label: str, direction: float, phase: Phase) -> None:
-            table = KernelTable.of("conv", self.numerics.matrix, **dims, direction=direction)
-            self.ops.append(Op(f"{name}{label}", table, phase))
-
         self.keep(self.elements)
-        if self.numerics.converts_layout:
-            self._convert_layout(name, self.elements, self.batch * out * size[0] * size[1] * size[2])
-        add("", 0.0, "forward")
-        if self.numerics.training:
-            if self.reached:
-                add(".input-gradient", 1.0, "backward")
-            add(".weight-gradient", 2.0, "backward")
+        self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.reached = out, size, True
         if bias:
             self._bias(name)
-
-    def _convert_layout(self, name: str, inputs: Floats, outputs: Floats) -> None:
-        """Copies between channels-first tensors and the channels-last kernels of tensor cores: input and output
-        forward; the output's gradient, the input and its gradient backward."""
-        self.ops += layers.elementwise(f"{name}.layout", self.numerics, inputs + outputs, 1.0, 1.0, launches=2.0)
-        if self.numerics.training:
-            moved = 2 * inputs + outputs
-            self.ops += layers.elementwise(
-                f"{name}.layout.gradient", self.numerics, moved, 1.0, 1.0, phase="backward", launches=3.0
-            )
 
     def up_conv(self, out: int) -> None:
         """A transposed convolution of kernel and stride 2: every pixel becomes 2 x 2 (x 2) pixels of `out` channels,
@@ -147,11 +126,9 @@ class Walk:
         self.activate(activation)
 
     def norm(self) -> None:
-        """Batch or instance norm. In training one pass for the statistics and one to normalise; backward likewise."""
+        """Batch or instance norm."""
         self.keep(self.elements)
-        self.ops += layers.pointwise(
-            "norm", self.numerics, self.elements, reads=2.0, absorbed=False, backward=(4.0, 1.0)
-        )
+        self.ops += layers.channel_norm("norm", self.numerics, self.elements)
         self.parameters += 2 * self.channels
 
     def activate(self, activation: str = "relu") -> None:
@@ -161,8 +138,7 @@ class Walk:
             return
         if activation in ("silu", "hard-swish"):
             self.keep(self.elements)
-        if not self.numerics.fused:
-            self.ops += layers.pointwise(activation, self.numerics, self.elements)
+        self.ops += layers.fused_away("elementwise", layers.pointwise(activation, self.numerics, self.elements))
 
     def add(self) -> None:
         """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part."""
@@ -187,9 +163,7 @@ class Walk:
         self.size = self._after(window, stride, padding)
         ratio = float(np.mean(self.elements / before))
         self.keep(self.elements)
-        self.ops += layers.elementwise("pool", self.numerics, before, 1.0, ratio)
-        if self.numerics.training:
-            self.ops += layers.elementwise("pool.gradient", self.numerics, before, 2 * ratio, 1.0, phase="backward")
+        self.ops += layers.pool("pool", self.numerics, before, ratio)
 
     def mean(self) -> None:
         """The mean over all pixels."""

@@ -1,0 +1,302 @@
+"""The constants of a link from measured collectives, and nccl-tests' logs as measurements.
+
+The loss is the mean absolute logarithm of predicted over measured, every row alike, with a light pull towards the
+constants that are there, so that one which the rows do not determine stays. One constant at a time moves over a
+geometric grid that narrows. The same rows give the same constants.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import collectives
+from tilecast.collectives import Group
+from tilecast.hardware import MESSAGE, PROTOCOLS, Link
+from tilecast.spec import Floats, Ints, SpecError
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Collectives as they were measured: names, whole buffers in bytes, groups, seconds; columns (R,)."""
+
+    collective: npt.NDArray[np.str_]
+    size_bytes: Floats
+    ranks: Floats
+    local: Floats
+    node_ranks: Floats
+    seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.size_bytes)
+
+    def where(self, rows: Mask | Ints) -> Measured:
+        """The chosen rows, by mask or index."""
+        return Measured(*(getattr(self, name)[rows] for name in self.__slots__))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Measured]) -> Measured:
+        """All rows of the parts, in order."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def group(self) -> Group:
+        """The groups of the rows."""
+        return Group(self.ranks, self.local, self.node_ranks)
+
+
+def predict(measured: Measured, intra: Link, inter: Link) -> Floats:
+    """Seconds of every row on those links, (R,)."""
+    found = np.zeros(len(measured))
+    for name in np.unique(measured.collective):
+        rows = measured.collective == name
+        part = measured.where(rows)
+        found[rows] = collectives.seconds(str(name), part.size_bytes, part.group(), intra, inter)
+    return found
+
+
+BULK = ("simple", "share")
+"""Bulk data move in the Simple protocol: its share is the whole of `efficiency`."""
+CONSTANTS = (
+    "efficiency", "own_share", "peer_s", "reduction_bytes_per_s", "reduction_start_s",
+    *(
+        f"{name}.{part}"
+        for name in (*PROTOCOLS, MESSAGE) for part in ("start_s", "hop_s", "share") if (name, part) != BULK
+    ),
+)  # fmt: skip
+"""What is fitted: fields of a link, and of its protocols. A constant that is 0 or absent stays so."""
+REACH = 8.0
+"""How far a constant moves in the first round, as a factor either way; a round later the root of it."""
+PULL = 0.001
+"""Loss of moving one constant by a factor of e."""
+
+
+def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
+    """The link with the constants that fit the rows best.
+
+    Args:
+        link: where the search starts: the link between GPUs of a node, or the network if it is `per_node`.
+        measured: rows that use the link.
+        other: the network, or the link between GPUs of a node; it stays as it is.
+        rounds: how often every constant moves.
+    """
+
+    def loss(tried: Link) -> float:
+        intra, inter = (other, tried) if link.per_node else (tried, other)
+        moved = sum(abs(np.log(constant(tried, name) / start)) for name, start in begin.items())
+        return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))) + PULL * moved)
+
+    begin = {name: value for name in CONSTANTS if (value := constant(link, name))}
+    best, least = link, loss(link)
+    for turn in range(rounds):
+        for name in begin:
+            reach = REACH ** (0.5**turn)
+            part = name.split(".")[-1]
+            most = {"share": 1 / best.efficiency, "efficiency": 1 / _most_share(best), "own_share": 1.0}.get(
+                part, np.inf
+            )
+            for value in np.minimum(constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
+                tried = _with(best, name, float(f"{value:.3g}"))
+                if (reached := loss(tried)) < least:
+                    best, least = tried, reached
+    return best
+
+
+def _most_share(link: Link) -> float:
+    return max(protocol.share for protocol in link.protocols.values())
+
+
+def constant(link: Link, name: str) -> float:
+    """A link's value of one of `CONSTANTS`, 0 where it has none."""
+    part, _, field = name.rpartition(".")
+    if not part:
+        return float(getattr(link, field))
+    return float(getattr(link.protocols[part], field)) if part in link.protocols else 0.0
+
+
+def _with(link: Link, name: str, value: float) -> Link:
+    part, _, field = name.rpartition(".")
+    change = {field: value}
+    if not part:
+        return replace(link, **change)  # type: ignore[arg-type]
+    return replace(link, protocols={**link.protocols, part: replace(link.protocols[part], **change)})
+
+
+PERFORMED: Mapping[str, str] = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "sendrecv": "send_recv",
+}  # fmt: skip
+"""Collectives by the name of nccl-tests' program, without `_perf`."""
+
+_PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
+_RANK = re.compile(
+    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
+)
+_ROW = re.compile(
+    r"^\s*(?:\[[^\]]*\]<\w+>:)?\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+\w+\s+-?\d+\s+(\d\S*)\s+(\d\S*)\s+(\d\S*)\s+(\d\S*|N/A)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What an nccl-tests log holds: out-of-place times, and the GPU that its ranks ran on."""
+
+    measured: Measured
+    gpu: str
+
+    @property
+    def nodes(self) -> int:
+        """Most nodes of any run."""
+        return int(self.measured.group().nodes.max())
+
+
+def read_log(path: Path) -> Log:
+    """The standard output of nccl-tests (all_reduce_perf and the like), one run or several after each other, with
+    whatever a launcher or NCCL wrote between: `# Rank` lines say who took part, and rows hold size, count, type,
+    operation, root, and time, bandwidths and errors out of place (nccl-tests, src/util.cu).
+
+    Raises:
+        SpecError: the file cannot be read, is no such log, or holds a collective, a time or a result that is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
+    name = found[1] if (found := _PROGRAM.search(path.name)) else ""
+    hosts: list[tuple[str, str]] = []
+    parts: list[Measured] = []
+    gpu, fresh = "", True
+    for number, line in enumerate(lines, 1):
+        if program := _PROGRAM.search(line):
+            name = program[1]
+        if rank := _RANK.search(line):
+            hosts = [] if fresh else hosts
+            hosts.append((rank[2] or "0", rank[3]))
+            gpu, fresh = rank[4] or gpu, False
+        elif row := _ROW.match(line):
+            fresh = True
+            if int(row[1]):
+                parts.append(_row(f"{path}: line {number}", name, hosts, row))
+    if not parts:
+        raise SpecError(str(path), "holds no row of nccl-tests", "give what all_reduce_perf or another of them printed")
+    return Log(Measured.concatenate(parts), gpu)
+
+
+def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measured:
+    if name not in PERFORMED:
+        known = ", ".join(f"{known}_perf" for known in PERFORMED)
+        problem = f"{name}_perf is not priced" if name else "the log does not name the collective"
+        raise SpecError(
+            where, problem, f"give the log of one of {known}, with the command line in it or in its file name"
+        )
+    if not hosts:
+        raise SpecError(where, "no '# Rank' line before the row says which GPUs took part", "give the whole log")
+    if row[6] not in ("0", "N/A"):
+        raise SpecError(where, f"{row[6]} elements were wrong", "repair the system before you measure it")
+    group = hosts[0][0]
+    mine = [host for of, host in hosts if of == group]
+    ranks, nodes = len(mine), len(set(mine))
+    each = {mine.count(host) for host in mine}
+    if len(each) > 1:
+        raise SpecError(where, f"{ranks} ranks are spread unevenly over {nodes} nodes", "run as many on every node")
+    try:
+        time_us = float(row[3])
+    except ValueError:
+        time_us = np.nan
+    if not 0 < time_us < np.inf:
+        raise SpecError(where, f"time {row[3]!r} is no positive number", "give the log as it was printed")
+    on_node = sum(host == mine[0] for _, host in hosts)
+    numbers = (float(row[1]), float(ranks), float(min(each)), float(on_node), time_us * 1e-6)
+    return Measured(np.array([PERFORMED[name]]), *(np.array([value]) for value in numbers))
+
+
+def toml(link: Link, source: str) -> str:
+    """A link as a file of the `LinkFile` schema, its constants in it. Of a link that has another beyond its domain,
+    the file names that one."""
+    facts: dict[str, object] = {
+        "name": link.name,
+        "kind": link.kind,
+        "bandwidth_gb_per_s": link.bandwidth_bytes_per_s / 1e9,
+        "efficiency": link.efficiency,
+        "per_node": link.per_node,
+        "nics": link.nics,
+        "gpu_nics": link.gpu_nics,
+        "switched": link.switched,
+        "wired": [list(point) for point in link.wired],
+        "domain": link.domain,
+        "reduction_gb_per_s": link.reduction_bytes_per_s / 1e9,
+        "tiers": [{"nodes": tier.nodes, "oversubscription": tier.oversubscription} for tier in link.tiers],
+    }
+    if link.beyond:
+        facts["beyond"] = link.beyond.name
+    constants: dict[str, object] = {
+        "peer_us": link.peer_s * 1e6,
+        "own_share": link.own_share,
+        "reduction_start_us": link.reduction_start_s * 1e6,
+        "spread": link.spread,
+        "source": source,
+    }
+    for name, one in link.protocols.items():
+        constants[name] = {"start_us": one.start_s * 1e6, "hop_us": one.hop_s * 1e6, "share": one.share}
+    lines = [f"{key} = {_value(value)}" for key, value in facts.items()]
+    lines += ["", "[sources]", f"constants = {_value(source)}", "", "[protocols]"]
+    return "\n".join([*lines, *(f"{key} = {_value(value)}" for key, value in constants.items()), ""])
+
+
+def _value(value: object) -> str:
+    """A value as TOML writes it, numbers with four digits."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(inner) for inner in value) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted link, and mean absolute errors of the rows: as it was, as it is, and when each half of the rows is
+    predicted by a fit to the other half."""
+
+    link: Link
+    errors: tuple[tuple[str, int, float, float, float], ...]
+    """Collective and size class, rows, before, after, left out."""
+
+
+def calibrate(link: Link, measured: Measured, other: Link, name: str) -> Calibration:
+    """Fit a link to the rows of a log under a new name. Its 90 % range becomes what the rows show that a fit to the
+    others did not see.
+
+    Args:
+        link: where the constants start: between GPUs of a node, or the network if it is `per_node`.
+        measured: the rows of a log.
+        other: the other of the two, which stays.
+        name: what the fitted link is called.
+    """
+
+    def errors(fitted: Link, rows: Measured) -> Floats:
+        pair = (other, fitted) if link.per_node else (fitted, other)
+        return np.asarray(predict(rows, *pair) / rows.seconds - 1)
+
+    after = fit(link, measured, other)
+    even = np.arange(len(measured)) % 2 == 0
+    unseen = np.full(len(measured), np.nan)
+    if len(measured) > 1:
+        for half in (even, ~even):
+            unseen[half] = errors(fit(link, measured.where(~half), other), measured.where(half))
+    table = np.abs([errors(link, measured), errors(after, measured), unseen])
+    lines = []
+    for collective in np.unique(measured.collective):
+        for title, rows in (("from 1 MiB", measured.size_bytes >= 2**20), ("below", measured.size_bytes < 2**20)):
+            of = rows & (measured.collective == collective)
+            if of.any():
+                before, now, left_out = table[:, of].mean(axis=1)
+                lines.append((f"{collective} {title}", int(of.sum()), before, now, left_out))
+    spread = float(np.quantile(np.abs(np.log1p(unseen)), 0.9)) if len(measured) > 1 else link.spread
+    return Calibration(replace(after, name=name, spread=float(f"{spread:.2g}")), tuple(lines))

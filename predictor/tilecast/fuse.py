@@ -1,0 +1,63 @@
+"""Fusion passes: what a compiler, hand-written kernels or a library make of the operators that an eager framework runs.
+
+A family writes down every operator of eager execution and, beside those that some pass changes, what the pass
+leaves in their place: `Op.unless` names the pass that removes an operator, `Op.only` the pass that brings it.
+`passes` says which passes a workload has, `apply` runs them over a graph. Two passes reach further than the list of
+operators: `attention` also decides what is kept for the backward pass, so the block is built for it, and
+`optimizer` is about the weight update, which `tilecast.step` prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilecast.graph import Block, Graph, Op, PassName
+from tilecast.spec import Execution, Workload
+
+PASSES: Mapping[PassName, str] = {
+    "elementwise": "chains of element-wise operators become one pass over memory, or vanish into their neighbour",
+    "norm": "norms convert between 16 bit and FP32 on the fly, without casts of their own",
+    "loss": "softmax and cross-entropy read the logits in place, without copies in FP32",
+    "layout": "convolutions keep their tensors channels last, without copies between layouts",
+    "attention": "scores, mask, softmax and values are one kernel that never writes the scores to memory",
+    "optimizer": "one kernel reads and writes every state of a weight once",
+}
+"""Every pass by name, and what it does."""
+
+_COMPILER: frozenset[PassName] = frozenset({"elementwise", "norm", "loss", "layout"})
+_OF_EXECUTION: Mapping[Execution, frozenset[PassName]] = {
+    "eager": frozenset(),
+    "compiled": _COMPILER,
+    "cudaGraphs": frozenset(),
+    "xla": _COMPILER,
+}
+_HAND_WRITTEN: frozenset[PassName] = frozenset({"elementwise", "norm"})
+
+
+def passes(workload: Workload) -> frozenset[PassName]:
+    """The passes that run over a workload's graph: those of its execution, of hand-written kernels, and of the
+    attention and the optimizer that it chose."""
+    chosen = set(_OF_EXECUTION[workload.execution])
+    if workload.fused_kernels:
+        chosen |= _HAND_WRITTEN
+    is_16_bit = workload.precision not in ("fp32", "tf32")
+    if workload.attention == "flash" or (workload.attention == "auto" and is_16_bit and workload.model.head_dim <= 256):
+        chosen.add("attention")
+    if workload.fused_optimizer:
+        chosen.add("optimizer")
+    return frozenset(chosen)
+
+
+def remains(op: Op, names: frozenset[PassName]) -> bool:
+    """Whether an operator is there after these passes."""
+    return op.unless not in names and (op.only is None or op.only in names)
+
+
+def apply(graph: Graph, names: frozenset[PassName]) -> Graph:
+    """The graph after these passes: the operators that remain, in order."""
+
+    def fused(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        return tuple(replace(block, ops=tuple(op for op in block.ops if remains(op, names))) for block in blocks)
+
+    return replace(graph, first=fused(graph.first), layers=fused(graph.layers), last=fused(graph.last))

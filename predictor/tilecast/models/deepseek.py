@@ -1,0 +1,91 @@
+"""DeepSeek V2 and V3: multi-head latent attention before dense layers and experts with shared ones (DeepSeek-V2, arXiv
+2405.04434, section 2.1 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 4.2).
+
+Training runs the projections as they are written; that the keys' up-projection can be absorbed into the queries' helps
+decoding only. Multi-token prediction is not part of the graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilecast.graph import Graph, Shards, Transfer
+from tilecast.models import layers, transformer
+from tilecast.models.layers import Numerics
+from tilecast.models.transformer import Linear, Part, Rank, Span
+from tilecast.spec import Workload
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of the decoder. `Model.head_dim` is the width of a query, of which `extra.rotary_dim` is rotated;
+    values are `extra.value_dim` wide. Keys and values come out of a latent of `extra.latent`, queries out of one of
+    `extra.query_latent` (0: straight from the hidden state)."""
+    rank = Rank.of(shards, workload.sequence_length)
+    blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_latent_attention)
+    return transformer.graph(workload, rank, rank, blocks)
+
+
+def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """Latent attention on one rank. Down-projections, their norms and the one rotated key that all heads share are
+    whole on every tensor-parallel rank; up-projections and heads are split."""
+    model, numerics, extra = workload.model, Numerics.of(workload), workload.model.extra
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    tokens, outer = rank.tokens, rank.outer_tokens
+    heads = model.heads / t
+    query, rotated, value = float(model.head_dim), extra["rotary_dim"], extra["value_dim"]
+    latent, query_latent = extra["latent"], extra.get("query_latent", 0.0)
+    down, up = latent + rotated, heads * (query - rotated + value)
+    trainable = not numerics.frozen
+
+    ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
+    parameters = transformer.norm_parameters(model) * np.ones_like(t)
+    linears = [
+        Linear(f"{name}.key-value-down", outer, float(h), down),
+        Linear(f"{name}.key-value-up", tokens, latent, up),
+    ]
+    if query_latent:
+        linears.append(Linear(f"{name}.query-down", outer, float(h), query_latent))
+        ops += layers.norm(f"{name}.query-norm", numerics, outer, query_latent, rms=True)
+        parameters = parameters + query_latent
+    linears.append(Linear(f"{name}.query-up", tokens, query_latent or float(h), heads * query))
+    linears.append(Linear(f"{name}.output", tokens, heads * value, float(h)))
+    for item in linears:
+        ops += layers.linear(item.name, numerics, item.rows, item.inputs, item.outputs, trainable=trainable)
+        parameters = parameters + item.inputs * item.outputs
+    ops += layers.norm(f"{name}.latent-norm", numerics, outer, latent, rms=True)
+    parameters = parameters + latent
+    ops += layers.pointwise(f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0))
+    # Rotated and plain parts side by side, of queries and of keys, whose rotated part is repeated for every head.
+    ops += layers.pointwise(
+        f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)
+    )
+    seen = Span.of(workload, rank, key_rank, causal)
+    ops += layers.attention(
+        name,
+        numerics,
+        batch=seen.batch,
+        heads=heads,
+        kv_heads=heads,
+        seq_q=seen.queries,
+        seq_kv=seen.keys,
+        head_dim=query,
+        value_dim=value,
+        causal=causal,
+        dropout=False,
+    )
+    ops += transformer.residual(f"{name}.residual", numerics, outer * h, dropout=False)
+
+    score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
+    kept = (
+        2 * e * outer * h  # the norm's input and the down-projections'
+        + 2 * e * outer * (latent + query_latent)  # before and after their norms
+        + e * tokens * heads * 2 * (query + value)  # q, k, v and the output's input
+        + (4.0 * heads * tokens if numerics.flash else score)
+    )
+    keys = e * tokens * heads * (query + value) * rank.context
+    transfers = [
+        *transformer.tensor_transfers(name, workload, rank),
+        Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
+        Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
+    ]
+    return Part(ops, transfers, parameters, kept, score, np.zeros(1), tuple(linears))

@@ -1,0 +1,287 @@
+"""How data flows through a trace: what depends on the samples, where gradients go, what stays alive, where the model
+can be cut into stages."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+
+from tilecast.models.traced.operators import OPERATORS, Operand, Site, attribute_key
+from tilecast.trace import Operator, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is priced as one: an operator, or a chain of element-wise ones, perhaps led by a norm, each feeding the next
+    alone. `outside` are the full-size tensors that the chain reads besides its norm's.
+    """
+
+    sites: tuple[Site, ...]
+    outside: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Elements that stay alive until the backward pass: of tensors that grow with the batch and of others, of scores
+    and statistics of attention (of the traced batch), and single bytes (masks)."""
+
+    batched: float
+    fixed: float
+    scores: float
+    dropped_scores: float
+    statistics: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Operators between two places where the model can be cut: what they cost is counted by `units`; `parameters` are
+    read here first, `kept` elements stay alive, and `boundary` elements flow out of it."""
+
+    units: Mapping[Unit, int]
+    parameters: float
+    kept: float
+    boundary: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A trace as its units (each with how often it occurs), its parameters, what it keeps, and its segments."""
+
+    units: Mapping[Unit, int]
+    parameters: float
+    kept: Kept
+    segments: tuple[Segment, ...]
+    output: Operand | None
+    """What the model answers, unless that is a loss already."""
+
+
+@lru_cache(maxsize=64)
+def flow_of(trace: Trace) -> Flow:
+    """The flow of a trace."""
+    return _Reader(trace).read()
+
+
+class _Reader:
+    """Walks a trace once, in order."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.batched = {name for name in trace.inputs if trace.shapes[name][:1] == (trace.batch,)}
+        self.trained = set(trace.parameters)
+        self.order: dict[str, tuple[int, ...] | None] = {}
+        self.root: dict[str, str] = {}
+        self.made = {name: operator for operator in trace.operators for name in operator.outputs}
+        self.uses = Counter(name for operator in trace.operators for name in operator.inputs)
+        self.uses.update(trace.outputs)
+
+    def read(self) -> Flow:
+        trace = self.trace
+        for operator in trace.operators:
+            self._enter(operator)
+        groups = self._groups()
+        units = [self._unit(group) for group in groups]
+        forks = [self._forks(group[-1]) for group in groups]
+        kept = [self._kept(group) for group in groups]
+        segments = self._segments(groups, units, forks, kept)
+        counted: Counter[Unit] = Counter()
+        for segment in segments:
+            counted.update(segment.units)
+        output = trace.outputs[0] if trace.outputs else ""
+        is_answer = len(trace.shapes.get(output, ())) >= 2
+        return Flow(
+            units=counted,
+            parameters=sum(segment.parameters for segment in segments),
+            kept=self._total(kept),
+            segments=segments,
+            output=self._operand(output) if is_answer else None,
+        )
+
+    def _enter(self, operator: Operator) -> None:
+        """Note what an operator's outputs inherit from its inputs."""
+        rule = OPERATORS[operator.kind]
+        inputs = [name for name in operator.inputs if name]
+        is_batched = operator.kind != "constant" and any(name in self.batched for name in inputs)
+        is_trained = rule.gradient and any(name in self.trained for name in inputs)
+        order = self._order(operator)
+        for name in operator.outputs:
+            self.order[name] = order
+            if is_batched:
+                self.batched.add(name)
+            if is_trained:
+                self.trained.add(name)
+            is_copy = operator.kind == "reshape" and self._strided(inputs[0])
+            if not rule.moves and not is_copy:
+                self.root[name] = self.root.get(inputs[0], inputs[0])
+
+    def _order(self, operator: Operator) -> tuple[int, ...] | None:
+        """The order of dimensions in memory of what an operator makes; None where it is not known to be in order."""
+        source = next((name for name in operator.inputs if name), "")
+        rank = len(self.trace.shapes.get(source, ()))
+        before = self.order.get(source, tuple(range(rank)))
+        made = len(self.trace.shapes[operator.outputs[0]])
+        if operator.kind == "transpose":
+            steps = [int(operator.attributes[f"axis{axis}"]) for axis in range(rank)]
+            return tuple(before[step] for step in steps) if before is not None else None
+        if operator.kind in ("view", "part"):
+            return before if made == rank else tuple(range(made)) if not self._strided(source) else None
+        if operator.kind == "attention" and made == 4:
+            # Fused kernels lay their answer out as the next layer reads it: heads innermost.
+            return (0, 2, 1, 3)
+        return tuple(range(made))
+
+    def _strided(self, name: str) -> bool:
+        order = self.order.get(name, ())
+        return order is None or order != tuple(range(len(order)))
+
+    def _operand(self, name: str) -> Operand:
+        return Operand(self.trace.shapes[name], name in self.batched, name in self.trained, self._strided(name))
+
+    def _groups(self) -> list[list[Operator]]:
+        """The operators that do any work, chains of element-wise ones together."""
+        groups: list[list[Operator]] = []
+        for operator in self.trace.operators:
+            if not any(name in self.batched or name in self.trained for name in operator.outputs):
+                continue
+            last = groups[-1][-1] if groups else None
+            if last is not None and self._follows(last, operator):
+                groups[-1].append(operator)
+            else:
+                groups.append([operator])
+        return groups
+
+    def _follows(self, last: Operator, operator: Operator) -> bool:
+        """Whether a compiler runs an operator in the same pass as the one before it."""
+        before = OPERATORS[last.kind]
+        if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
+            return False
+        made = last.outputs[0]
+        return len(last.outputs) == len(operator.outputs) == 1 and made in operator.inputs and self.uses[made] == 1
+
+    def _unit(self, group: list[Operator]) -> Unit:
+        inner = {operator.outputs[0] for operator in group[:-1]}
+        chain = group[OPERATORS[group[0].kind].leads :]
+        names = dict.fromkeys(name for operator in chain for name in operator.inputs if name and name not in inner)
+        size = prod(self.trace.shapes[group[-1].outputs[0]])
+        outside = tuple(self._operand(name) for name in names if prod(self.trace.shapes[name]) == size)
+        return Unit(tuple(self._site(operator) for operator in group), outside if len(group) > 1 else ())
+
+    def _site(self, operator: Operator) -> Site:
+        inputs = tuple(self._operand(name) for name in operator.inputs if name)
+        largest = max(operator.outputs, key=lambda name: prod(self.trace.shapes[name]))
+        output = self._operand(largest)
+        attributes = attribute_key(operator)
+        if operator.kind == "transpose":
+            attributes = ()
+        return Site(operator.kind, attributes, inputs, output)
+
+    def _forks(self, operator: Operator) -> list[Unit]:
+        """The sums of gradients of what an operator made, where that is read more than once."""
+        found = []
+        for name in operator.outputs:
+            again = self.uses[name] - 1
+            if name in self.trained and name in self.batched and again > 0 and operator.kind != "constant":
+                operand = self._operand(name)
+                found += [Unit((Site("fork", (), (operand,), operand),), ())] * again
+        return found
+
+    def _kept(self, group: list[Operator]) -> list[tuple[str, str]]:
+        """(what, tensor) that a group keeps: "tensor", "mask", "statistics", "scores" or "dropped-scores"."""
+        found: list[tuple[str, str]] = []
+        for operator in group:
+            rule, output = OPERATORS[operator.kind], operator.outputs[0]
+            if output not in self.trained:
+                continue
+            inputs = [name for name in operator.inputs if name]
+            if rule.keeps == "mask":
+                found.append(("mask", output))
+            elif rule.keeps == "inputs":
+                # The factors of a product: each is needed where the other has a gradient.
+                pair = inputs[:2]
+                found += [("tensor", one) for one, other in zip(pair, pair[::-1], strict=True) if other in self.trained]
+            elif rule.keeps == "attention":
+                found += [("tensor", name) for name in (*inputs[:3], output)]
+                dropped = operator.attributes.get("dropout", 0.0) > 0
+                found += [("statistics", output), ("dropped-scores" if dropped else "scores", output)]
+            elif rule.keeps != "nothing":
+                found.append(("tensor", inputs[0] if rule.keeps == "input" else output))
+        parameters = set(self.trace.parameters)
+        return [(what, self.root.get(name, name)) if what == "tensor" else (what, name) for what, name in found
+                if self.root.get(name, name) not in parameters]  # fmt: skip
+
+    def _sizes(self, items: Iterable[tuple[str, str]]) -> Kept:
+        totals: dict[str, float] = defaultdict(float)
+        for what, name in items:
+            shape = self.trace.shapes[name]
+            if what == "tensor":
+                totals["batched" if name in self.batched else "fixed"] += prod(shape)
+            elif what == "mask":
+                totals["mask"] += prod(shape)
+            else:
+                sizes = self.made[name].attributes
+                rows = sizes["batch"] * sizes["heads"] * sizes["seq_q"]
+                totals[what] += rows if what == "statistics" else rows * sizes["seq_kv"]
+        return Kept(
+            totals["batched"], totals["fixed"], totals["scores"], totals["dropped-scores"], totals["statistics"],
+            totals["mask"],
+        )  # fmt: skip
+
+    def _total(self, kept: list[list[tuple[str, str]]]) -> Kept:
+        return self._sizes(dict.fromkeys(item for items in kept for item in items))
+
+    def _segments(
+        self,
+        groups: list[list[Operator]],
+        units: list[Unit],
+        forks: list[list[Unit]],
+        kept: list[list[tuple[str, str]]],
+    ) -> tuple[Segment, ...]:
+        """What lies between places where a single trained tensor is alive."""
+        ends = self._cuts(groups)
+        sizes_at = {index + 1: size for index, size in ends}
+        seen: set[str] = set()
+        held: set[tuple[str, str]] = set()
+        found = []
+        parameters = set(self.trace.parameters)
+        for start, end in pairwise([0, *(index + 1 for index, _ in ends)]):
+            part = range(start, end)
+            names = {name for index in part for operator in groups[index] for name in operator.inputs}
+            fresh = (names & parameters) - seen
+            seen |= fresh
+            items = dict.fromkeys(item for index in part for item in kept[index] if item not in held)
+            held |= set(items)
+            sizes = self._sizes(items)
+            counted = Counter(unit for index in part for unit in (units[index], *forks[index]))
+            boundary = sizes_at[end]
+            found.append(
+                Segment(
+                    counted, float(sum(prod(self.trace.shapes[name]) for name in fresh)), sizes.batched, float(boundary)
+                )
+            )
+        return tuple(found)
+
+    def _cuts(self, groups: list[list[Operator]]) -> list[tuple[int, int]]:
+        """(index of a group, elements alive after it) of every place to cut, the end of the model last."""
+        last_use: dict[str, int] = {}
+        for index, group in enumerate(groups):
+            for operator in group:
+                for name in operator.inputs:
+                    last_use[self.root.get(name, name)] = index
+        for name in self.trace.outputs:
+            last_use[self.root.get(name, name)] = len(groups)
+        alive: dict[str, int] = {}
+        found: list[tuple[int, int]] = []
+        for index, group in enumerate(groups):
+            for operator in group:
+                for name in operator.outputs:
+                    root = self.root.get(name, name)
+                    if name in self.trained and name in self.batched and last_use.get(root, -1) > index:
+                        alive[root] = prod(self.trace.shapes[root])
+            alive = {name: size for name, size in alive.items() if last_use[name] > index}
+            if len(alive) == 1 and index < len(groups) - 1:
+                found.append((index, next(iter(alive.values()))))
+        return [*found, (len(groups) - 1, 0)]

@@ -1,0 +1,423 @@
+"""An ONNX file as a trace: shapes are inferred for one batch, what is constant is folded, weights are never read.
+
+The first dimension of every input is the batch. A further symbolic dimension is the sequence, which the job gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast.models.traced.document import check
+from tilecast.models.traced.normal import normal
+from tilecast.models.traced.operators import matmul_attributes
+from tilecast.spec import SpecError
+from tilecast.trace import Operator, Shape, Trace
+
+BATCH = 2
+"""What a symbolic batch is while shapes are inferred; not 1, which broadcasts."""
+SMALL = 4096
+"""Constants of at most so many elements are kept, for shapes are computed from them."""
+FORBIDDEN = -1e4
+"""Masks add this or less to a score."""
+MOST_ROUNDS = 32
+
+
+def read(path: Path, sequence: int | None = None) -> Trace:
+    """The trace of an ONNX file.
+
+    Args:
+        path: the file; its external data is not read.
+        sequence: what a symbolic dimension other than the batch is bound to.
+
+    Raises:
+        SpecError: the package onnx is missing, the file is not ONNX, a dimension cannot be bound, a shape cannot be
+            inferred, or an operator is unknown.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
+    return parse(content, str(path), sequence)
+
+
+def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
+    """The trace of what an ONNX file holds; `name` is what messages call it.
+
+    Raises:
+        SpecError: as `read`.
+    """
+    try:
+        import onnx
+    except ImportError:
+        remedy = (
+            "run `pip install tilecast[onnx]`, or give what `tilecast trace FILE.onnx -o graph.json` writes elsewhere"
+        )
+        raise SpecError(name, "an ONNX file needs the package onnx, which is not installed", remedy) from None
+    remedy = "give what torch.onnx.export or another exporter wrote"
+    try:
+        model = onnx.load_model_from_string(content)
+    except Exception:
+        raise SpecError(name, "is not an ONNX file", remedy) from None
+    if not model.graph.node or not model.graph.input:
+        raise SpecError(name, "is not an ONNX file, or an empty one", remedy)
+    return _Reader(model, name, sequence).read()
+
+
+class _Reader:
+    """One ONNX model on its way to a trace."""
+
+    def __init__(self, model: Any, name: str, sequence: int | None) -> None:
+        self.model = model
+        self.name = name
+        self.known: dict[str, npt.NDArray[Any]] = {}
+        self.weights: dict[str, Shape] = {}
+        self.shapes: dict[str, Shape] = {}
+        self._take_weights()
+        self.batch, self.sequence = self._bind(sequence)
+
+    def read(self) -> Trace:
+        self._refuse_unknown()
+        self._infer()
+        operators = []
+        for node in self.model.graph.node:
+            for name in (*node.input, *node.output):
+                if name and name not in self.shapes:
+                    problem = f"the shape of {name} ({node.op_type}) cannot be inferred"
+                    raise SpecError(self.name, problem, "export with fixed sizes, or simplify the file")
+            operators.append(self._operator(node))
+        found = Trace(
+            batch=self.batch,
+            sequence=self.sequence,
+            inputs=tuple(self.inputs),
+            parameters=tuple(name for name, shape in self.weights.items() if prod(shape) > 1),
+            outputs=tuple(one.name for one in self.model.graph.output if one.name in self.shapes),
+            shapes=self.shapes,
+            operators=tuple(operators),
+        )
+        check(found, self.name)
+        return normal(found)
+
+    def _take_weights(self) -> None:
+        """Initializers become inputs of their shape; small ones stay known, for shapes are computed from them."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        graph = self.model.graph
+        floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+        declared = {one.name for one in graph.input}
+        for tensor in graph.initializer:
+            shape = tuple(max(1, int(size)) for size in tensor.dims)
+            self.shapes[tensor.name] = shape
+            is_here = tensor.data_location != TensorProto.EXTERNAL
+            if tensor.data_type in floats and not (is_here and _is_mask(shape, tensor)):
+                self.weights[tensor.name] = shape
+            if prod(shape) <= SMALL and is_here:
+                self.known[tensor.name] = numpy_helper.to_array(tensor)
+            elif tensor.name not in declared:
+                graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        large = [one for one in graph.initializer if one.name in self.known]
+        stored = {one.name for one in graph.initializer}
+        del graph.initializer[:]
+        graph.initializer.extend(large)
+        self.inputs = [one.name for one in graph.input if one.name not in stored]
+
+    def _bind(self, sequence: int | None) -> tuple[int, int]:
+        """Write sizes into the inputs; the batch, and the tokens of a sample."""
+        from onnx import TensorProto
+
+        declared = [one for one in self.model.graph.input if one.name in self.inputs]
+        free: set[str] = set()
+        batches: list[int] = []
+        for one in declared:
+            dims = one.type.tensor_type.shape.dim
+            if not dims:
+                continue
+            batches.append(dims[0].dim_value or BATCH)
+            for position, dim in enumerate(dims):
+                if position and not dim.dim_value:
+                    free.add(dim.dim_param or f"{one.name}[{position}]")
+        if len(free) > 1:
+            problem = f"has the dynamic dimensions {', '.join(sorted(free))} beside the batch"
+            raise SpecError(self.name, problem, "export with at most one (the sequence), the others fixed")
+        if free and sequence is None:
+            raise SpecError("--seq", "is missing", f"{self.name} leaves {min(free)} open: say how many tokens")
+        if not batches:
+            raise SpecError(self.name, "has no input with a batch dimension", "let the first dimension be the batch")
+        batch = batches[0]
+        for one in declared:
+            dims = one.type.tensor_type.shape.dim
+            for position, dim in enumerate(dims):
+                if not dim.dim_value:
+                    dim.dim_value = (sequence or 1) if position else batch
+            self.shapes[one.name] = tuple(dim.dim_value for dim in dims)
+        whole = (TensorProto.INT64, TensorProto.INT32)
+        ids = [self.shapes[one.name] for one in declared if one.type.tensor_type.elem_type in whole]
+        tokens = next((shape[1] for shape in ids if len(shape) == 2), 1)
+        if sequence is not None and tokens > 1 and sequence != tokens:
+            raise SpecError("--seq", f"{self.name} is fixed at {tokens} tokens", f"say {tokens}, or export anew")
+        return batch, tokens
+
+    def _refuse_unknown(self) -> None:
+        unknown = Counter(
+            f"{node.domain}:{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+            for node in self.model.graph.node
+            if node.op_type not in _TABLE and node.op_type not in _SPECIAL
+        )
+        if unknown:
+            told = ", ".join(f"{name} ({count}x)" for name, count in unknown.most_common(8))
+            supported = f"supported: {', '.join(sorted({*_TABLE, *_SPECIAL}))}"
+            raise SpecError(self.name, f"has operators that Tilecast does not know: {told}", supported)
+
+    def _infer(self) -> None:
+        """Infer shapes and fold constants in turn, until every shape is known or nothing changes."""
+        import onnx
+
+        graph = self.model.graph
+        for one in graph.output:
+            one.type.tensor_type.ClearField("shape")
+        for _ in range(MOST_ROUNDS):
+            del graph.value_info[:]
+            try:
+                inferred = onnx.shape_inference.infer_shapes(self.model, data_prop=True)
+            except Exception as error:
+                told = (str(error).strip().splitlines() or ["no reason given"])[-1][:160]
+                remedy = "export with a batch and shapes that fit"
+                raise SpecError(self.name, f"its shapes do not fit: {told}", remedy) from None
+            before = len(self.shapes)
+            for one in (*inferred.graph.value_info, *inferred.graph.output):
+                dims = one.type.tensor_type.shape.dim
+                if one.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
+                    self.shapes[one.name] = tuple(max(1, dim.dim_value) for dim in dims)
+            folded = self._fold()
+            if not folded and len(self.shapes) == before:
+                return
+
+    def _fold(self) -> int:
+        """Compute the nodes whose inputs are known, and put their values in their place."""
+        from onnx import numpy_helper
+        from onnx.reference import ReferenceEvaluator
+
+        graph, folded, left = self.model.graph, [], []
+        for node in graph.node:
+            left.append(node)
+            if node.op_type == "Shape" and node.input[0] in self.shapes and not node.attribute:
+                self.known[node.output[0]] = np.array(self.shapes[node.input[0]], dtype=np.int64)
+                folded.append(left.pop())
+            elif len(node.output) == 1 and all(not name or name in self.known for name in node.input):
+                if prod(self.shapes.get(node.output[0], (1,))) > SMALL:
+                    continue
+                try:
+                    values: Any = ReferenceEvaluator(_alone(node, self.model.opset_import)).run(
+                        None, {name: self.known[name] for name in node.input if name}
+                    )
+                except Exception:  # noqa: S112 (a node that cannot be computed stays, and its shape is inferred)
+                    continue
+                self.known[node.output[0]] = np.asarray(values[0])
+                folded.append(left.pop())
+        for node in folded:
+            value = self.known[node.output[0]]
+            self.shapes[node.output[0]] = tuple(max(1, size) for size in value.shape)
+            graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+        count, kept = len(folded), [type(node).FromString(node.SerializeToString()) for node in left]
+        del graph.node[:]
+        graph.node.extend(kept)
+        return count
+
+    def _operator(self, node: Any) -> Operator:
+        inputs = tuple(node.input)
+        outputs = tuple(name for name in node.output if name)
+        if not any(inputs):
+            return Operator("constant", (), outputs)
+        if node.op_type in _SPECIAL:
+            kind, inputs, attributes = _SPECIAL[node.op_type](_Node(node, self))
+            return Operator(kind, inputs, outputs[:1], attributes)
+        kind = _TABLE[node.op_type]
+        return Operator(kind, inputs[: _READ.get(kind, 1)], outputs)
+
+
+def _is_mask(shape: Shape, tensor: Any) -> bool:
+    """Whether a constant forbids some pairs of positions: square, and for some of them far below any weight."""
+    from onnx import numpy_helper
+
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        return False
+    return bool(np.min(numpy_helper.to_array(tensor).astype(np.float32)) < FORBIDDEN)
+
+
+def _alone(node: Any, opsets: Any) -> Any:
+    """A model of one node."""
+    from onnx import TensorProto, helper
+
+    def named(names: Sequence[str]) -> list[Any]:
+        return [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names if name]
+
+    graph = helper.make_graph([node], "one", named(node.input), named(node.output))
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+_Call = tuple[str, tuple[str, ...], dict[str, float]]
+
+
+class _Node:
+    """A node with its attributes and shapes at hand."""
+
+    def __init__(self, node: Any, reader: _Reader) -> None:
+        from onnx import helper
+
+        self.name: str = node.op_type
+        self.inputs: tuple[str, ...] = tuple(str(name) for name in node.input)
+        self.output = str(node.output[0])
+        self.attributes: dict[str, Any] = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        self.reader = reader
+
+    def shape(self, position: int) -> Shape:
+        return self.reader.shapes[self.inputs[position]]
+
+    @property
+    def answer(self) -> Shape:
+        return self.reader.shapes[self.output]
+
+    def known(self, position: int) -> npt.NDArray[Any] | None:
+        """The value of an input that is a small constant."""
+        return self.reader.known.get(self.inputs[position]) if position < len(self.inputs) else None
+
+
+def _matmul(node: _Node) -> _Call:
+    return "matmul", node.inputs[:2], matmul_attributes(node.shape(0), node.shape(1), node.answer)
+
+
+def _gemm(node: _Node) -> _Call:
+    transposed = bool(node.attributes.get("transA", 0))
+    sizes = matmul_attributes(node.shape(0), node.shape(1), node.answer, transposed=transposed)
+    return "matmul", node.inputs[:3], sizes
+
+
+def _convolution(node: _Node) -> _Call:
+    transposed = node.name == "ConvTranspose"
+    return "convolution", node.inputs[:3], {
+        "groups": float(node.attributes.get("group", 1)), "transposed": float(transposed)
+    }  # fmt: skip
+
+
+def _attention(node: _Node) -> _Call:
+    """Query, key and value as (batch, heads, tokens, width), or (batch, tokens, heads · width) with the heads named."""
+    query, key = node.shape(0), node.shape(1)
+    if len(query) == 4:
+        heads, kv_heads, seq_q, seq_kv, head_dim = query[1], key[1], query[2], key[2], query[3]
+    else:
+        heads = int(node.attributes.get("q_num_heads", 1))
+        kv_heads = int(node.attributes.get("kv_num_heads", heads))
+        seq_q, seq_kv, head_dim = query[1], key[1], query[2] // heads
+    return "attention", node.inputs[:3], {
+        "batch": query[0], "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
+        "head_dim": head_dim, "causal": float(node.attributes.get("is_causal", 0)), "dropout": 0.0,
+    }  # fmt: skip
+
+
+def _normalized(kind: str, default: int) -> Callable[[_Node], _Call]:
+    def convert(node: _Node) -> _Call:
+        shape = node.shape(0)
+        axis = int(node.attributes.get("axis", default)) % len(shape)
+        return kind, node.inputs[:3], {"cols": float(prod(shape[axis:]))}
+
+    return convert
+
+
+def _softmax(node: _Node) -> _Call:
+    axis = int(node.attributes.get("axis", -1))
+    return "softmax", node.inputs[:1], {"cols": float(node.shape(0)[axis])}
+
+
+def _loss(node: _Node) -> _Call:
+    return "loss", node.inputs[:2], {"cols": float(node.shape(0)[1])}
+
+
+def _gather(node: _Node) -> _Call:
+    """Rows of a table of weights are an embedding."""
+    axis = int(node.attributes.get("axis", 0))
+    if axis == 0 and node.inputs[0] in node.reader.weights and len(node.shape(0)) == 2:
+        return "embedding", node.inputs[:2], {}
+    return ("part" if len(node.answer) <= len(node.shape(0)) else "copy"), node.inputs[:1], {}
+
+
+def _transpose(node: _Node) -> _Call:
+    rank = len(node.shape(0))
+    axes = node.attributes.get("perm", list(range(rank))[::-1])
+    return "transpose", node.inputs[:1], {f"axis{position}": float(axis) for position, axis in enumerate(axes)}
+
+
+def _power(node: _Node) -> _Call:
+    exponent = node.known(1)
+    is_inverse_root = exponent is not None and exponent.size == 1 and float(exponent.ravel()[0]) == -0.5
+    return ("reciprocal-root" if is_inverse_root else "power"), node.inputs[:1], {}
+
+
+def _product(node: _Node) -> _Call:
+    """A product or quotient with a number is a scale, a number over a tensor its reciprocal."""
+    numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
+    if node.name == "Div" and numbers == [0]:
+        return "from-output", node.inputs[1:], {}
+    if numbers:
+        return "scale", tuple(name for at, name in enumerate(node.inputs) if at != numbers[0]), {}
+    return "multiply", node.inputs[:2], {}
+
+
+_SPECIAL: Mapping[str, Callable[[_Node], _Call]] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _convolution,
+    "ConvTranspose": _convolution,
+    "Attention": _attention,
+    "LayerNormalization": _normalized("layernorm", -1),
+    "SimplifiedLayerNormalization": _normalized("rmsnorm", -1),
+    "RMSNormalization": _normalized("rmsnorm", -1),
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "SoftmaxCrossEntropyLoss": _loss,
+    "Gather": _gather,
+    "Transpose": _transpose,
+    "Pow": _power,
+    "Mul": _product,
+    "Div": _product,
+}
+
+_KINDS: Mapping[str, str] = {
+    "channelnorm": "BatchNormalization InstanceNormalization GroupNormalization LRN LpNormalization",
+    "pool": "MaxPool AveragePool LpPool",
+    "reduction": "ReduceMean ReduceSum ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare "
+    "ReduceLogSumExp GlobalAveragePool GlobalMaxPool",
+    "copy": "Concat Pad Tile GatherElements GatherND ScatterElements ScatterND DepthToSpace SpaceToDepth Resize "
+    "Upsample CumSum TopK RotaryEmbedding",
+    "reshape": "Reshape Flatten",
+    "view": "Unsqueeze Squeeze Expand Identity",
+    "part": "Slice Split",
+    "add": "Add Sub Sum Mean",
+    "multiply": "Mod",
+    "scale": "Neg Abs Sign Floor Ceil Round",
+    "cast": "Cast CastLike",
+    "select": "Where Clip Max Min Trilu",
+    "from-input": "Log Sin Cos HardSwish HardSigmoid LeakyRelu Mish Softplus PRelu",
+    "from-output": "Exp Elu Selu Celu Reciprocal",
+    "root": "Sqrt",
+    "erf": "Erf",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "gelu": "Gelu",
+    "silu": "Swish",
+    "relu": "Relu",
+    "dropout": "Dropout",
+    "compare": "Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf ArgMax ArgMin",
+    "constant": "Constant ConstantOfShape Shape Size Range OneHot RandomNormalLike RandomUniformLike EyeLike",
+}
+_READ: Mapping[str, int | None] = {
+    "channelnorm": 3, "from-input": 2, **dict.fromkeys(("compare", "add", "multiply", "select", "copy")),
+}  # fmt: skip
+"""Inputs that are tensors to compute with, where that is not the first alone; None is all."""
+_TABLE: Mapping[str, str] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+"""Operators of ONNX that are what they are called, by the kind that prices them."""

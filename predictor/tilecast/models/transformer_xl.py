@@ -1,0 +1,157 @@
+"""Transformer-XL: segments with a memory of the one before, and attention by relative position (Dai et al., arXiv
+1901.02860, section 3); adaptive softmax after Grave et al., arXiv 1609.04309.
+
+The passes over the score matrix are those of the authors' algorithm in an eager framework (appendix B: the relative
+shift); no fused attention kernel adds position scores of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Block, Graph, KernelTable, Op, Shards
+from tilecast.models import layers, transformer
+from tilecast.models.layers import Numerics
+from tilecast.models.transformer import Part, Rank
+from tilecast.spec import Floats, Model, Workload
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of the decoder, whose queries see `extra.memory_length` tokens of the segment before besides their own.
+
+    `extra.cutoff1` ... `cutoff3` are the ranks of words at which the adaptive softmax starts a new cluster, each of an
+    embedding `extra.shrink` times narrower (1); without them the softmax is over all words. `extra.attention_dropout`
+    says whether scores are dropped out.
+    """
+    workload = replace(workload, attention="eager")
+    rank = Rank.of(shards, workload.sequence_length)
+    blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_relative_attention)
+    graph = transformer.graph(workload, rank, rank, blocks)
+    return replace(graph, first=(_embedding(workload, rank),), last=(_head(workload, rank),))
+
+
+def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """Attention on one rank. The projections also run over the memory, and their query third over it is thrown away."""
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h = numerics.element, model.hidden
+    heads = model.heads / rank.tensor
+    width = heads * model.head_dim
+    tokens, outer = rank.tokens, rank.outer_tokens
+    keys = key_rank.sequence + model.extra["memory_length"]
+    read = rank.micro_batch * keys
+    scores = heads * tokens * keys
+    dropped = bool(model.extra.get("attention_dropout")) and workload.training
+
+    ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
+    # The memory and the segment side by side, once for the layer and once for the next segment's memory.
+    ops += layers.elementwise(f"{name}.memory", numerics, read * h, 1, 1, count=2)
+    ops += layers.linear(f"{name}.qkv", numerics, read, h, 3 * width)
+    ops += layers.linear(f"{name}.positions", numerics, np.full(1, keys), h, width, input_gradient=False)
+    # Queries with the bias of contents and with that of positions; backward, two sums over tokens and one of both.
+    ops += layers.pointwise(f"{name}.query-biases", numerics, tokens * width, kernels=2, backward=(2.0, 0.5))
+    # All samples share the positions' keys: one product of a head for the whole micro-batch.
+    shape = (rank.micro_batch * rank.sequence, keys, float(model.head_dim))
+    ops += _product(f"{name}.position-scores", numerics, heads, *shape)
+    # The shift is a padded copy; backward its zeros are filled, its slice copied, and its product wants another order.
+    ops += layers.pointwise(f"{name}.shift", numerics, scores, absorbed=False, backward=(2.0, 3.0))
+    ops += layers.elementwise(f"{name}.add-positions", numerics, scores, 2, 1)
+    ops += layers.attention(
+        name,
+        numerics,
+        batch=rank.micro_batch,
+        heads=heads,
+        kv_heads=heads,
+        seq_q=rank.sequence / rank.context,
+        seq_kv=np.full(1, keys),
+        head_dim=model.head_dim,
+        causal=causal,
+        dropout=dropped,
+    )
+    ops += layers.pointwise(f"{name}.join-heads", numerics, tokens * width, absorbed=False, backward=(1.0, 1.0))
+    ops += layers.linear(f"{name}.output", numerics, tokens, width, h)
+    ops += transformer.residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
+
+    score = scores * (2 * e + 1 if dropped else e)
+    kept = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
+    parameters = 5.0 * h * width + transformer.norm_parameters(model)
+    transfers = transformer.tensor_transfers(name, workload, rank)
+    return Part(ops, transfers, parameters, kept, score, np.zeros(1))
+
+
+def _product(name: str, numerics: Numerics, batch: Floats, m: Floats, n: float, k: float) -> list[Op]:
+    """A batched product of m x k by k x n, forward and both gradients."""
+
+    def gemm(rows: Floats | float, cols: Floats | float, depth: Floats | float) -> KernelTable:
+        return KernelTable.of("gemm", numerics.matrix, batch=batch, m=rows, n=cols, k=depth)
+
+    ops = [Op(name, gemm(m, n, k), selective=True)]
+    if numerics.training:
+        ops.append(Op(f"{name}.query-gradient", gemm(m, k, n), "backward"))
+        ops.append(Op(f"{name}.key-gradient", gemm(n, k, m), "backward"))
+    return ops
+
+
+def _clusters(model: Model) -> list[tuple[float, float, float]]:
+    """Words, embedding width and share of the tokens of each cluster, the most frequent words first.
+
+    By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
+    """
+    ends = [model.extra[f"cutoff{i}"] for i in range(1, 4) if f"cutoff{i}" in model.extra] + [float(model.vocab)]
+    shrink = model.extra.get("shrink", 1.0)
+    harmonic = [0.0, *(math.log(end) + 0.5772 for end in ends)]
+    return [
+        (end - start, model.hidden / shrink**i, (harmonic[i + 1] - harmonic[i]) / harmonic[-1])
+        for i, (start, end) in enumerate(zip([0.0, *ends], ends, strict=False))
+    ]
+
+
+def _embedding(workload: Workload, rank: Rank) -> Block:
+    """The token embedding: a table for each cluster, and where tables are narrower the projections back."""
+    model, numerics = workload.model, Numerics.of(workload)
+    h = model.hidden
+    ops: list[Op] = []
+    parameters = np.zeros_like(rank.tensor)
+    shrinks = model.extra.get("shrink", 1.0) != 1
+    for words, width, share in _clusters(model):
+        ops += layers.embedding("embedding.tokens", numerics, rank.tokens * share, width)
+        parameters = parameters + words * width / rank.tensor
+        if shrinks:
+            ops += layers.linear("embedding.projection", numerics, rank.tokens * share, width, h)
+            parameters = parameters + width * h
+    ops += layers.pointwise("embedding.scale", numerics, rank.tokens * h, backward=(1.0, 1.0))
+    if model.dropout and workload.training:
+        ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
+    kept = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
+    return Block("embedding", 1, tuple(ops), parameters, np.stack([kept] * 3))
+
+
+def _head(workload: Workload, rank: Rank) -> Block:
+    """The loss: one product with the most frequent words and one column for each further cluster, and for the tokens of
+    such a cluster a second product with its words. Its weights are the embedding's."""
+    model, numerics = workload.model, Numerics.of(workload)
+    e, h, t = numerics.element, model.hidden, rank.tensor
+    first, *tails = _clusters(model)
+    shrinks = model.extra.get("shrink", 1.0) != 1
+    ops: list[Op] = []
+    logits = np.zeros_like(t)
+    parameters = np.full_like(t, model.vocab + len(tails) * (h + 1) + (h * h if shrinks else 0)) / t
+    for words, width, share in [(first[0] + len(tails), first[1], 1.0), *tails]:
+        rows, cols = rank.tokens * share, words / t
+        if shrinks:
+            ops += layers.linear("head.projection", numerics, rows, h, width)
+        ops += layers.linear("head.logits", numerics, rows, width, cols, bias=True)
+        if workload.training:
+            ops += layers.cross_entropy("head.loss", numerics, rows, cols)
+        logits = logits + rows * cols
+    if workload.training:
+        # Logarithms of probabilities are in FP32. Of one softmax they are negated before the target is picked. Of
+        # several, each cluster's rows are copied out of the first product's; backward each fills a gradient of the
+        # whole with zeros and adds its rows, and the gradients are summed.
+        moved = 2.0 * len(tails) + 2.0 if tails else 1.0
+        exact = replace(numerics, vector="fp32", element=4.0)
+        ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))
+    kept = 2 * e * rank.outer_tokens * h + e * logits
+    return Block("head", 1, tuple(ops), parameters, np.stack([kept] * 3), working_bytes=4.0 * logits)

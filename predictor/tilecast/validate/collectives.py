@@ -1,0 +1,267 @@
+"""Tables of measured collectives: read, predicted and compared, beside what line rates alone would say.
+
+A table has a row per measurement: `op`, `bytes` (the whole buffer of one rank), `n_gpus`, and what joins them: the
+names of links in `link` and `network`, or a `gpu` and the words of its source in `interconnect`. Where they are there,
+`n_nodes`, `gpus_per_node`, `impl` and `latency_us` count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilecast import collectives
+from tilecast.calibrate import Measured, predict
+from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
+from tilecast.spec import Floats, SpecError
+from tilecast.validate import csvfile, table
+
+NEEDED = ("op", "bytes", "n_gpus")
+
+OPERATIONS: Mapping[str, str] = {
+    "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather", "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter", "all_to_all": "all_to_all",
+    "alltoall": "all_to_all", "p2p": "send_recv", "sendrecv": "send_recv", "send_recv": "send_recv",
+}  # fmt: skip
+"""Collectives as tables write them."""
+
+UNPRICED = ("broadcast", "reduce", "gather", "scatter", "alltoallv", "hypercube")
+"""Collectives of nccl-tests that no training step here uses."""
+
+REASONS: Mapping[str, str] = {
+    "unpriced-collective": "a collective that no training step here uses",
+    "unknown-gpu": "the GPU is not among the hardware files",
+    "custom-kernel": "not NCCL's kernel but a framework's own",
+    "network-not-stated": "the ranks span nodes and the table does not say which network joins them",
+}
+"""Every reason for which a row is not predicted."""
+
+NODE_GPUS = 8
+"""GPUs of a node, where a table tells the network's rate for each of them."""
+
+CLASSES: tuple[tuple[str, float], ...] = (("<64 KiB", 2**16), ("<1 MiB", 2**20), ("<64 MiB", 2**26), ("more", np.inf))
+"""Size classes and their upper ends in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A measured table of R rows and its forecasts; every column (R,), seconds, NaN where `reason` says why."""
+
+    header: list[str]
+    cells: list[list[str]]
+    measured: Measured
+    link: list[str]
+    """What joins the ranks: the network where they span nodes, else the link inside the node."""
+    seconds: Floats
+    lower: Floats
+    upper: Floats
+    bound: Floats
+    reason: list[str]
+
+
+def read(path: Path) -> Table:
+    """A table of collectives, plain or gzipped, with its forecasts.
+
+    Raises:
+        SpecError: the file is no such table, or a cell of it cannot be meant; the message names row and column.
+    """
+    header, cells = csvfile.read(path)
+    if missing := [name for name in NEEDED if name not in header]:
+        remedy = "give a table with op, bytes, n_gpus, and gpu and interconnect or link"
+        raise SpecError(str(path), f"lacks the columns {', '.join(missing)}", remedy)
+    if not cells:
+        raise SpecError(str(path), "holds no row", "give a row per measurement")
+    columns = {name: [line[i] for line in cells] for i, name in enumerate(header)}
+    measured = _measured(path, columns)
+    return _forecast(path, header, cells, columns, measured)
+
+
+def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
+    operations = [text.strip().lower() for text in columns["op"]]
+    for row, name in enumerate(operations):
+        if name not in OPERATIONS and name not in UNPRICED:
+            known = ", ".join(collectives.ALGORITHMS)
+            raise SpecError(_cell(path, row, "op"), f"unknown collective {name!r}", f"use one of {known}")
+    size = _numbers(path, columns, "bytes", least=0)
+    ranks = _numbers(path, columns, "n_gpus", least=1)
+    nodes = _numbers(path, columns, "n_nodes", least=1, default=1)
+    local = _numbers(path, columns, "gpus_per_node", least=1, default=np.nan)
+    local = np.where(np.isnan(local), ranks / nodes, np.minimum(local, ranks))
+    for row in np.flatnonzero((local != np.floor(local)) | (local * nodes != ranks))[:1]:
+        problem = f"{ranks[row]:g} GPUs do not fill {nodes[row]:g} nodes evenly"
+        raise SpecError(_cell(path, int(row), "n_nodes"), problem, "give GPUs that are a multiple of the nodes")
+    seconds = _numbers(path, columns, "latency_us", least=1e-3, default=np.nan) * 1e-6
+    return Measured(np.array([OPERATIONS.get(name, "") for name in operations]), size, ranks, local, local, seconds)
+
+
+def _cell(path: Path, row: int, column: str) -> str:
+    return f"{path}: row {row + 1}: {column}"
+
+
+def _numbers(
+    path: Path, columns: Mapping[str, list[str]], name: str, *, least: float, default: float | None = None
+) -> Floats:
+    """A column as numbers; an empty cell is the default, where there is one."""
+    found = np.empty(len(columns["op"]))
+    for row, text in enumerate(columns.get(name, [""] * len(found))):
+        if not text.strip() and default is not None:
+            found[row] = default
+            continue
+        try:
+            found[row] = float(text)
+        except ValueError:
+            found[row] = np.nan
+        if not least <= found[row] <= 2**53:
+            raise SpecError(_cell(path, row, name), f"{text[:40]!r} is no number from {least:g}", "correct the cell")
+    return found
+
+
+def _forecast(
+    path: Path, header: list[str], cells: list[list[str]], columns: Mapping[str, list[str]], measured: Measured
+) -> Table:
+    count = len(cells)
+    text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
+    keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
+    custom = [name.startswith("custom") for name in columns.get("impl", [""] * count)]
+    unpriced = (measured.collective == "").tolist()
+    reason = [
+        "unpriced-collective" if other else "custom-kernel" if own else ""
+        for other, own in zip(unpriced, custom, strict=True)
+    ]
+    link = [""] * count
+    seconds, bound, spread = np.full((3, count), np.nan)
+    alike: dict[tuple[str, str, str, str, bool, bool], list[int]] = {}
+    for row, key in enumerate(keys):
+        alike.setdefault(key, []).append(row)
+    for key, members in alike.items():
+        try:
+            intra, inter = _links(*key)
+        except SpecError as error:
+            where = _cell(path, members[0], error.field)
+            raise SpecError(where, error.problem, error.remedy) from None
+        joined = inter if key[-1] else intra
+        refusal = "unknown-gpu" if intra is None else "" if joined else "network-not-stated"
+        for row in members:
+            reason[row] = reason[row] or refusal
+            link[row] = joined.name if joined else refusal
+        if intra is None or refusal:
+            continue
+        rows = np.array([row for row in members if not reason[row]], dtype=np.int64)
+        part, network = measured.where(rows), inter or find_link("ethernet-100")
+        seconds[rows] = predict(part, intra, network)
+        for name in np.unique(part.collective):
+            of = rows[part.collective == name]
+            one = measured.where(of)
+            bound[of] = collectives.bandwidth_bound(str(name), one.size_bytes, one.group(), intra, network)
+        inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
+        spread[rows] = network.spread if key[-1] else inside
+    lower, upper = seconds * np.exp(-spread), seconds * np.exp(spread)
+    return Table(header, cells, measured, link, seconds, lower, upper, bound, reason)
+
+
+def _links(
+    gpu_name: str, words: str, link: str, network: str, shares_node: bool, spans_nodes: bool
+) -> tuple[Link | None, Link | None]:
+    """The link inside the node, if the GPU is known, and the network where it is needed and known.
+
+    Raises:
+        SpecError: a name is unknown; its field is the column.
+    """
+    inside, _, between = words.partition(";")
+    if link and not gpu_name:
+        intra = _named(link, "link")
+        return intra, _named(network, "network") if network else None
+    gpu = _gpu(gpu_name)
+    if gpu is None:
+        return None, None
+    between = between or words
+    known = any(word in words.lower() for word in ("nv", "pcie", "not stated")) or table.names_network(words)
+    if words and not known and not link:
+        raise SpecError(
+            "interconnect", f"unknown link {words[:60]!r}", "write NVLink, PCIe, InfiniBand, EFA or the like"
+        )
+    intra = _named(link, "link") if link else table.intra_link(inside if shares_node else "", gpu)
+    if not spans_nodes:
+        return intra, None
+    if network:
+        return intra, _named(network, "network")
+    return intra, table.network(between, gpu, NODE_GPUS) if table.names_network(between) else None
+
+
+def _named(name: str, field: str) -> Link:
+    try:
+        return find_link(name)
+    except SpecError as error:
+        raise SpecError(field, error.problem, error.remedy) from None
+
+
+def _gpu(name: str) -> Gpu | None:
+    text = name.split("(")[0].strip()
+    if not text:
+        raise SpecError("gpu", "is empty and no link is named", "give gpu, or the name of a link in link")
+    try:
+        return find_gpu(table.ASSUMED.get(normalise(text).upper(), text))
+    except SpecError:
+        return None
+
+
+def run(files: Sequence[Path], rows: Path | None) -> str:
+    """Predict tables of collectives, write a row for each of theirs where `rows` says, and summarise the errors.
+
+    Args:
+        files: measured tables, plain or gzipped.
+        rows: CSV to write: the columns of the input in its order, plus `predicted_us`, `lower_us`, `upper_us` and
+            `reason`. Several inputs share the union of their columns.
+
+    Returns:
+        Mean absolute errors by collective, link, GPUs and size class, each beside that of line rates alone.
+
+    Raises:
+        SpecError: a file cannot be read, or a cell of it cannot be meant.
+    """
+    tables = [read(path) for path in files]
+    if rows is not None:
+        csvfile.write(rows, ((t.header, t.cells, (t.seconds, t.lower, t.upper, t.reason)) for t in tables))
+    return summary(tables)
+
+
+def summary(tables: Sequence[Table]) -> str:
+    """The errors of the tables together, as text."""
+    measured = Measured.concatenate([table.measured for table in tables])
+    seconds, lower, upper, bound = (
+        np.concatenate([getattr(table, name) for table in tables]) for name in ("seconds", "lower", "upper", "bound")
+    )
+    link = np.array([name for table in tables for name in table.link])
+    shape = np.array([f"{n / g:g}x{g:g}" for n, g in zip(measured.ranks, measured.local, strict=True)])
+    size = np.searchsorted([end for _, end in CLASSES], measured.size_bytes, side="right")
+    scored = np.isfinite(seconds) & np.isfinite(measured.seconds)
+    taken = np.where(scored, measured.seconds, 1.0)
+    error, plain = np.abs(seconds / taken - 1), np.abs(bound / taken - 1)
+    inside = (lower <= taken) & (taken <= upper)
+    titles = "".join(f"{name:>16}" for name, _ in CLASSES)
+    lines = [f"{'collective':<15}{'link':<22}{'GPUs':>6}{'rows':>8}{titles}{'in 90 %':>9}"]
+
+    def line(name: str, joined: str, gpus: str, rows: np.ndarray) -> str:
+        found = []
+        for index in range(len(CLASSES)):
+            of = rows & (size == index)
+            found.append(f"{error[of].mean():.1%} / {plain[of].mean():.1%}" if of.any() else "")
+        shown = "".join(f"{text:>16}" for text in found)
+        return f"{name:<15}{joined:<22}{gpus:>6}{rows.sum():>8}{shown}{inside[rows].mean():>9.1%}"
+
+    keys = zip(measured.collective[scored].tolist(), link[scored].tolist(), shape[scored].tolist(), strict=True)
+    for name, joined, gpus in sorted(set(keys)):
+        lines.append(
+            line(name, joined, gpus, scored & (measured.collective == name) & (link == joined) & (shape == gpus))
+        )
+    if scored.any():
+        lines.append(line("all", "", "", scored))
+    lines += ["", "Mean absolute error of ours / of the bytes over the line rate alone, by size of the buffer."]
+    reasons = [text for table in tables for text in table.reason if text]
+    if reasons:
+        told = ", ".join(f"{text} {reasons.count(text)}" for text in REASONS if text in reasons)
+        lines.append(f"not predicted: {told}")
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""CSV tables of measurements, plain or gzipped: read, and written with forecasts beside."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilecast.spec import Floats, SpecError
+
+ADDED = ("predicted_us", "lower_us", "upper_us", "reason")
+
+
+def read(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table; short rows are filled with empty cells.
+
+    Raises:
+        SpecError: the file cannot be read or is not CSV.
+    """
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text)))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise SpecError(str(path), f"cannot be read as CSV ({error})", "give a CSV file, plain or gzipped") from None
+    header = lines[0] if lines else []
+    return header, [line + [""] * (len(header) - len(line)) for line in lines[1:] if line]
+
+
+Forecasts = tuple[Floats, Floats, Floats, Sequence[str]]
+"""Seconds, lower and upper end of the 90 % range, reason; columns over the rows, NaN where there is a reason."""
+
+
+def write(path: Path, tables: Iterable[tuple[list[str], list[list[str]], Forecasts]]) -> None:
+    """Every row of the tables in order, with `ADDED` behind; several tables share the union of their columns.
+
+    Raises:
+        SpecError: the file cannot be written.
+    """
+    found = list(tables)
+    header = list(dict.fromkeys(name for names, _, _ in found for name in names))
+    try:
+        with path.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow([*header, *ADDED])
+            for names, rows, (*times, reason) in found:
+                place = [names.index(name) if name in names else None for name in header]
+                for i, cells in enumerate(rows):
+                    shown = ["" if np.isnan(column[i]) else f"{column[i] * 1e6:.4f}" for column in times]
+                    writer.writerow(["" if j is None else cells[j] for j in place] + [*shown, reason[i]])
+    except OSError as error:
+        raise SpecError(str(path), "cannot be written", str(error.strerror or error)) from None

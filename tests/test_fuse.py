@@ -1,0 +1,80 @@
+"""Fusion passes: each takes away what it says and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilecast import fuse, models, search
+from tilecast.graph import Graph, Shards
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import EXECUTIONS, Plan, Plans, Workload
+
+ONE = np.ones(1, dtype=np.int64)
+
+
+def workload(name: str, **how: Any) -> Workload:
+    model = models.preset(name)
+    return Workload(model, 512 if model.vocab else 1, 8, **how)
+
+
+def graph(name: str, **how: Any) -> Graph:
+    return models.build(workload(name, **how), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
+
+
+def names(built: Graph) -> set[str]:
+    return {op.name for block in built.blocks for op in block.ops}
+
+
+def moved(built: Graph) -> float:
+    return sum(block.repeat * op.count * float(op.table.bytes()[0]) for block in built.blocks for op in block.ops)
+
+
+def test_every_execution_has_its_passes() -> None:
+    for execution in EXECUTIONS:
+        assert fuse.passes(workload("gpt2", execution=execution)) <= fuse.PASSES.keys()
+    assert fuse.passes(workload("gpt2", precision="fp32", fused_optimizer=False)) == frozenset()
+    assert fuse.passes(workload("gpt2", fused_kernels=True)) == {"elementwise", "norm", "attention", "optimizer"}
+    assert fuse.passes(workload("gpt2", execution="compiled")) == fuse.PASSES.keys()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-2-7b", "resnet-50", "t5-base"])
+def test_every_pass_moves_fewer_bytes_or_as_many(name: str) -> None:
+    eager, compiled = (graph(name, execution=execution) for execution in ("eager", "compiled"))
+    assert moved(compiled) < moved(eager)
+
+
+def test_a_compiler_drops_casts_copies_and_the_fp32_loss() -> None:
+    eager, compiled = (names(graph("gpt2", execution=execution)) for execution in ("eager", "compiled"))
+    assert {"attention.norm.cast", "head.loss.to-fp32", "mlp.residual.dropout"} <= eager - compiled
+    layout = {name for name in names(graph("resnet-50", precision="tf32")) if name.endswith(".layout")}
+    assert layout
+    assert not layout & names(graph("resnet-50", precision="tf32", execution="compiled"))
+
+
+def test_hand_written_kernels_keep_the_frameworks_loss() -> None:
+    found = names(graph("gpt2", fused_kernels=True))
+    assert "head.loss.to-fp32" in found and "attention.norm.cast" not in found
+
+
+def test_fused_attention_never_writes_the_scores() -> None:
+    flash, eager = (graph("gpt2", attention=kind) for kind in ("flash", "eager"))
+    assert "attention.softmax" in names(eager) - names(flash)
+    assert flash.layers[0].activation_bytes[0] < eager.layers[0].activation_bytes[0]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw", "lamb"])
+def test_a_fused_optimizer_moves_less(optimizer: str) -> None:
+    gpu = find_gpu("a100-80")
+    pool = Pool("a100", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
+    fused, stepwise = (
+        float(
+            search.price(
+                workload("gpt2", optimizer=optimizer, fused_optimizer=is_fused), Plans.of(Plan(micro_batch=8)), pool
+            ).times.optimizer[0]
+        )
+        for is_fused in (True, False)
+    )
+    assert 1.3 < stepwise / fused < 3.0

@@ -1,0 +1,306 @@
+"""A config.json becomes the model that its authors published, and a wrong one an error that names the key."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast import models
+from tilecast.cli import main
+from tilecast.manifests import trainingjob
+from tilecast.models import huggingface
+from tilecast.spec import SpecError, Workload
+
+
+def llama(**keys: Any) -> dict[str, Any]:
+    """The keys that most decoders share, in the order layers, width, heads, key/value heads, MLP, words."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return dict(zip((*names, "vocab_size"), keys.pop("sizes"), strict=True)) | keys
+
+
+# What decides the graph of the published configs (huggingface.co, the model of each comment-free key), and the preset
+# whose parameters they must have.
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_inner": None, "vocab_size": 50257,
+                      "n_positions": 1024, "resid_pdrop": 0.1}),
+    "gptj": ("gpt-j-6b", {"n_layer": 28, "n_embd": 4096, "n_head": 16, "n_inner": None, "vocab_size": 50400,
+                          "n_positions": 2048, "resid_pdrop": 0.0, "tie_word_embeddings": False}),
+    "opt": ("opt-1.3b", {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 32, "ffn_dim": 8192,
+                         "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": 2048,
+                         "dropout": 0.1}),
+    "bloom": ("bloom-560m", {"n_layer": 24, "hidden_size": 1024, "n_head": 16, "vocab_size": 250880}),
+    "gpt_neox": ("gpt-neox-20b", {"num_hidden_layers": 44, "hidden_size": 6144, "num_attention_heads": 64,
+                                  "intermediate_size": 24576, "vocab_size": 50432, "tie_word_embeddings": False}),
+    "falcon": ("falcon-7b", {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71,
+                             "vocab_size": 65024, "multi_query": True, "new_decoder_architecture": False,
+                             "alibi": False, "bias": False, "hidden_dropout": 0.0}),
+    "llama": ("llama-3-8b", llama(sizes=(32, 4096, 32, 8, 14336, 128256), tie_word_embeddings=False)),
+    "mistral": ("mistral-7b", llama(sizes=(32, 4096, 32, 8, 14336, 32000), sliding_window=4096)),
+    "qwen2": ("qwen2.5-7b", llama(sizes=(28, 3584, 28, 4, 18944, 152064), use_sliding_window=False,
+                                  sliding_window=131072)),
+    "qwen3": ("qwen3-8b", llama(sizes=(36, 4096, 32, 8, 12288, 151936), head_dim=128)),
+    "gemma": ("gemma-2b", llama(sizes=(18, 2048, 8, 1, 16384, 256000), head_dim=256)),
+    "gemma2": ("gemma-2-9b", llama(sizes=(42, 3584, 16, 8, 14336, 256000), head_dim=256, sliding_window=4096)),
+    "gemma3_text": ("gemma-3-1b", llama(sizes=(26, 1152, 4, 1, 6912, 262144), head_dim=256, sliding_window=512,
+                                        sliding_window_pattern=6)),
+    "gemma3": ("gemma-3-4b", {"text_config": llama(sizes=(34, 2560, 8, 4, 10240, 262208), head_dim=256,
+                                                   sliding_window=1024)}),
+    "phi": ("phi-2", llama(sizes=(32, 2560, 32, 32, 10240, 51200), tie_word_embeddings=False)),
+    "phi3": ("phi-3-mini", llama(sizes=(32, 3072, 32, 32, 8192, 32064), sliding_window=2047)),
+    "mixtral": ("mixtral-8x7b", llama(sizes=(32, 4096, 32, 8, 14336, 32000), sliding_window=None,
+                                      num_local_experts=8, num_experts_per_tok=2)),
+    "phimoe": ("phi-3.5-moe", llama(sizes=(32, 4096, 32, 8, 6400, 32064), num_local_experts=16,
+                                    num_experts_per_tok=2)),
+    "qwen2_moe": ("qwen1.5-moe-a2.7b", llama(sizes=(24, 2048, 16, 16, 5632, 151936), moe_intermediate_size=1408,
+                                             shared_expert_intermediate_size=5632, num_experts=60,
+                                             num_experts_per_tok=4, decoder_sparse_step=1)),
+    "qwen3_moe": ("qwen3-30b-a3b", llama(sizes=(48, 2048, 32, 4, 6144, 151936), head_dim=128, num_experts=128,
+                                         moe_intermediate_size=768, num_experts_per_tok=8, decoder_sparse_step=1)),
+    "gpt_oss": ("gpt-oss-20b", llama(sizes=(24, 2880, 64, 8, 2880, 201088), head_dim=64, num_local_experts=32,
+                                     num_experts_per_tok=4, attention_bias=True, sliding_window=128)),
+    "deepseek_v2": ("deepseek-v2-lite", llama(sizes=(27, 2048, 16, 16, 10944, 102400), moe_intermediate_size=1408,
+                                              n_routed_experts=64, n_shared_experts=2, num_experts_per_tok=6,
+                                              first_k_dense_replace=1, moe_layer_freq=1, q_lora_rank=None,
+                                              kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+                                              v_head_dim=128)),
+    "deepseek_v3": ("deepseek-v3", llama(sizes=(61, 7168, 128, 128, 18432, 129280), moe_intermediate_size=2048,
+                                         n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+                                         first_k_dense_replace=3, moe_layer_freq=1, q_lora_rank=1536,
+                                         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
+                                         v_head_dim=128, num_nextn_predict_layers=1)),
+    "llama4": ("llama-4-maverick", {"text_config": llama(
+        sizes=(48, 5120, 40, 8, 8192, 202048), head_dim=128, intermediate_size_mlp=16384, num_local_experts=128,
+        num_experts_per_tok=1, interleave_moe_layer_step=2, attention_chunk_size=8192)}),
+    "llama4_text": ("llama-4-scout", llama(
+        sizes=(48, 5120, 40, 8, 8192, 202048), head_dim=128, intermediate_size_mlp=16384, num_local_experts=16,
+        num_experts_per_tok=1, interleave_moe_layer_step=1, attention_chunk_size=8192)),
+    "transfo-xl": ("transformer-xl-large", {"n_layer": 18, "d_model": 1024, "n_head": 16, "d_head": 64,
+                                            "d_inner": 4096, "vocab_size": 267735, "mem_len": 1600, "adaptive": True,
+                                            "cutoffs": [20000, 40000, 200000], "div_val": 4, "dropatt": 0.0,
+                                            "dropout": 0.1}),
+    "bert": ("bert-large", {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16,
+                            "intermediate_size": 4096, "vocab_size": 30522, "max_position_embeddings": 512,
+                            "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
+                            "architectures": ["BertForPreTraining"]}),
+    "roberta": ("roberta-base", {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+                                 "intermediate_size": 3072, "vocab_size": 50265, "max_position_embeddings": 514,
+                                 "type_vocab_size": 1, "architectures": ["RobertaForMaskedLM"]}),
+    "xlm-roberta": ("xlm-roberta-base", {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+                                         "intermediate_size": 3072, "vocab_size": 250002,
+                                         "max_position_embeddings": 514, "type_vocab_size": 1}),
+    "distilbert": ("distilbert-base", {"n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
+                                       "vocab_size": 30522, "max_position_embeddings": 512, "dropout": 0.1,
+                                       "architectures": ["DistilBertForMaskedLM"]}),
+    "albert": ("albert-base", {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+                               "intermediate_size": 3072, "vocab_size": 30000, "max_position_embeddings": 512,
+                               "embedding_size": 128, "architectures": ["AlbertForSequenceClassification"]}),
+    "t5": ("t5-v1.1-large", {"num_layers": 24, "num_decoder_layers": 24, "d_model": 1024, "num_heads": 16,
+                             "d_kv": 64, "d_ff": 2816, "vocab_size": 32128, "dropout_rate": 0.1,
+                             "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("mt5-small", {"num_layers": 8, "num_decoder_layers": 8, "d_model": 512, "num_heads": 6, "d_kv": 64,
+                          "d_ff": 1024, "vocab_size": 250112, "feed_forward_proj": "gated-gelu",
+                          "tie_word_embeddings": False}),
+    "switch_transformers": ("switch-base-8", {"num_layers": 12, "num_decoder_layers": 12, "d_model": 768,
+                                              "num_heads": 12, "d_kv": 64, "d_ff": 3072, "vocab_size": 32128,
+                                              "num_experts": 8, "encoder_sparse_step": 2,
+                                              "feed_forward_proj": "relu"}),
+    "bart": ("bart-large", {"encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
+                            "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "vocab_size": 50265,
+                            "max_position_embeddings": 1024, "dropout": 0.1}),
+    "mbart": ("mbart-large-50", {"encoder_layers": 12, "decoder_layers": 12, "d_model": 1024,
+                                 "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "vocab_size": 250054,
+                                 "max_position_embeddings": 1024}),
+    "pegasus": ("pegasus-large", {"encoder_layers": 16, "decoder_layers": 16, "d_model": 1024,
+                                  "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "vocab_size": 96103,
+                                  "max_position_embeddings": 1024}),
+    "vit": ("vit-b-16", {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+                         "intermediate_size": 3072, "image_size": 224, "patch_size": 16,
+                         "id2label": {str(label): "" for label in range(1000)}}),
+}  # fmt: skip
+
+
+def config(kind: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": kind, **CONFIGS[kind][1], **changes}
+
+
+def size(model: Any) -> float:
+    return models.parameters(Workload(model, 128 if model.vocab else 1, 1))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
+    preset, found = models.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
+    assert size(found) == pytest.approx(size(preset), rel=0.004)
+    names = ("family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "causal", "rotary")
+    assert {name: getattr(found, name) for name in names} == {name: getattr(preset, name) for name in names}
+    told = ("experts", "top_k", "moe_every", "latent", "first_dense", "shared_ffn_hidden", "decoder_layers",
+            "attention_chunk", "global_every", "cutoff1")  # fmt: skip
+    for name in told:
+        assert found.extra.get(name, 0) == pytest.approx(preset.extra.get(name, found.extra.get(name, 0)), rel=0.001)
+
+
+def test_every_supported_type_is_tested() -> None:
+    assert set(CONFIGS) | {"electra"} == set(huggingface.supported())
+
+
+def test_an_electra_is_its_discriminator() -> None:
+    """110 M parameters (arXiv 2003.10555, table 1), whose small sister projects an embedding of 128."""
+    base = config("bert", model_type="electra", embedding_size=768) | {
+        "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+        "architectures": ["ElectraForQuestionAnswering"],
+    }  # fmt: skip
+    assert size(huggingface.model(base)) == pytest.approx(108.9e6, rel=0.004)
+    small = base | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "embedding_size": 128}
+    assert size(huggingface.model(small)) == pytest.approx(13.5e6, rel=0.01)
+
+
+def test_the_head_follows_the_architecture() -> None:
+    def extra(kind: str, task: str, **changes: Any) -> dict[str, float]:
+        return dict(huggingface.model(config(kind, architectures=[task], **changes)).extra)
+
+    assert extra("bert", "BertForQuestionAnswering")["head_vocab"] == 2
+    assert extra("bert", "BertForTokenClassification", id2label={"0": "a", "1": "b", "2": "c"})["head_vocab"] == 3
+    assert extra("bert", "BertForSequenceClassification")["classes"] == 2
+    assert extra("bert", "BertForMaskedLM")["pooler"] == 0
+    assert extra("llama", "LlamaForSequenceClassification")["classes"] == 2
+    assert "classes" not in extra("llama", "LlamaForCausalLM")
+
+
+def test_a_window_that_is_switched_off_is_none() -> None:
+    assert "sliding_window" not in huggingface.model(config("qwen2")).extra
+    assert huggingface.model(config("qwen2", use_sliding_window=True)).extra["sliding_window"] == 131072
+    assert "sliding_window" not in huggingface.model(config("mistral", sliding_window=None)).extra
+
+
+def test_falcons_share_heads_in_three_ways() -> None:
+    changes: list[dict[str, Any]] = [
+        {"new_decoder_architecture": True, "num_kv_heads": 71}, {"multi_query": True}, {"multi_query": False},
+    ]  # fmt: skip
+    assert [huggingface.model(config("falcon", **change)).kv_heads for change in changes] == [71, 1, 71]
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "config.json.model_type", "is missing; use one of albert, bart, bert,"),
+    ({"model_type": "mamba"}, "config.json.model_type", "'mamba' is not supported; use one of albert"),
+    ({"model_type": 3}, "config.json.model_type", "'3' is not supported"),
+    ({"model_type": "llama"}, "config.json.num_hidden_layers", "a config of llama states it"),
+    (config("llama", hidden_size="wide"), "config.json.hidden_size", "'wide' is no size"),
+    (config("llama", hidden_size=[4096]), "config.json.hidden_size", "is no size"),
+    (config("llama", hidden_size=4096.5), "config.json.hidden_size", "is not a whole number"),
+    (config("llama", hidden_size=-1), "config.json.hidden_size", "is no size"),
+    (config("llama", hidden_size=0), "config.json.hidden_size", "must be positive"),
+    (config("llama", hidden_size=float("nan")), "config.json.hidden_size", "is no size"),
+    (config("llama", num_hidden_layers=10**9), "config.json.num_hidden_layers", "up to 1024"),
+    (config("llama", num_attention_heads=7, num_key_value_heads=7), "config.json.num_attention_heads", "divisible"),
+    (config("llama", num_key_value_heads=0), "config.json.num_key_value_heads", "divisible"),
+    (config("llama", num_key_value_heads=5), "config.json.num_key_value_heads", "divisible"),
+    (config("deepseek_v3", kv_lora_rank=None), "config.json.kv_lora_rank", "is missing"),
+    (config("mixtral", num_local_experts=None), "config.json.num_local_experts", "is missing"),
+    (config("qwen2_moe", decoder_sparse_step=0), "config.json.decoder_sparse_step", "must be positive"),
+    (config("transfo-xl", cutoffs=[20000, 10000, 200000]), "config.json.cutoffs.1", "ascend"),
+    (config("transfo-xl", cutoffs=[20000, 40000, 300000]), "config.json.vocab_size", "ascend"),
+    (config("llama4", text_config=None), "config.json.text_config", "holds its model there"),
+    ({"model_type": "gemma3", "text_config": {}}, "config.json.text_config.num_hidden_layers", "is missing"),
+]
+
+
+@pytest.mark.parametrize(("document", "field", "rest"), WRONG, ids=[f"{row[1]}-{i}" for i, row in enumerate(WRONG)])
+def test_a_wrong_config_names_the_key(document: dict[str, Any], field: str, rest: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        huggingface.model(document)
+    assert caught.value.field == field
+    assert rest in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+def test_any_value_anywhere_is_read_or_refused(kind: str, data: st.DataObject) -> None:
+    document = config(kind)
+    key = data.draw(st.sampled_from(sorted(document)))
+    try:
+        found = huggingface.model({**document, key: data.draw(VALUES)})
+    except SpecError:
+        return
+    assert models.parameters(Workload(found, 128 if found.vocab else 1, 1)) >= 0
+
+
+GPUS = ["--gpus", "h100-sxm:8,a100-80:8"]
+
+
+def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config("llama", architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")))
+    sizes = ["--seq", "4096", "--batch", "64"]
+    found = []
+    for job in (str(path), "llama-3-8b"):
+        assert main(["advise", job, *sizes, *GPUS, "-o", "json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"])
+    assert found[0] == found[1]
+    assert main(["advise", str(path), *sizes, *GPUS, "--lora-rank", "16", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"]["target"] < found[0]["target"]
+    assert main(["advise", str(path), "--seq", "4096", *GPUS]) == 2
+    assert "--batch" in capsys.readouterr().err
+
+
+def test_a_config_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "whisper"}')
+    assert main(["advise", str(path), "--seq", "1", "--batch", "1", *GPUS]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "model_type: 'whisper' is not supported; use one of" in error
+
+
+def job(**source: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "a"},
+        "spec": {"model": {"huggingFace": source}, "training": {"sequenceLength": 128, "globalBatchSize": 8}},
+    }
+
+
+STORED = {"data": {"config.json": json.dumps(config("llama")), "broken": "{", "list": "[]"}}
+
+
+def test_a_job_holds_its_config_or_says_where_it_is() -> None:
+    inline = trainingjob.read(job(config=config("llama"))).workload.model
+    stored = trainingjob.read(job(configMapKeyRef={"name": "m"}), {"m": STORED}).workload.model
+    assert inline == stored == huggingface.model(config("llama"))
+
+
+@pytest.mark.parametrize(
+    ("source", "field", "rest"),
+    [
+        ({}, "spec.model.huggingFace", "exactly one of config and configMapKeyRef"),
+        ({"configMapKeyRef": {"name": "n"}}, "spec.model.huggingFace.configMapKeyRef.name", "no ConfigMap n; create"),
+        ({"configMapKeyRef": {"name": "m", "key": "x"}}, "spec.model.huggingFace.configMapKeyRef.key", "it holds bro"),
+        ({"configMapKeyRef": {"name": "m", "key": "broken"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
+        ({"configMapKeyRef": {"name": "m", "key": "list"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
+        ({"config": {"model_type": "rwkv"}}, "spec.model.huggingFace.config.model_type", "use one of albert"),
+    ],
+)
+def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any], field: str, rest: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        trainingjob.read(job(**source), {"m": STORED})
+    assert caught.value.field == field
+    assert rest in str(caught.value)
+
+
+def test_a_job_and_its_config_map_in_one_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, **STORED}
+    text = "\n---\n".join(json.dumps(item, indent=1) for item in (kept, job(configMapKeyRef={"name": "m"})))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"---\n{text}"))
+    assert main(["advise", "-", *GPUS, "-o", "csv"]) == 0
+    assert "h100-sxm" in capsys.readouterr().out
