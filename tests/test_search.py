@@ -124,3 +124,31 @@ def test_more_micro_batches_shrink_the_share_of_the_bubble() -> None:
     assert np.all(np.diff(share) < 0)
     # 1F1B: (p - 1) / m of the ideal time, were all stages alike.
     assert share[1] == pytest.approx(7 / 16 / (1 + 7 / 16), rel=0.15)
+
+
+def test_layers_that_do_not_divide_still_make_stages() -> None:
+    workload = Workload(models.preset("deepseek-v3"), 4096, 512)
+    plans = search.enumerate_plans(workload, pool("h100-sxm", nodes=32), Limits(gpus=256))
+    uneven = plans.pipeline > 1
+    assert uneven.any()
+    assert (plans.virtual_stages[uneven] == 1).all()
+    assert set(plans.pipeline) <= {p for p in range(1, 257) if -(-61 // p) * (p - 1) < 61}
+
+
+def test_offloading_trades_memory_for_time() -> None:
+    plan = Plans.of(Plan(data=8, zero_stage=3, micro_batch=1, gradient_accumulation=8))
+    here, optimizer, everything = (
+        search.price(Workload(models.preset("llama-2-7b"), 2048, 64, offload=where), plan, pool())
+        for where in ("none", "optimizer", "parameters")
+    )
+    assert here.memory_bytes[0] > optimizer.memory_bytes[0] > everything.memory_bytes[0]
+    assert here.step_s[0] < optimizer.step_s[0] <= everything.step_s[0]
+    assert optimizer.footprint.optimizer[0] == 0 < optimizer.footprint.parameters[0]
+
+
+def test_parameters_on_the_host_need_zero_three() -> None:
+    workload = Workload(models.preset("llama-2-7b"), 2048, 64, offload="parameters")
+    plans = search.enumerate_plans(workload, pool(), Limits(gpus=8))
+    assert len(plans)
+    assert set(plans.zero_stage) == {3}
+    assert set(plans.pipeline) == {1}

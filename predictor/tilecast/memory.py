@@ -74,10 +74,12 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     mixed = workload.precision in ("fp16", "bf16", "fp8")
     weight = 2.0 if mixed else 4.0
     held = spread(3) * weight
+    if workload.offload == "parameters":
+        held = np.zeros(len(plans))
     gradients = optimizer = np.zeros(len(plans))
     if workload.training:
         gradients = spread(2) * trainable * weight
-    if workload.training and workload.optimizer != "none":
+    if workload.training and workload.optimizer != "none" and workload.offload == "none":
         master = 4.0 if mixed else 0.0
         optimizer = spread(1) * trainable * (master + _MOMENT_BYTES[workload.optimizer])
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.

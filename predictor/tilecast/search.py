@@ -127,20 +127,21 @@ def _splits(workload: Workload, pool: Pool, gpus: int, limits: Limits) -> Iterat
         if gpus > pool.gpus_per_node and inside % tensor:
             continue  # a group would straddle two nodes
         for pipeline in divisors(gpus // tensor):
-            if pipeline > 1 and not _stages_are_even(workload, pipeline):
+            if pipeline > 1 and not _stages_are_full(workload, pipeline):
                 continue
             data = gpus // (tensor * pipeline)
             if workload.global_batch % data == 0:
                 yield tensor, pipeline, data
 
 
-def _stages_are_even(workload: Workload, pipeline: int) -> bool:
-    """Whether so many stages cost about the same. Traced models are cut by cost; of others layers are counted, and have
-    to be of a single kind."""
+def _stages_are_full(workload: Workload, pipeline: int) -> bool:
+    """Whether every one of so many stages has something to do. Traced models are cut by cost; of others layers are
+    counted, have to be of a single kind, and the last stage may hold fewer of them."""
     model = workload.model
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
-    return model.hidden > 0 and model.layers % pipeline == 0 and model.family != "encdec"
+    fullest = -(-model.layers // pipeline)
+    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and model.family != "encdec"
 
 
 def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
@@ -153,6 +154,8 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
         micro = [b for b in divisors(per_rank) if b & (b - 1) == 0 or b == per_rank]
         micro = [b for b in micro if per_rank // b >= pipeline or b == 1]
     zero = [0] if data == 1 or not workload.training else ([0, 1] if pipeline > 1 else [0, 1, 3])
+    if workload.offload == "parameters":
+        zero = [3] if pipeline == 1 else []
     if workload.checkpointing is not None:
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
     else:
@@ -160,7 +163,8 @@ def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
         recompute = list(range(len(CHECKPOINTING))) if is_in_layers and workload.training else [0]
     experts = int(model.extra.get("experts", 1))
     expert = [e for e in divisors(experts) if data * tensor % e == 0] if experts > 1 else [1]
-    virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if pipeline > 1 else [1]
+    is_even = pipeline > 1 and model.layers % pipeline == 0
+    virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if is_even else [1]
     columns = np.meshgrid(micro, zero, recompute, expert, virtual, indexing="ij")
     grid = np.array(columns, dtype=np.int64).reshape(len(columns), -1)
     # Interleaving needs the micro-batches to divide by the stages (arXiv 2104.04473, section 2.2).

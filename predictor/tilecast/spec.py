@@ -36,6 +36,9 @@ code in `Plans.checkpointing`."""
 
 Optimizer = Literal["none", "sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Offload = Literal["none", "optimizer", "parameters"]
+"""What lives in the memory of the host: nothing, the optimizer's states and its update (ZeRO-Offload, arXiv
+2101.06840), or the parameters too (ZeRO-Infinity, arXiv 2104.07857)."""
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
@@ -103,6 +106,7 @@ class Workload:
     where the framework launches eagerly."""
     fused_optimizer: bool = True
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
+    offload: Offload = "none"
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
 

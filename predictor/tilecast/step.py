@@ -20,6 +20,7 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
@@ -246,7 +247,8 @@ def step(
     bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
 
     sync, contention = _gradient_sync(workload, sharded, plans, pool, micro, fitted)
-    communication = repeats * (micro.communication_s + boundary) + sync
+    fetched = repeats * _fetch(workload, sharded, plans, micro)
+    communication = repeats * (micro.communication_s + boundary) + sync + fetched
     compute = repeats * micro.gpu_s + contention
     launch = repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25)
     optimizer = _optimizer(workload, sharded, plans, pool.gpu, fitted)
@@ -460,19 +462,37 @@ def _gradient_sync(
 
 
 def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
-    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights."""
+    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights.
+    Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
+    own = _own_parameters(sharded, plans, plans.zero_stage >= 1) * sharded.trainable_share(plans)
+    mixed = workload.precision in ("fp16", "bf16", "fp8")
+    states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
+    moved = own * (states[workload.optimizer] + (6.0 if mixed else 4.0))
+    if workload.offload == "none":
+        return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
+    crossing = own * 2.0 * (2.0 if mixed else 4.0)
+    return crossing / _HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
+
+
+def _own_parameters(sharded: Sharded, plans: Plans, spread: npt.NDArray[np.bool_]) -> Floats:
+    """Parameters of the fullest rank, where `spread` says so after ZeRO shared them out, (n,)."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     replicas = (plans.data * plans.context).astype(float)
-    sharing = np.where(plans.zero_stage >= 1, replicas, 1.0)
-    expert_sharing = np.where(plans.zero_stage >= 1, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
-    own = (everything - experts) / sharing + experts / expert_sharing
-    trainable = sharded.trainable_share(plans)
-    mixed = 6.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
-    states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
-    moved = own * trainable * (states[workload.optimizer] + mixed)
-    return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
+    sharing = np.where(spread, replicas, 1.0)
+    expert_sharing = np.where(spread, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
+    return np.asarray((everything - experts) / sharing + experts / expert_sharing)
+
+
+def _fetch(workload: Workload, sharded: Sharded, plans: Plans, micro: _Micro) -> Floats:
+    """Seconds of a micro-batch in which weights that live on the host are waited for: they come once for the forward
+    and once for the backward pass, the next block's while this one computes."""
+    if workload.offload != "parameters":
+        return np.zeros(len(plans))
+    weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
+    crossing = 2.0 * weight * _own_parameters(sharded, plans, plans.zero_stage >= 3) / _HOST_BYTES_PER_S
+    return np.maximum(crossing - micro.gpu_s, 0.0)
 
 
 def _input(sharded: Sharded, plans: Plans, compute: Floats) -> Floats:
@@ -483,4 +503,7 @@ def _input(sharded: Sharded, plans: Plans, compute: Floats) -> Floats:
 
 
 _HOST_BYTES_PER_S = 10e9
-"""Host-to-device copies from pinned memory, each GPU's share of a PCIe root."""
+"""Copies between GPU and host through pinned memory, each GPU's share of a PCIe root."""
+_HOST_MEMORY_BYTES_PER_S = 25e9
+"""What an update on the CPU reads and writes, each GPU's share of a two-socket host. Assumed: no measured run of an
+offloaded optimizer was at hand."""

@@ -5,7 +5,7 @@
 
 All tables share one set of constants, keyed by execution mode alone. Of a table of plans (vTrain's) a tenth of
 the rows takes part, chosen by a rule on the row's id; groups of rows weigh equally, however many rows they
-have, and so do tables. The loss is the mean absolute logarithm of predicted over measured, minimised one constant
+have, and so do tables. The loss is the mean absolute relative error, minimised one constant
 at a time on a geometric grid that narrows, within bounds that physics and the frameworks' documentation suggest.
 
 With `--left-out` every source is left out once: each constant moves, by itself, to where the loss of the other sources'
@@ -105,19 +105,19 @@ def _targets_of(path: Path) -> list[Target]:
 
 
 def loss(table: Mapping[str, Any], found: Sequence[Target]) -> float:
-    """Weighted mean absolute logarithm of predicted over measured."""
+    """Weighted mean absolute relative error."""
     return float(np.average(_errors(table, found), weights=_column(found, lambda t, i: t.weight[i])))
 
 
 def _errors(table: Mapping[str, Any], found: Sequence[Target]) -> Floats:
-    """Absolute logarithm of predicted over measured of every row, in the order of `_column`."""
+    """Absolute relative error of every row, in the order of `_column`."""
     fitted = Constants.of(table)
     errors = []
     for target in found:
         priced = runs.price(target.group, fitted)
         for member in target.group.members:
             predicted = priced.step_s[runs.chosen(priced, member)]
-            errors.append(abs(np.log(predicted / target.measured_s[member.index])))
+            errors.append(abs(predicted / target.measured_s[member.index] - 1.0))
     return np.array(errors)
 
 
@@ -141,8 +141,8 @@ def left_out(table: Mapping[str, Any], found: Sequence[Target]) -> dict[str, dic
         for name, own in moved.items():
             others = source != name
             means = {v: float(np.average(e[others], weights=weight[others])) for v, e in trials.items()}
-            best = min(means, key=lambda v: (means[v], v != value))
-            if best != value:
+            best = min(means, key=lambda v: means[v])
+            if means[best] < means[value] - GAIN:
                 own[".".join(path)] = best
         print(f"{'.'.join(path):28s} {value:8.3g}", flush=True)
     return {name: own for name, own in moved.items() if own}

@@ -19,7 +19,7 @@ from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
 from tilecast.models import huggingface, traced
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
-from tilecast.spec import Attention, Execution, Model, Objective, Optimizer, Precision, SpecError, Workload
+from tilecast.spec import Attention, Execution, Model, Objective, Offload, Optimizer, Precision, SpecError, Workload
 from tilecast.trace import Trace
 
 KIND = "TrainingJob"
@@ -200,6 +200,11 @@ class Training(Door):
     fused_optimizer: bool = Field(
         default=True,
         description="Whether the weight update is one kernel; false prices one pass over memory per arithmetic step.",
+    )
+    offload: Offload = Field(
+        default="none",
+        description="What lives in the host's memory: optimizer keeps the optimizer's states there and updates the "
+        "weights on the CPU, parameters (ZeRO stage 3, no pipeline) the weights too.",
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
@@ -590,6 +595,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         attention=training.attention,
         execution=training.execution,
         fused_optimizer=training.fused_optimizer,
+        offload=training.offload if is_training else "none",
         steps=steps,
         lora_rank=training.lora_rank or 0,
     )
