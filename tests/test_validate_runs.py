@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.step import PARTS
+from tilecast.step import PARTS, constants, constants_with
 from tilecast.validate import runs
 from tilecast.validate.table import REASONS
 
@@ -152,7 +152,13 @@ def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> N
 
 
 # Macro error, measured 2026-11-21 with the model and constants that ship, and a fifth above: 8.9, 15.3 and 6.2 %.
-CEILINGS = {"vtrain_dev.csv": 0.11, "published_dev.csv": 0.184, "neusight_dev.csv": 0.075}
+CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.csv": 0.072}
+
+
+def test_a_source_that_moves_a_constant_has_its_own() -> None:
+    assert all(found != constants() for found in runs.left_out().values())
+    with pytest.raises(KeyError):
+        constants_with({"overlap.unheard.of": 1.0})
 
 
 @pytest.mark.data
@@ -161,7 +167,8 @@ def test_the_error_stays_below_its_ceiling(name: str) -> None:
     rows = runs.read_table(data(name))
     scored = runs.score(rows, runs.forecast(rows))
     assert runs.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
-    assert scored.covered.mean() >= 0.8
+    assert scored.covered.mean() >= 0.9
+    assert runs.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
     assert scored.fits.mean() >= 0.98
 
 
