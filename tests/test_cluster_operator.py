@@ -189,7 +189,7 @@ def test_applied_job_is_annotated(cluster: Cluster, operator: Operator, record_p
         ("unknown-pool", {"spec.constraints.allowedPools": ["b9000"]}, ("allowedPools", "b9000")),
         (
             "impossible-batch",
-            {"spec.training.globalBatchSize": 1, "spec.constraints.gpus": 7},
+            {"spec.model.preset": "tinyllama-1.1b", "spec.training.globalBatchSize": 1, "spec.constraints.gpus": 7},
             ("no split of 7 GPUs divides batch 1", "ask for another GPU count"),
         ),
         ("no-bf16", {"spec.constraints.allowedPools": ["t4"]}, ("no BF16 units", "train in fp16")),

@@ -83,12 +83,32 @@ def test_doubling_a_dimension_never_lowers_the_time(drawn):
     assert (np.array(doubled) * ROUNDING >= base).all(), dict(zip(grown, doubled, strict=True))
 
 
-@given(st.lists(st.integers(1, 1 << 20), min_size=3, max_size=3), st.integers(0, 3), st.sampled_from(["m", "n", "k"]))
+@given(st.lists(st.floats(0.01, 1 << 20), min_size=3, max_size=3), st.integers(0, 3), st.sampled_from(["m", "n", "k"]))
 def test_regular_shapes_stay_so_when_doubled(sides, times, which):
     d = {name: np.array([float(side)]) for name, side in zip(("m", "n", "k"), sides, strict=True)}
     larger = {**d, which: d[which] * 2**times}
     assert features.irregular(d) == features.irregular(larger)
     assert features.odd_part(d[which]) == features.odd_part(larger[which])
+
+
+@pytest.mark.parametrize("grown", ["c_in", "c_out", "batch", "out_h"])
+@pytest.mark.parametrize("direction", [0, 1, 2])
+@pytest.mark.parametrize("gpu", ["a100-40-pcie", "h100-sxm", "l4"])
+def test_doubling_the_channels_of_a_grouped_convolution_never_lowers_the_time(gpu, direction, grown):
+    rng = np.random.default_rng(0)
+    groups = 2.0 ** rng.integers(0, 6, 200)
+    d = dict.fromkeys(KINDS["conv"].dims, np.ones(200)) | {
+        "groups": groups,
+        "direction": np.full(200, float(direction)),
+    }
+    d |= {"batch": rng.integers(1, 65, 200), "c_in": groups * rng.integers(1, 300, 200)}
+    d |= {"c_out": groups * rng.integers(1, 300, 200), "in_h": np.full(200, 14.0), "in_w": np.full(200, 14.0)}
+    d |= {"out_h": np.full(200, 14.0), "out_w": np.full(200, 14.0), "k_h": np.full(200, 3.0), "k_w": np.full(200, 3.0)}
+    once, twice = (
+        kernels.seconds(KernelTable.of("conv", "fp16", **{**d, grown: d[grown] * times}), find_gpu(gpu)).seconds
+        for times in (1, 2)
+    )
+    assert (twice * ROUNDING >= once).all()
 
 
 def test_a_convolution_priced_as_a_product_is_not_refined():

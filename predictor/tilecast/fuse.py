@@ -44,6 +44,8 @@ def passes(workload: Workload) -> frozenset[PassName]:
     is_16_bit = workload.precision not in ("fp32", "tf32")
     if workload.attention == "flash" or (workload.attention == "auto" and is_16_bit and workload.model.head_dim <= 256):
         chosen.add("attention")
+    if workload.fused_loss:
+        chosen.add("loss")
     if workload.fused_optimizer:
         chosen.add("optimizer")
     return frozenset(chosen)

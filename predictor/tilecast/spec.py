@@ -104,6 +104,8 @@ class Workload:
     fused_kernels: bool = False
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even
     where the framework launches eagerly."""
+    fused_loss: bool = False
+    """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
     fused_optimizer: bool = True
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     offload: Offload = "none"

@@ -61,11 +61,19 @@ PACKED_CHANNELS = 32
 
 
 def packed_gemm(w: Work) -> Work:
-    """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product."""
+    """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product.
+
+    A packed product has sides of `PACKED_CHANNELS` channels at least; the cross terms of its groups are computed in vain.
+    """
     d = w.dims
-    width = np.minimum(d["c_in"], d["c_out"]) / d["groups"]
-    together = np.minimum(np.maximum(np.ceil(PACKED_CHANNELS / width), 1.0), d["groups"])
-    product = conv_product({**d, "groups": d["groups"] / together})
+    c_in, c_out = d["c_in"] / d["groups"], d["c_out"] / d["groups"]
+    together = np.minimum(np.maximum(np.ceil(PACKED_CHANNELS / np.minimum(c_in, c_out)), 1.0), d["groups"])
+    packs = d["groups"] / together
+
+    def side(channels: Floats) -> Floats:
+        return np.minimum(np.maximum(channels, PACKED_CHANNELS), channels * d["groups"])
+
+    product = conv_product({**d, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
     dims = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
     return Work("gemm", dims, w.flops * together, w.moved, exact=False)
 
@@ -290,8 +298,9 @@ def details(d: Dims, gpu: Gpu) -> Floats:
 
 
 def odd_part(side: Floats) -> Floats:
-    """What is left of N whole numbers once all factors of two are taken out, shape (N,); at least one."""
-    whole = np.maximum(np.rint(side), 1.0).astype(np.int64)
+    """What is left of N sizes once all factors of two are taken out, shape (N,): an odd whole number. A fraction counts
+    by the digits of its mantissa, so that doubling never changes the answer."""
+    whole = np.ldexp(np.frexp(side)[0], MANTISSA_BITS).astype(np.int64)
     return (whole // (whole & -whole)).astype(float)
 
 
@@ -309,6 +318,7 @@ WORD = 8
 """Half-precision numbers that tensor cores take at once."""
 ALIGNMENTS = (8, 64, 128)
 DETAILS = 3 * (3 + len(ALIGNMENTS)) + 2 * len(tiles.CANDIDATES["tensor"])
+MANTISSA_BITS = 53
 REGULAR_ODD_PART = 63
 """Largest odd factor of a regular side: 49 and 63 are tokens of vision models, 43 and 57 gated MLPs."""
 SPILL_SHARES = {"16th": 1 / 16, "8th": 1 / 8, "6th": 1 / 6, "4th": 1 / 4, "half": 1 / 2, "whole": 1.0}

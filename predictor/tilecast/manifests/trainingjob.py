@@ -201,6 +201,11 @@ class Training(Door):
         default=True,
         description="Whether the weight update is one kernel; false prices one pass over memory per arithmetic step.",
     )
+    fused_loss: bool = Field(
+        default=False,
+        description="Whether softmax and cross-entropy are one kernel (Liger, Apex, flash-attn), which keeps no FP32 copy "
+        "of the logits; compiled execution has it anyway.",
+    )
     offload: Offload = Field(
         default="none",
         description="What lives in the host's memory: optimizer keeps the optimizer's states there and updates the "
@@ -595,6 +600,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         attention=training.attention,
         execution=training.execution,
         fused_optimizer=training.fused_optimizer,
+        fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",
         steps=steps,
         lora_rank=training.lora_rank or 0,

@@ -32,12 +32,17 @@ class Numerics:
     cuDNN want channels last. (Jobs in 16 bit are commonly set up channels-last.)"""
     flash: bool
     """Whether attention is one fused kernel."""
+    fused_gate: bool
+    """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
+    fused_loss: bool
+    """Whether the loss reads the logits in place: a compiler's, or a hand-written one."""
     training: bool
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
+        passes = fuse.passes(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         return cls(
             matrix=workload.precision,
@@ -45,7 +50,9 @@ class Numerics:
             element=4.0 if vector == "fp32" else 2.0,
             autocast=vector in ("fp16", "bf16") and workload.training,
             converts_layout=workload.precision == "tf32",
-            flash="attention" in fuse.passes(workload),
+            flash="attention" in passes,
+            fused_gate="elementwise" in passes,
+            fused_loss="loss" in passes or workload.fused_kernels,
             training=workload.training,
             frozen=workload.lora_rank > 0,
         )
@@ -271,6 +278,18 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
     if e < 4:
         eager += ops((".to-fp32", e, 4.0, "forward"), (".from-fp32", 4.0, e, "backward"))
     return fused_into("loss", eager, ops(("", 2 * e, 0.0, "forward"), (".gradient", e, e, "backward")))
+
+
+def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
+    """What a loss keeps of each logit until its backward pass, and what it needs besides while that runs.
+
+    Eager frameworks keep a normalised copy of the logits in FP32, and the logits where a model has `returned` them to
+    the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
+    logits. A fused loss keeps the logits, and writes one tensor in FP32.
+    """
+    if numerics.fused_loss or not numerics.training:
+        return numerics.element, 4.0
+    return (numerics.element if returned else 0.0) + 4.0, 8.0
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:

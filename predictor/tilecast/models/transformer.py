@@ -329,12 +329,20 @@ def _mlp(workload: Workload, rank: Rank) -> Part:
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
-    kept = 2 * e * outer * h + e * tokens * (ups + 1) * f / t + (outer * h if dropout else 0.0)
+    kept = 2 * e * outer * h + e * tokens * _mlp_tensors(model, numerics) * f / t + (outer * h if dropout else 0.0)
     parameters = (ups + 1) * h * f / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t), Linear("mlp.down", tokens, f / t, float(h)))
     return Part(ops, tensor_transfers("mlp", workload, rank), parameters, kept, np.zeros(1), np.zeros(1), linears)
+
+
+def _mlp_tensors(model: Model, numerics: Numerics) -> int:
+    """Tensors of the MLP's width that are kept: the activation's input and output; with a gate its two inputs, their
+    product, and where it is not one kernel the activated one."""
+    if not model.gated_mlp:
+        return 2
+    return 3 if numerics.fused_gate else 4
 
 
 def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
@@ -374,7 +382,8 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
             Linear("experts.shared-down", tokens, shared, float(h)),
         )
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
-    kept = 2 * e * outer * h + e * slots * (2 * h + (ups + 1) * f) + e * tokens * (ups + 1) * shared
+    wide = _mlp_tensors(model, numerics)
+    kept = 2 * e * outer * h + e * slots * (2 * h + wide * f) + e * tokens * wide * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
     transfers = [
@@ -473,11 +482,11 @@ def _head(workload: Workload, rank: Rank) -> Block:
         parameters = parameters + classes * h + classes
     elif not model.tied_embeddings:
         parameters = parameters + model.vocab * h / t
-    logits = rows * vocab * 4.0
-    kept = e * rank.outer_tokens * h * 2 + e * rows * vocab
+    logit_kept, logit_working = layers.logit_bytes(numerics)
+    kept = e * rank.outer_tokens * h * 2 + logit_kept * rows * vocab
     transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(
-        "head", 1, tuple(ops), parameters, np.stack([kept] * 3), transfers, working_bytes=logits,
+        "head", 1, tuple(ops), parameters, np.stack([kept] * 3), transfers, working_bytes=logit_working * rows * vocab,
         frozen_parameters=frozen(workload, parameters),
     )  # fmt: skip
 

@@ -136,7 +136,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     first, *tails = _clusters(model)
     shrinks = model.extra.get("shrink", 1.0) != 1
     ops: list[Op] = []
-    logits = np.zeros_like(t)
+    logits = largest = np.zeros_like(t)
     parameters = np.full_like(t, model.vocab + len(tails) * (h + 1) + (h * h if shrinks else 0)) / t
     for words, width, share in [(first[0] + len(tails), first[1], 1.0), *tails]:
         rows, cols = rank.tokens * share, words / t
@@ -145,7 +145,8 @@ def _head(workload: Workload, rank: Rank) -> Block:
         ops += layers.linear("head.logits", numerics, rows, width, cols, bias=True)
         if workload.training:
             ops += layers.cross_entropy("head.loss", numerics, rows, cols)
-        logits = logits + rows * cols
+        # Backward, one cluster after the other.
+        logits, largest = logits + rows * cols, np.maximum(largest, rows * cols)
     if workload.training:
         # Logarithms of probabilities are in FP32. Of one softmax they are negated before the target is picked. Of
         # several, each cluster's rows are copied out of the first product's; backward each fills a gradient of the
@@ -153,5 +154,6 @@ def _head(workload: Workload, rank: Rank) -> Block:
         moved = 2.0 * len(tails) + 2.0 if tails else 1.0
         exact = replace(numerics, vector="fp32", element=4.0)
         ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))
-    kept = 2 * e * rank.outer_tokens * h + e * logits
-    return Block("head", 1, tuple(ops), parameters, np.stack([kept] * 3), working_bytes=4.0 * logits)
+    logit_kept, logit_working = layers.logit_bytes(numerics, returned=False)
+    kept = 2 * e * rank.outer_tokens * h + logit_kept * logits
+    return Block("head", 1, tuple(ops), parameters, np.stack([kept] * 3), working_bytes=logit_working * largest)

@@ -97,6 +97,7 @@ def read(row: Row) -> Case:
         optimizer=_optimizer(row),
         attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
         execution=_execution(row),
+        fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS),
         fused_kernels=any(word in row.get("framework", "").lower() for word in _FUSED),
         lora_rank=_lora_rank(row, notes),
         overlap="no gradient bucketing" not in notes,
@@ -128,6 +129,8 @@ def _execution(row: Row) -> Execution:
     return "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
 
 
+_FUSED_LOSS = ("composer",)
+"""Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 """Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
 

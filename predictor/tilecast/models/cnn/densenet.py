@@ -24,7 +24,7 @@ def densenet(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.activate()
         if number < 4:
             walk.conv(walk.channels // 2, 1)
-            walk.pool(2, 2)
+            walk.pool(2, 2, average=True)
     walk.classify(int(extra.get("classes", 1000)))
 
 

@@ -48,12 +48,19 @@ def inception_v3(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.unit(192, 3, padding=0)
     walk.pool(3, 2, padding=0)
     for pooled in (32, 64, 64):
-        _module(walk, [[(64, 1, 1)], [(48, 1, 1), (64, 5, 1)], [(64, 1, 1), (96, 3, 1), (96, 3, 1)]], pooled=pooled)
+        _module(
+            walk,
+            [[(64, 1, 1)], [(48, 1, 1), (64, 5, 1)], [(64, 1, 1), (96, 3, 1), (96, 3, 1)]],
+            pooled=pooled,
+            average=True,
+        )
     _module(walk, [[(384, 3, 2)], [(64, 1, 1), (96, 3, 1), (96, 3, 2)]])
     row, column = (1, 7), (7, 1)
     for width in (128, 160, 160, 192):
         double: Branch = [(width, 1, 1), (width, column, 1), (width, row, 1), (width, column, 1), (192, row, 1)]
-        _module(walk, [[(192, 1, 1)], [(width, 1, 1), (width, row, 1), (192, column, 1)], double], pooled=192)
+        _module(
+            walk, [[(192, 1, 1)], [(width, 1, 1), (width, row, 1), (192, column, 1)], double], pooled=192, average=True
+        )
     if walk.numerics.training:
         _auxiliary(walk, classes)
     _module(walk, [[(192, 1, 1), (320, 3, 2)], [(192, 1, 1), (192, row, 1), (192, column, 1), (192, 3, 2)]])
@@ -62,19 +69,20 @@ def inception_v3(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.classify(classes, dropout=True)
 
 
-def _module(walk: Walk, branches: Sequence[Branch], *, pooled: int = 0) -> None:
+def _module(walk: Walk, branches: Sequence[Branch], *, pooled: int = 0, average: bool = False) -> None:
     """Branches beside a pooling branch: a 1x1 convolution to `pooled` channels behind it, or, where the branches end
     with stride 2, the pooled input itself."""
     entry = walk.shape
     walk.fork(len(branches) + 1)
     channels = 0
-    for branch in branches:
-        walk.shape = entry
+    for index, branch in enumerate(branches):
+        if index:
+            walk.again(entry)
         _run(walk, branch)
         channels += walk.channels
-    walk.shape = entry
+    walk.again(entry)
     if pooled:
-        walk.pool(3, 1)
+        walk.pool(3, 1, average=average)
         walk.unit(pooled, 1)
     else:
         walk.pool(3, 2, padding=0)
@@ -95,12 +103,13 @@ def _module_e(walk: Walk) -> None:
         split = walk.shape
         walk.fork(2)
         for kernel in ((1, 3), (3, 1)):
-            walk.shape = split
+            if kernel == (3, 1):
+                walk.again(split)
             walk.unit(384, kernel)
-    walk.shape = entry
+    walk.again(entry)
     walk.unit(320, 1)
-    walk.shape = entry
-    walk.pool(3, 1)
+    walk.again(entry)
+    walk.pool(3, 1, average=True)
     walk.unit(192, 1)
     walk.concatenate(320 + 4 * 384 + 192)
 
@@ -108,7 +117,7 @@ def _module_e(walk: Walk) -> None:
 def _auxiliary(walk: Walk, classes: int) -> None:
     entry = walk.shape
     walk.fork(2)
-    walk.pool(5, 3, padding=0)
+    walk.pool(5, 3, padding=0, average=True)
     walk.unit(128, 1)
     walk.unit(768, 5, padding=0)
     walk.classify(classes)

@@ -52,7 +52,7 @@ def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> N
         walk.excite(walk.channels // int(extra["excite"]))
     leave = walk.shape
     if leave != entry:
-        walk.shape = entry
+        walk.again(entry)
         walk.unit(leave[0], 1, stride, activation="none")
     walk.add()
     walk.activate()

@@ -33,6 +33,8 @@ class Walk:
     ops: list[Op] = field(default_factory=list)
     parameters: float = 0.0
     kept: Floats = field(default_factory=lambda: np.zeros(1))
+    held: bool = False
+    """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
     """Whether a gradient flows into the tensor in hand: not into the image, nor into what frozen layers made."""
 
@@ -54,6 +56,16 @@ class Walk:
         """Tensors of so many elements stay alive until the backward pass."""
         if self.numerics.training:
             self.kept = self.kept + elements * self.numerics.element
+
+    def again(self, shape: tuple[int, Size]) -> None:
+        """Returns to an earlier tensor that another branch has read, and so keeps."""
+        self.shape, self.held = shape, True
+
+    def _read(self) -> None:
+        """The tensor in hand is the input of an operator whose gradient needs it."""
+        if not self.held:
+            self.keep(self.elements)
+        self.held = False
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -87,7 +99,7 @@ class Walk:
             "out_d": size[0], "out_h": size[1], "out_w": size[2], "groups": groups,
         }  # fmt: skip
         name = f"conv{len(self.ops)}"
-        self.keep(self.elements)
+        self._read()
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.reached = out, size, True
@@ -156,13 +168,15 @@ class Walk:
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
             )
 
-    def pool(self, kernel: int, stride: int, *, padding: int | None = None) -> None:
-        """Maximum or mean over windows. Its output is counted as kept, for the index of the maximum."""
+    def pool(self, kernel: int, stride: int, *, padding: int | None = None, average: bool = False) -> None:
+        """Maximum (with an index of 8 bytes for each) or average over windows; both keep their input."""
         before = self.elements
+        self._read()
         window = (1 if self.flat else kernel, kernel, kernel)
         self.size = self._after(window, stride, padding)
         ratio = float(np.mean(self.elements / before))
-        self.keep(self.elements)
+        if not average:
+            self.keep(self.elements * 8.0 / self.numerics.element)
         self.ops += layers.pool("pool", self.numerics, before, ratio)
 
     def mean(self) -> None:

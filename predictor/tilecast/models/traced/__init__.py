@@ -91,8 +91,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def _loss(output: Operand, numerics: Numerics, scale: Floats) -> Block:
     count, cols = elements(output, scale), float(output.shape[-1])
     ops = layers.cross_entropy("loss", numerics, count / cols, np.full(1, cols))
-    kept = numerics.element * count
-    return Block("loss", 1, tuple(ops), np.zeros(1), np.stack([kept] * 3), working_bytes=4.0 * count)
+    kept, working = layers.logit_bytes(numerics)
+    return Block("loss", 1, tuple(ops), np.zeros(1), np.stack([kept * count] * 3), working_bytes=working * count)
 
 
 def _emit(unit: Unit, numerics: Numerics, scale: Floats) -> list[Op]:
