@@ -63,7 +63,7 @@ PACKED_CHANNELS = 32
 def packed_gemm(w: Work) -> Work:
     """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product.
 
-    A packed product has sides of `PACKED_CHANNELS` channels at least; the cross terms of its groups are computed in vain.
+    A packed product has sides of `PACKED_CHANNELS` channels at least and computes cross terms of its groups in vain.
     """
     d = w.dims
     c_in, c_out = d["c_in"] / d["groups"], d["c_out"] / d["groups"]

@@ -203,8 +203,8 @@ class Training(Door):
     )
     fused_loss: bool = Field(
         default=False,
-        description="Whether softmax and cross-entropy are one kernel (Liger, Apex, flash-attn), which keeps no FP32 copy "
-        "of the logits; compiled execution has it anyway.",
+        description="Whether softmax and cross-entropy are one kernel (Liger, Apex, flash-attn), which keeps no FP32 "
+        "copy of the logits; compiled execution has it anyway.",
     )
     offload: Offload = Field(
         default="none",
