@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilecast import collectives
-from tilecast.calibrate import calibrate, fit, predict, read_log, toml
+from tilecast.calibrate import _three_digits, calibrate, fit, predict, read_log, toml
 from tilecast.cli import main
 from tilecast.collectives import Group
 from tilecast.hardware import Link, find_link, load_link
@@ -105,6 +105,19 @@ def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
     assert done.link.efficiency == pytest.approx(slower(start).efficiency, rel=0.1)
 
 
+def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
+    """1 / 1.498 is 0.66756, whose nearest three digits are more than the bandwidth has."""
+    link, other = replace(find_link("nvlink3"), efficiency=0.5), find_link("ethernet-100")
+    start = replace(
+        link, protocols={"simple": link.protocols["simple"], "ll": replace(link.protocols["ll"], share=1.498)}
+    )
+    path, output = tmp_path / "fast.log", tmp_path / "fast.toml"
+    path.write_text(log(replace(start, efficiency=3.0), other))
+    output.write_text(toml(fit(start, read_log(path).measured, other, rounds=1), "made up for this test"))
+    load_link(output)
+    assert _three_digits(1 / 1.498, 1 / 1.498) == 0.667
+
+
 @pytest.mark.parametrize("name", ["nvlink4-pair", "nvlink2", "infiniband-ndr-8x400", "pod-tcp", "nvlink5"])
 def test_a_link_survives_its_file(name: str, tmp_path: Path) -> None:
     link, path = find_link(name), tmp_path / "link.toml"
@@ -169,6 +182,13 @@ BAD = {
     "not-priced": (LOG.replace("all_reduce_perf", "broadcast_perf"), "broadcast_perf is not priced"),
     "no-ranks": (LOG.replace("#  Rank", "#  rank"), "# Rank"),
     "uneven": (LOG.replace("node-0 device  7", "node-1 device  7"), "unevenly"),
+    "one-rank": (
+        log(find_link("nvlink3"), find_link("ethernet-100"), local=2).replace("#  Rank  1", "#"),
+        "single rank",
+    ),
+    "no-time": (re.sub(r"-1 +[\d.]+", "-1  1e-300", LOG), "time '1e-300'"),
+    "large-size": (re.sub(r"(?m)^ +1024 ", "9" * 400 + " ", LOG), "more than 2**53 bytes"),
+    "endless-size": (re.sub(r"(?m)^ +1024 ", "9" * 5000 + " ", LOG), "more than 2**53 bytes"),
     "wrong-results": (LOG.replace("     0  ", "     5  "), "elements were wrong"),
 }
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tilecast.hardware import find_gpu, gpus, load_gpu, normalise
+from tilecast.hardware import find_gpu, find_link, gpus, load_gpu, load_link, normalise
 from tilecast.spec import SpecError
 
 NAMES = [
@@ -113,3 +113,55 @@ all = "made up for this test"
 
 def test_spelling_differences_vanish():
     assert normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb") == "a100-sxm4-80gb"
+
+
+LINK = """
+name = "{name}"
+kind = "pcie"
+protocols = "pcie"
+bandwidth_gb_per_s = {rate}
+efficiency = 0.5
+{more}
+[sources]
+all = "made up for this test"
+"""
+
+
+def link_file(folder: Path, name: str, rate: str = "7", more: str = "") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(LINK.format(name=name, rate=rate, more=more))
+    return path
+
+
+def test_a_link_of_the_user_is_beyond_the_domains_that_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    link_file(tmp_path, "pcie4")
+    link_file(tmp_path, "another", more='domain = 2\nbeyond = "zebra"')
+    link_file(tmp_path, "zebra", rate="5")
+    monkeypatch.setenv("TILECAST_LINKS", str(tmp_path))
+    assert find_link("nvlink3-pair").beyond.bandwidth_bytes_per_s == 7e9
+    assert find_link("another").beyond.bandwidth_bytes_per_s == 5e9
+
+
+@pytest.mark.parametrize("beyond", ["mine", "nvlink3-pair"])
+def test_no_link_is_beyond_itself_or_has_two_beyond(beyond: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = link_file(tmp_path, "mine", more=f'domain = 2\nbeyond = "{beyond}"')
+    with pytest.raises(SpecError, match="mine: beyond"):
+        load_link(path)
+    monkeypatch.setenv("TILECAST_LINKS", str(tmp_path))
+    with pytest.raises(SpecError, match=f"mine: beyond: '{beyond}' is the link itself or has another"):
+        find_link("nvlink3")
+
+
+@pytest.mark.parametrize(
+    ("rate", "more", "field"),
+    [
+        ("inf", "", "bandwidth_gb_per_s"),
+        ("7", "reduction_gb_per_s = inf", "reduction_gb_per_s"),
+        ("7", "wired = [[inf, 0.5]]", "wired"),
+        ("7", "wired = [[2, 0.5], [2, 0.7]]", "wired"),
+        ("7", "tiers = [{ nodes = 2, oversubscription = inf }]", "tiers"),
+    ],
+)
+def test_links_are_finite_and_state_each_count_once(rate: str, more: str, field: str, tmp_path: Path):
+    with pytest.raises(SpecError, match=rf"mine\.toml: {field}"):
+        load_link(link_file(tmp_path, "mine", rate, more))

@@ -94,11 +94,21 @@ def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
-    [(H100, "GeForce 256", "unknown-gpu"), ("all_reduce", "broadcast", "unpriced-collective")],
+    [
+        (H100, "GeForce 256", "unknown-gpu"),
+        ("all_reduce", "broadcast", "unpriced-collective"),
+        (",8,1", ",1,1", "single-rank"),
+    ],
 )
 def test_a_row_that_cannot_be_priced_loses_no_other(old: str, new: str, reason: str, tmp_path: Path) -> None:
     found = read(table(tmp_path, NVSWITCH.replace(old, new) + ",8,1", f"{NVSWITCH},8,1"))
     assert found.reason == [reason, ""]
+    assert np.isnan(found.seconds).tolist() == [True, False]
+
+
+def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
+    found = read(table(tmp_path, f"{NVSWITCH},0,9", f"{NVSWITCH},1,9"))
+    assert found.reason == ["empty-buffer", ""]
     assert np.isnan(found.seconds).tolist() == [True, False]
 
 
@@ -136,6 +146,7 @@ BAD = {
     "not-a-number": ([f"{NVSWITCH},8,1", f"{NVSWITCH},nan,1"], "row 2: bytes: 'nan'"),
     "words": ([f"{NVSWITCH},many,1"], "bytes: 'many'"),
     "negative": ([f"{NVSWITCH},-4,1"], "bytes: '-4'"),
+    "part-of-a-byte": ([f"{NVSWITCH},0.5,1"], "row 1: bytes: 0.5 is less than a byte"),
     "infinite": ([f"{NVSWITCH},8,inf"], "latency_us: 'inf'"),
     "no-size": ([f"{NVSWITCH},,1"], "bytes: ''"),
     "uneven": ([NVSWITCH.replace(",8,1", ",8,3") + ",8,1"], "n_nodes: 8 GPUs do not fill 3 nodes"),

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context
 from pathlib import Path
 
 import numpy as np
@@ -99,14 +100,23 @@ def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
         for name in begin:
             reach = REACH ** (0.5**turn)
             part = name.split(".")[-1]
-            most = {"share": 1 / best.efficiency, "efficiency": 1 / _most_share(best), "own_share": 1.0}.get(
-                part, np.inf
-            )
+            limits = {
+                "share": 1 / best.efficiency,
+                "efficiency": min(1 / _most_share(best), 1.0),
+                "own_share": 1.0,
+            }
+            most = limits.get(part, np.inf)
             for value in np.minimum(constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
-                tried = _with(best, name, float(f"{value:.3g}"))
+                tried = _with(best, name, _three_digits(value, most))
                 if (reached := loss(tried)) < least:
                     best, least = tried, reached
     return best
+
+
+def _three_digits(value: float, most: float) -> float:
+    """The value to three digits: the nearest, or the one below where the nearest is more than `most`."""
+    nearest = float(f"{value:.3g}")
+    return nearest if nearest <= most else float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal(value))
 
 
 def _most_share(link: Link) -> float:
@@ -134,6 +144,9 @@ PERFORMED: Mapping[str, str] = {
     "alltoall": "all_to_all", "sendrecv": "send_recv",
 }  # fmt: skip
 """Collectives by the name of nccl-tests' program, without `_perf`."""
+
+LEAST_US, MOST = 1e-3, 2**53
+"""The shortest time in microseconds that a log may hold, and its largest time and size."""
 
 _PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
 _RANK = re.compile(
@@ -182,7 +195,7 @@ def read_log(path: Path) -> Log:
             gpu, fresh = rank[4] or gpu, False
         elif row := _ROW.match(line):
             fresh = True
-            if int(row[1]):
+            if row[1].strip("0"):
                 parts.append(_row(f"{path}: line {number}", name, hosts, row))
     if not parts:
         raise SpecError(str(path), "holds no row of nccl-tests", "give what all_reduce_perf or another of them printed")
@@ -199,10 +212,12 @@ def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[
     if not hosts:
         raise SpecError(where, "no '# Rank' line before the row says which GPUs took part", "give the whole log")
     if row[6] not in ("0", "N/A"):
-        raise SpecError(where, f"{row[6]} elements were wrong", "repair the system before you measure it")
+        raise SpecError(where, f"{row[6][:40]} elements were wrong", "repair the system before you measure it")
     group = hosts[0][0]
     mine = [host for of, host in hosts if of == group]
     ranks, nodes = len(mine), len(set(mine))
+    if ranks < 2:
+        raise SpecError(where, "a single rank moves nothing over a link", "run on two GPUs or more")
     each = {mine.count(host) for host in mine}
     if len(each) > 1:
         raise SpecError(where, f"{ranks} ranks are spread unevenly over {nodes} nodes", "run as many on every node")
@@ -210,10 +225,14 @@ def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[
         time_us = float(row[3])
     except ValueError:
         time_us = np.nan
-    if not 0 < time_us < np.inf:
-        raise SpecError(where, f"time {row[3]!r} is no positive number", "give the log as it was printed")
+    if not LEAST_US <= time_us <= MOST:
+        problem = f"time {row[3][:40]!r} is no number from {LEAST_US:g} us"
+        raise SpecError(where, problem, "give the log as it was printed")
+    digits = row[1].lstrip("0")
+    if len(digits) > len(str(MOST)) or int(digits) > MOST:
+        raise SpecError(where, f"size {digits[:40]!r} is more than 2**53 bytes", "give the log as it was printed")
     on_node = sum(host == mine[0] for _, host in hosts)
-    numbers = (float(row[1]), float(ranks), float(min(each)), float(on_node), time_us * 1e-6)
+    numbers = (float(digits), float(ranks), float(min(each)), float(on_node), time_us * 1e-6)
     return Measured(np.array([PERFORMED[name]]), *(np.array([value]) for value in numbers))
 
 
@@ -251,12 +270,12 @@ def toml(link: Link, source: str) -> str:
 
 
 def _value(value: object) -> str:
-    """A value as TOML writes it, numbers with four digits."""
+    """A value as TOML writes it, numbers with twelve digits, so that constants stay within their bounds."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_value(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_value(inner) for inner in value) + "]"
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+    return f"{value:.12g}" if isinstance(value, float) else json.dumps(value)
 
 
 @dataclass(frozen=True, slots=True)

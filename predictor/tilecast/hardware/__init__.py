@@ -17,7 +17,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
@@ -147,7 +147,7 @@ class Pool:
 
 
 class _Facts(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 FileT = TypeVar("FileT", bound=_Facts)
@@ -244,12 +244,22 @@ class LinkFile(_Facts):
     tiers: tuple[TierFile, ...] = ()
     sources: dict[str, str]
 
+    @field_validator("wired")
+    @classmethod
+    def _unique(cls, wired: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if len({count for count, _ in wired}) < len(wired):
+            raise ValueError("a number of GPUs appears twice")
+        return wired
+
     def link(self, known: Mapping[str, Link]) -> Link:
         """The same facts in SI units; the link beyond a domain is among those that are known.
 
         Raises:
-            SpecError: the table of protocols or the link beyond the domain is unknown.
+            SpecError: the table of protocols or the link beyond the domain is unknown, or that link is this one or
+                has another beyond itself.
         """
+        if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
+            raise _chained(self)
         beyond = _named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
         constants = self.protocols
         if isinstance(constants, str):
@@ -322,24 +332,30 @@ def links() -> Mapping[str, Link]:
 
 @cache
 def _links(folder: str) -> Mapping[str, Link]:
-    shipped = [_read(path, LinkFile) for path in _toml_files("links")]
-    found = {item.name: item.link({}) for item in shipped if not item.beyond}
-    found |= {item.name: item.link(found) for item in shipped if item.beyond}
-    if folder:
-        if not Path(folder).is_dir():
-            raise SpecError("TILECAST_LINKS", f"{folder} is no folder", "name the folder that holds your link files")
-        mine = [load_link(path, found) for path in sorted(Path(folder).glob("*.toml"))]
-        found |= {link.name: link for link in mine}
-    return dict(sorted(found.items()))
+    if folder and not Path(folder).is_dir():
+        raise SpecError("TILECAST_LINKS", f"{folder} is no folder", "name the folder that holds your link files")
+    mine = sorted(Path(folder).glob("*.toml")) if folder else []
+    facts = {item.name: item for path in [*_toml_files("links"), *mine] for item in [_read(path, LinkFile)]}
+    plain = {name: item.link({}) for name, item in facts.items() if not item.beyond}
+    joined = [item for item in facts.values() if item.beyond]
+    for item in joined:
+        if item.beyond in facts and item.beyond not in plain:
+            raise _chained(item)
+    return dict(sorted((plain | {item.name: item.link(plain) for item in joined}).items()))
 
 
-def load_link(path: Path | Traversable, known: Mapping[str, Link] | None = None) -> Link:
+def _chained(item: LinkFile) -> SpecError:
+    problem = f"{item.beyond!r} is the link itself or has another beyond it"
+    return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
+
+
+def load_link(path: Path | Traversable) -> Link:
     """A link from a TOML file of the `LinkFile` schema.
 
     Raises:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
     """
-    return _read(path, LinkFile).link(links() if known is None else known)
+    return _read(path, LinkFile).link(links())
 
 
 def find_gpu(name: str) -> Gpu:

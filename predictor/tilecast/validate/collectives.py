@@ -34,6 +34,8 @@ UNPRICED = ("broadcast", "reduce", "gather", "scatter", "alltoallv", "hypercube"
 REASONS: Mapping[str, str] = {
     "unpriced-collective": "a collective that no training step here uses",
     "unknown-gpu": "the GPU is not among the hardware files",
+    "single-rank": "one GPU alone moves nothing over a link",
+    "empty-buffer": "no byte is moved",
     "custom-kernel": "not NCCL's kernel but a framework's own",
     "network-not-stated": "the ranks span nodes and the table does not say which network joins them",
 }
@@ -86,6 +88,8 @@ def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
             known = ", ".join(collectives.ALGORITHMS)
             raise SpecError(_cell(path, row, "op"), f"unknown collective {name!r}", f"use one of {known}")
     size = _numbers(path, columns, "bytes", least=0)
+    for row in np.flatnonzero((size > 0) & (size < 1))[:1]:
+        raise SpecError(_cell(path, int(row), "bytes"), f"{size[row]:g} is less than a byte", "correct the cell")
     ranks = _numbers(path, columns, "n_gpus", least=1)
     nodes = _numbers(path, columns, "n_nodes", least=1, default=1)
     local = _numbers(path, columns, "gpus_per_node", least=1, default=np.nan)
@@ -125,12 +129,14 @@ def _forecast(
     count = len(cells)
     text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
     keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
-    custom = [name.startswith("custom") for name in columns.get("impl", [""] * count)]
-    unpriced = (measured.collective == "").tolist()
-    reason = [
-        "unpriced-collective" if other else "custom-kernel" if own else ""
-        for other, own in zip(unpriced, custom, strict=True)
-    ]
+    custom = np.array([name.startswith("custom") for name in columns.get("impl", [""] * count)])
+    told = {
+        "unpriced-collective": measured.collective == "",
+        "custom-kernel": custom,
+        "single-rank": measured.ranks < 2,
+        "empty-buffer": measured.size_bytes < 1,
+    }
+    reason = np.select(list(told.values()), list(told), "").tolist()
     link = [""] * count
     seconds, bound, spread = np.full((3, count), np.nan)
     alike: dict[tuple[str, str, str, str, bool, bool], list[int]] = {}
