@@ -177,6 +177,13 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
         (lambda value: _first(value, "layer_norm")[3].update(cols=0), "layernorm lacks the attribute cols"),
         (lambda value: _first(value, "transpose")[3].update(axis0=7), "transpose lacks the attribute axis0"),
         (lambda value: value.update(batch=0), "0 is no size"),
+        (lambda value: value.update(batch=True), "True is no size"),
+        (lambda value: value.update(batch=3), "batch: 3 is not the first dimension of 'ids', which is 2"),
+        (lambda value: value["shapes"].update(ids=[]), "inputs: none has a batch dimension"),
+        (lambda value: value.update(outputs=[]), "outputs: there are none"),
+        (lambda value: value.update(outputs=["p_positions_weight"]), "outputs: none is computed from the inputs"),
+        (lambda value: value.update(outputs=["ids"]), "outputs: none is computed from the inputs"),
+        (lambda value: _first(value, "layer_norm")[3].update(cols=10**400), "is not a graph document"),
         (lambda value: value.update(operators=[]), "operators: there are 0"),
         (lambda value: value["operators"].append(["conv9", ["tokens"], ["y"], {}]), "unknown kind 'conv9'"),
         (lambda value: value["operators"].append(["relu", ["nowhere"], ["y"], {}]), "nothing makes its input"),
@@ -190,6 +197,29 @@ def test_a_damaged_document_is_one_clear_error(damage: Callable[[dict[str, Any]]
     with pytest.raises(SpecError, match=told) as caught:
         document.read(value, "graph.json")
     assert "\n" not in str(caught.value)
+
+
+def test_a_graph_of_views_alone_is_refused() -> None:
+    shapes = {"x": [2], "y": [2]}
+    head = {"format": document.FORMAT, "batch": 2, "sequence": 1, "inputs": ["x"], "parameters": [], "outputs": ["y"]}
+    with pytest.raises(SpecError, match="outputs: none is computed from the inputs"):
+        document.read({**head, "shapes": shapes, "operators": [["view", ["x"], ["y"], {}]]}, "graph.json")
+
+
+def test_no_outputs_are_one_line_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({**json.loads((GRAPHS / "transformer.json").read_text()), "outputs": []}))
+    assert main(["advise", str(path), "--batch", "256", "--gpus", "h100-sxm:8"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "outputs: there are none" in error
+
+
+@pytest.mark.parametrize("groups", [0, 1.5, 2, 3, float("nan"), float("inf")])
+def test_groups_divide_the_channels(groups: float) -> None:
+    value = json.loads((GRAPHS / "resnet.json").read_text())
+    _first(value, "conv2d")[3].update(groups=groups)
+    with pytest.raises(SpecError, match="groups is no whole number that divides the channels"):
+        document.read(value, "graph.json")
 
 
 def test_a_document_says_what_the_trace_says() -> None:
@@ -330,6 +360,25 @@ def test_what_cannot_be_read_as_onnx_is_one_clear_error(tmp_path: Path) -> None:
         onnx_file.read(gpt_in_onnx(tmp_path / "open.onnx", ["batch", "tokens", None]), 64)
     with pytest.raises(SpecError, match="is fixed at 64 tokens"):
         onnx_file.read(gpt_in_onnx(tmp_path / "fixed.onnx", ["batch", 64]), 128)
+
+
+def test_a_size_below_one_is_symbolic(tmp_path: Path) -> None:
+    found = onnx_file.read(gpt_in_onnx(tmp_path / "gpt.onnx", [-1, -1]), 64)
+    assert (found.batch, found.sequence) == (onnx_file.BATCH, 64)
+    with pytest.raises(SpecError, match=r"leaves ids\[1\] open"):
+        onnx_file.read(tmp_path / "gpt.onnx")
+
+
+@pytest.mark.parametrize(
+    ("dims", "kind", "content"), [([0, 0], 1, b""), ([4], 1, b"123"), ([2, 2], 1, b"123"), ([4], 99, b"1234")]
+)
+def test_a_damaged_tensor_is_named(tmp_path: Path, dims: list[int], kind: int, content: bytes) -> None:
+    s = Sketch()
+    s.weights.append(onnx.TensorProto(name="w", dims=dims, data_type=kind, raw_data=content))
+    path = s.save(tmp_path / "damaged.onnx", s.add("Add", "x", "w"), ("x", onnx.TensorProto.FLOAT, ["batch", 4]))
+    with pytest.raises(SpecError, match="has a damaged tensor 'w'") as caught:
+        onnx_file.read(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_onnx_the_reader_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

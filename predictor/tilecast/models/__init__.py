@@ -192,7 +192,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
     and under any other name what only its family has.
 
     Raises:
-        SpecError: a dimension is missing, not positive, or does not divide another.
+        SpecError: a dimension is missing, not positive, too large beside another, or does not divide another.
     """
     known = {key: value for key, value in table.items() if key in _FIELDS and key != "extra"}
     extra = {key: float(value) for key, value in table.items() if key not in _FIELDS}
@@ -212,6 +212,13 @@ def model_from(table: Mapping[str, Any]) -> Model:
             raise SpecError(
                 f"model.{name}", f"must be positive, got {extra[name]:g}", "state one or more, or leave it out"
             )
+    experts, chosen = extra.get("experts", 0.0), extra.get("top_k", 1.0)
+    if experts > 0 and not 1 <= chosen <= experts:
+        raise SpecError(
+            "model.top_k", f"{chosen:g} is not from 1 to the {experts:g} experts", "choose a number in between"
+        )
+    if (dense := extra.get("first_dense", 0.0)) > (depth := known.get("layers", 0)):
+        raise SpecError("model.first_dense", f"{dense:g} is more than the {depth} layers", "choose at most the layers")
     if "hidden" not in known:
         return Model(**{**known, "extra": extra})
     known.setdefault("kv_heads", known["heads"])
@@ -223,6 +230,8 @@ def model_from(table: Mapping[str, Any]) -> Model:
                 "choose a divisor or state headDim",
             )
         known["head_dim"] = known["hidden"] // known["heads"]
+    if known["head_dim"] < 1:
+        raise SpecError("model.headDim", f"must be positive, got {known['head_dim']}", "state it, or leave it out")
     if known["kv_heads"] < 1 or known["heads"] % known["kv_heads"]:
         raise SpecError(
             "model.kvHeads", f"heads {known['heads']} is not divisible by {known['kv_heads']}", "choose a divisor"

@@ -66,7 +66,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
         return models.model_from({"name": name, **table, **_head(config, table["family"])})
     except SpecError as error:
         dimension = error.field.removeprefix("model.")
-        names = {"kvHeads": "kv_heads"}
+        names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
         key = read.get(names.get(dimension, dimension))
         raise SpecError(f"{path}.{_key(key)}" if key else path, error.problem, error.remedy) from None
 
@@ -129,7 +129,7 @@ def _number(config: Mapping[str, Any], key: str, path: str) -> float | None:
         value = value[int(index)] if isinstance(value, list) and len(value) > int(index) else None
     if value is None:
         return None
-    if not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 2**40:
+    if not isinstance(value, int | float) or not 0 <= value <= 2**40:
         raise SpecError(f"{path}.{key}", f"{str(value)[:40]!r} is no size", "give a number from 0")
     return float(value)
 

@@ -79,7 +79,7 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
         )
     except KeyError as error:
         raise SpecError(f"{name}: {error.args[0]}", "is missing", _REMEDY) from None
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecError(name, f"is not a graph document: {str(error)[:80]}", _REMEDY) from None
     check(trace, name)
     return normal(trace)
@@ -89,8 +89,8 @@ def check(trace: Trace, name: str) -> None:
     """Refuse a trace that cannot be priced.
 
     Raises:
-        SpecError: there is no operator or too many, a kind is unknown, an input is made by nothing, or a shape or an
-            attribute is missing.
+        SpecError: there is no operator or too many, a kind is unknown, an input is made by nothing, a shape or an
+            attribute is missing or does not fit, the samples are not a batch, or no output is computed from them.
     """
     if not 1 <= len(trace.operators) <= MOST_OPERATORS:
         raise SpecError(f"{name}: operators", f"there are {len(trace.operators)}", f"give 1 to {MOST_OPERATORS}")
@@ -121,18 +121,50 @@ def check(trace: Trace, name: str) -> None:
                 raise SpecError(field, f"{one.kind} lacks the attribute axis{axis}", _REMEDY)
         if one.kind == "convolution" and not _is_convolution(trace, one):
             raise SpecError(field, "its image, weight and output are not of one rank from 3 to 5", _REMEDY)
+        if one.kind == "convolution" and not _is_grouped(trace, one):
+            raise SpecError(field, "groups is no whole number that divides the channels in and out", _REMEDY)
     for source in (*trace.inputs, *trace.parameters, *trace.outputs):
         if source not in trace.shapes:
             raise SpecError(f"{name}: shapes", f"the shape of {source!r} is not given", _REMEDY)
+    _check_ends(trace, name)
+
+
+def _check_ends(trace: Trace, name: str) -> None:
+    """Refuse a trace whose first input with dimensions is no batch of samples, or whose outputs do not depend on them.
+    Further inputs may be of another size: they are the same for every sample."""
+    first = next((source for source in trace.inputs if trace.shapes[source]), None)
+    if first is None:
+        raise SpecError(f"{name}: inputs", "none has a batch dimension", "let the first dimension be the batch")
+    if trace.shapes[first][0] != trace.batch:
+        problem = f"{trace.batch} is not the first dimension of {first!r}, which is {trace.shapes[first][0]}"
+        raise SpecError(f"{name}: batch", problem, _REMEDY)
+    if not trace.outputs:
+        raise SpecError(f"{name}: outputs", "there are none", "name what the model answers")
+    varying = {source for source in trace.inputs if trace.shapes[source][:1] == (trace.batch,)}
+    computed: set[str] = set()
+    for one in trace.operators:
+        if one.kind != "constant" and not varying.isdisjoint(one.inputs):
+            varying.update(one.outputs)
+            # A view of a sample is no work, and what does no work has no price.
+            if OPERATORS[one.kind].moves or not computed.isdisjoint(one.inputs):
+                computed.update(one.outputs)
+    if computed.isdisjoint(trace.outputs):
+        raise SpecError(f"{name}: outputs", "none is computed from the inputs", "name what the model answers")
 
 
 def _is_convolution(trace: Trace, one: Operator) -> bool:
     ranks = {len(trace.shapes[each]) for each in (*one.inputs[:2], one.outputs[0])}
-    return len(ranks) == 1 and ranks <= {3, 4, 5} and one.attributes.get("groups", 1) >= 1
+    return len(ranks) == 1 and ranks <= {3, 4, 5}
+
+
+def _is_grouped(trace: Trace, one: Operator) -> bool:
+    groups = one.attributes.get("groups", 1)
+    channels = (trace.shapes[one.inputs[0]][1], trace.shapes[one.outputs[0]][1])
+    return groups >= 1 and groups % 1 == 0 and all(count % groups == 0 for count in channels)
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or not 1 <= value <= LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
         raise ValueError(f"{value!r} is no size")
     return value
 

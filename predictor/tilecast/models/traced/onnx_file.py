@@ -1,6 +1,7 @@
 """An ONNX file as a trace: shapes are inferred for one batch, what is constant is folded, weights are never read.
 
-The first dimension of every input is the batch. A further symbolic dimension is the sequence, which the job gives.
+The first dimension of every input is the batch. A further symbolic dimension is the sequence, which the job gives; a
+size of zero or less is symbolic too.
 """
 
 from __future__ import annotations
@@ -115,11 +116,17 @@ class _Reader:
             shape = tuple(max(1, int(size)) for size in tensor.dims)
             self.shapes[tensor.name] = shape
             is_here = tensor.data_location != TensorProto.EXTERNAL
-            if tensor.data_type in floats and not (is_here and _is_mask(shape, tensor)):
-                self.weights[tensor.name] = shape
-            if prod(shape) <= SMALL and is_here:
-                self.known[tensor.name] = numpy_helper.to_array(tensor)
-            elif tensor.name not in declared:
+            try:
+                if tensor.data_type in floats and not (is_here and _is_mask(shape, tensor)):
+                    self.weights[tensor.name] = shape
+                if prod(shape) <= SMALL and is_here:
+                    self.known[tensor.name] = numpy_helper.to_array(tensor)
+            except Exception:
+                remedy = "export the model anew"
+                raise SpecError(self.name, f"has a damaged tensor {tensor.name!r}", remedy) from None
+            if tensor.name in self.known:
+                continue
+            if tensor.name not in declared:
                 graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         large = [one for one in graph.initializer if one.name in self.known]
         stored = {one.name for one in graph.initializer}
@@ -138,9 +145,9 @@ class _Reader:
             dims = one.type.tensor_type.shape.dim
             if not dims:
                 continue
-            batches.append(dims[0].dim_value or BATCH)
+            batches.append(dims[0].dim_value if dims[0].dim_value > 0 else BATCH)
             for position, dim in enumerate(dims):
-                if position and not dim.dim_value:
+                if position and dim.dim_value <= 0:
                     free.add(dim.dim_param or f"{one.name}[{position}]")
         if len(free) > 1:
             problem = f"has the dynamic dimensions {', '.join(sorted(free))} beside the batch"
@@ -153,7 +160,7 @@ class _Reader:
         for one in declared:
             dims = one.type.tensor_type.shape.dim
             for position, dim in enumerate(dims):
-                if not dim.dim_value:
+                if dim.dim_value <= 0:
                     dim.dim_value = (sequence or 1) if position else batch
             self.shapes[one.name] = tuple(dim.dim_value for dim in dims)
         whole = (TensorProto.INT64, TensorProto.INT32)
