@@ -134,7 +134,7 @@ def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats
         found |= _row_columns(w.dims, moved, gpu)
     else:
         return (), np.zeros((len(moved), 0))
-    return tuple(found), np.stack(list(found.values()), axis=1)
+    return tuple(found), np.array(list(found.values())).T
 
 
 def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dict[str, Floats]:
@@ -268,7 +268,8 @@ def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
             for name, column in w.dims.items()
         }
         names, columns = _columns(work(KINDS[w.kind], precision, larger), gpu, precision)
-        return Inputs(names, columns.reshape(1 + len(grown), len(w.flops), -1), details(w.dims, gpu))
+        stacked = columns.T.reshape(-1, 1 + len(grown), len(w.flops)).transpose(1, 2, 0)
+        return Inputs(names, stacked, details(w.dims, gpu))
     names, own = _columns(w, gpu, precision)
     same = np.broadcast_to(own, (1 + len(grown), *own.shape))
     return Inputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
@@ -276,6 +277,8 @@ def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
 
 def joined(parts: Sequence[Inputs]) -> Inputs:
     """The inputs of several groups of kernels of one family, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
     columns = np.concatenate([part.columns for part in parts], axis=1)
     return Inputs(parts[0].names, columns, np.concatenate([part.details for part in parts]))
 
@@ -294,7 +297,7 @@ def details(d: Dims, gpu: Gpu) -> Floats:
     for tile in tiles.CANDIDATES["tensor"]:
         waves = tiles.count(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
         found += [waves / np.ceil(waves), 1.0 / np.ceil(waves)]
-    return np.stack(found, axis=1)
+    return np.array(found).T
 
 
 def odd_part(side: Floats) -> Floats:

@@ -180,10 +180,10 @@ class Utilization:
         for family, network in self.description.networks.items():
             # The runtime computes every family; one that nobody asks about gets a single row of zeros.
             asked = inputs.get(family) or network.blank()
-            feed[f"{family}_columns"] = np.asarray(asked.columns, np.float32)
+            feed[f"{family}_columns"] = np.ascontiguousarray(asked.columns, np.float32)
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
             if network.details:
-                feed[f"{family}_details"] = np.asarray(asked.details, np.float32)
+                feed[f"{family}_details"] = np.ascontiguousarray(asked.details, np.float32)
         wanted = [family for family in self.description.networks if family in inputs]
         found = self.session.run([f"{family}_log2_cycles" for family in wanted], feed)
         return {family: values.astype(np.float64) for family, values in zip(wanted, found, strict=True)}
