@@ -126,3 +126,10 @@ def test_show_lists_what_is_known(what: str, capsys: pytest.CaptureFixture[str])
     assert main(["show", what]) == 0
     expected = {"gpus": "h100-sxm", "models": "llama-2-7b", "links": "nvlink4"}[what]
     assert expected in capsys.readouterr().out
+
+
+def test_a_config_without_its_type_is_told_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": 4096}')
+    assert main(["advise", str(path), "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:8"]) == 2
+    assert "model_type of a Hugging Face config.json" in capsys.readouterr().err

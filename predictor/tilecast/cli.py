@@ -180,6 +180,9 @@ def _from_file(options: argparse.Namespace) -> Request:
         return _from_model(options, traced.model(Path(options.job).stem, document.read(found[0], options.job)))
     if len(found) == 1 and huggingface.is_config(found[0]):
         return _from_model(options, huggingface.model(found[0], options.job))
+    if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
+        remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
+        raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
     config_maps = {_name(item): item for item in found if item.get("kind") == "ConfigMap"}
     jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
     if len(jobs) != 1:

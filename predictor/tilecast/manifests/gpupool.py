@@ -158,7 +158,7 @@ class GPUPoolSpec(Door):
             "has(self.selector) && size(self.selector) > 0 || has(self.nodeType) || has(self.gpu)",
             lambda m: bool(m.selector) or m.node_type is not None or m.gpu is not None,
             "says neither which nodes nor which GPU",
-            "give selector, nodeType or gpu",
+            "give selector, nodeType or gpu, for instance gpu: {name: a100-80}",
         ),
     )
 
