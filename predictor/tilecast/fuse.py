@@ -41,8 +41,8 @@ def passes(workload: Workload) -> frozenset[PassName]:
     chosen = set(_OF_EXECUTION[workload.execution])
     if workload.fused_kernels:
         chosen |= _HAND_WRITTEN
-    is_16_bit = workload.precision not in ("fp32", "tf32")
-    if workload.attention == "flash" or (workload.attention == "auto" and is_16_bit and workload.model.head_dim <= 256):
+    can_be_flash = workload.is_mixed and workload.model.head_dim <= 256
+    if workload.attention == "flash" or (workload.attention == "auto" and can_be_flash):
         chosen.add("attention")
     if workload.fused_loss:
         chosen.add("loss")

@@ -56,23 +56,17 @@ def usable_bytes(gpu: Gpu) -> float:
 def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     """The bill of each plan's fullest rank."""
     graph = sharded.graph
-    data = plans.data * plans.context
     stages = plans.pipeline.astype(float)
     share = sharded.layer_share(plans, "activations")
 
-    parameters = sharded.stage("parameters", plans)
-    experts = np.minimum(sharded.stage("expert_parameters", plans), parameters)
-    dense = parameters - experts
+    parameters, own = sharded.held_parameters(plans)
     trainable = sharded.trainable_share(plans)
-    expert_data = np.maximum(data * plans.tensor / plans.expert, 1.0)
+    weight = workload.weight_bytes
 
     def spread(stage_from: int) -> Floats:
         """Parameters after ZeRO spread them, from the stage on that spreads this kind of state."""
-        spread_out = plans.zero_stage >= stage_from
-        return np.where(spread_out, dense / data + experts / expert_data, parameters)
+        return np.where(plans.zero_stage >= stage_from, own, parameters)
 
-    mixed = workload.precision in ("fp16", "bf16", "fp8")
-    weight = 2.0 if mixed else 4.0
     held = spread(3) * weight
     if workload.offload == "parameters":
         held = np.zeros(len(plans))
@@ -80,7 +74,7 @@ def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
     if workload.training:
         gradients = spread(2) * trainable * weight
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        master = 4.0 if mixed else 0.0
+        master = 4.0 if workload.is_mixed else 0.0
         optimizer = spread(1) * trainable * (master + _MOMENT_BYTES[workload.optimizer])
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
     block = _largest(sharded, [item.parameters for item in graph.blocks], len(plans))

@@ -116,6 +116,16 @@ class Workload:
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether weights are held in 16 bits, with FP32 masters beside them."""
+        return self.precision in ("fp16", "bf16", "fp8")
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight as it is held, and of a gradient."""
+        return 2.0 if self.is_mixed else 4.0
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens (or images, where the sequence length is 1) consumed by one optimizer step."""
         return self.global_batch * self.sequence_length
@@ -189,6 +199,16 @@ class Plans:
     def gpus(self) -> Ints:
         """Ranks that each plan runs on, shape (n,)."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def replicas(self) -> Floats:
+        """Ranks that hold the same dense weights, (n,)."""
+        return (self.data * self.context).astype(float)
+
+    @property
+    def expert_replicas(self) -> Floats:
+        """Ranks that hold the same experts, which fold over tensor and data ranks, (n,)."""
+        return np.maximum(self.replicas * self.tensor / self.expert, 1.0)
 
     def take(self, rows: Ints | npt.NDArray[np.bool_] | slice) -> Plans:
         """The chosen rows, in the order given."""

@@ -20,7 +20,6 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
@@ -400,7 +399,7 @@ def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) ->
 def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
     """Bytes per parameter of a gradient on the wire. Plain data parallelism under automatic mixed precision
     keeps FP32 gradients (PyTorch DDP); sharded and model-parallel engines reduce in the compute type."""
-    if workload.precision in ("fp32", "tf32"):
+    if not workload.is_mixed:
         return np.full(len(plans), 4.0)
     plain = (plans.zero_stage == 0) & (plans.tensor * plans.pipeline == 1)
     return np.where(plain, 4.0, 2.0)
@@ -411,15 +410,14 @@ def _gradient_sync(
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
     nil = np.zeros(len(plans))
-    replicas = (plans.data * plans.context).astype(float)
+    replicas = plans.replicas
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.trainable_share(plans)
     inner = plans.tensor.astype(float)
     dense_group = _group(replicas, inner, plans, pool)
-    expert_replicas = np.maximum(replicas * plans.tensor / plans.expert, 1.0)
-    expert_group = _group(expert_replicas, plans.expert.astype(float), plans, pool)
+    expert_group = _group(plans.expert_replicas, plans.expert.astype(float), plans, pool)
 
     def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
         def run(parameters: Floats, group: Group) -> Floats:
@@ -429,7 +427,7 @@ def _gradient_sync(
         return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
 
     wire = gradient_bytes(workload, plans) * trainable
-    weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
+    weight = workload.weight_bytes
     stage = plans.zero_stage
     layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
     window = micro.backward_s * fitted.hidden_share * (1.0 if workload.overlap else 0.0)
@@ -466,23 +464,14 @@ def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fit
     Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
-    own = _own_parameters(sharded, plans, plans.zero_stage >= 1) * sharded.trainable_share(plans)
-    mixed = workload.precision in ("fp16", "bf16", "fp8")
+    parameters, shared = sharded.held_parameters(plans)
+    own = np.where(plans.zero_stage >= 1, shared, parameters) * sharded.trainable_share(plans)
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
-    moved = own * (states[workload.optimizer] + (6.0 if mixed else 4.0))
+    moved = own * (states[workload.optimizer] + (6.0 if workload.is_mixed else 4.0))
     if workload.offload == "none":
         return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
-    crossing = own * 2.0 * (2.0 if mixed else 4.0)
+    crossing = own * 2.0 * workload.weight_bytes
     return crossing / _HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
-
-
-def _own_parameters(sharded: Sharded, plans: Plans, spread: npt.NDArray[np.bool_]) -> Floats:
-    """Parameters of the fullest rank, where `spread` says so after ZeRO shared them out, (n,)."""
-    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    replicas = (plans.data * plans.context).astype(float)
-    sharing = np.where(spread, replicas, 1.0)
-    expert_sharing = np.where(spread, np.maximum(replicas * plans.tensor / plans.expert, 1.0), 1.0)
-    return np.asarray((everything - experts) / sharing + experts / expert_sharing)
 
 
 def _fetch(workload: Workload, sharded: Sharded, plans: Plans, micro: _Micro) -> Floats:
@@ -490,8 +479,9 @@ def _fetch(workload: Workload, sharded: Sharded, plans: Plans, micro: _Micro) ->
     and once for the backward pass, the next block's while this one computes."""
     if workload.offload != "parameters":
         return np.zeros(len(plans))
-    weight = 2.0 if workload.precision in ("fp16", "bf16", "fp8") else 4.0
-    crossing = 2.0 * weight * _own_parameters(sharded, plans, plans.zero_stage >= 3) / _HOST_BYTES_PER_S
+    parameters, shared = sharded.held_parameters(plans)
+    own = np.where(plans.zero_stage >= 3, shared, parameters)
+    crossing = 2.0 * workload.weight_bytes * own / _HOST_BYTES_PER_S
     return np.maximum(crossing - micro.gpu_s, 0.0)
 
 

@@ -208,8 +208,9 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     # A column that the data never varies (the batch of tensor-core GEMMs) teaches nothing and must not speak.
     scale = np.where(spread > LEAST_SPREAD, SCALE, SILENT)
     x = ((samples.stacked() - mean) / scale).astype(np.float32)
-    tower = Standard.of(samples.all_inputs())
-    z = tower(samples.all_inputs()).astype(np.float32)
+    wide = samples.all_inputs()
+    tower = Standard.of(wide)
+    z = tower(wide).astype(np.float32)
     cases = tuple(sorted(set(samples.case)))
     dies = ("", *sorted(set(samples.die)))
     case = np.array([cases.index(text) for text in samples.case])

@@ -104,6 +104,13 @@ class Sharded:
         ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
         return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
 
+    def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
+        """Parameters of the fullest rank, (n,) each: of its whole stage, and its share of them once ZeRO has spread
+        them over their replicas (arXiv 1910.02054)."""
+        everything = self.stage("parameters", plans)
+        experts = np.minimum(self.stage("expert_parameters", plans), everything)
+        return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
+
     def trainable_share(self, plans: Plans) -> Floats:
         """The share of the fullest stage's parameters that have gradients, (n,): 1 but for LoRA."""
         everything = self.stage("parameters", plans)

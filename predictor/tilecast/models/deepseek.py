@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilecast.graph import Graph, Shards, Transfer
+from tilecast.graph import Graph, Shards
 from tilecast.models import layers, transformer
 from tilecast.models.layers import Numerics
 from tilecast.models.transformer import Linear, Part, Rank, Span
@@ -83,9 +83,5 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
         + (4.0 * heads * tokens if numerics.flash else score)
     )
     keys = e * tokens * heads * (query + value) * rank.context
-    transfers = [
-        *transformer.tensor_transfers(name, workload, rank),
-        Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
-        Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
-    ]
+    transfers = [*transformer.tensor_transfers(name, workload, rank), *transformer.key_transfers(name, keys)]
     return Part(ops, transfers, parameters, kept, score, np.zeros(1), tuple(linears))

@@ -272,10 +272,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     transfers = tensor_transfers(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
-        transfers += [
-            Transfer(f"{name}.keys", "all_gather", "context", keys * rank.context, "forward"),
-            Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys * rank.context, "backward"),
-        ]
+        transfers += key_transfers(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h))]
     if key_rank is rank:
         linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t))
@@ -284,6 +281,14 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(h), 2 * kv_width / t))
     hidden = np.zeros(1) if numerics.flash else score
     return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), tuple(linears))
+
+
+def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
+    """Keys and values of all context ranks, gathered forward; again with their gradients backward."""
+    return (
+        Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
+        Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
