@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast import models, search
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
-from tilecast.spec import Plan, Plans, Workload
+from tilecast.spec import Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS
 
 
@@ -152,3 +152,38 @@ def test_parameters_on_the_host_need_zero_three() -> None:
     assert len(plans)
     assert set(plans.zero_stage) == {3}
     assert set(plans.pipeline) == {1}
+
+
+def test_a_framework_limits_the_plans_to_what_it_executes() -> None:
+    workload = Workload(models.preset("llama-2-7b"), 2048, 64)
+    whole = search.find(workload, pool()).plans
+    tables = {name: search.find(replace(workload, framework=name), pool()).plans for name in search.FRAMEWORKS}
+    assert all(0 < len(table) < len(whole) for table in tables.values())
+    assert (tables["ddp"].gpus == tables["ddp"].data).all()
+    assert (tables["ddp"].zero_stage == 0).all()
+    alone = tables["fsdp2"].data == 1
+    assert set(tables["fsdp2"].zero_stage[~alone]) <= {2, 3}
+    assert (tables["deepspeed"].virtual_stages == 1).all()
+    assert set(tables["megatron"].zero_stage) == {0, 1}
+    split = tables["torchtitan"].tensor > 1
+    assert split.any()
+    assert (tables["torchtitan"].sequence_parallel[split] == 1).all()
+
+
+def test_a_framework_refuses_what_it_has_not() -> None:
+    workload = Workload(models.preset("llama-2-7b"), 2048, 64, framework="ddp")
+    for changes in ({"precision": "fp8"}, {"offload": "optimizer"}):
+        with pytest.raises(SpecError, match="ddp has no"):
+            search.find(replace(workload, **changes), pool("h100-sxm"))
+    with pytest.raises(SpecError, match="deepspeed has no selective"):
+        search.find(replace(workload, framework="deepspeed", checkpointing="selective"), pool())
+
+
+def test_what_is_found_is_what_pricing_says() -> None:
+    workload = Workload(models.preset("gpt2"), 1024, 32)
+    found = search.find(workload, pool())
+    rows = np.random.default_rng(1).permutation(len(found))[:100]
+    priced = search.price(workload, found.plans.take(rows), pool())
+    assert (priced.step_s == found.step_s[rows]).all()
+    assert (priced.memory_bytes == found.memory_bytes[rows]).all()
+    assert (priced.fits == found.fits[rows]).all()

@@ -9,8 +9,11 @@ choose the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +23,10 @@ from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memory import Footprint
 from tilecast.models import Sharded, traced
-from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Framework, Plans, Precision, SpecError, Workload
 from tilecast.step import Constants, StepTimes
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +58,99 @@ class Priced:
         return self.footprint.total
 
     @property
-    def fits(self) -> npt.NDArray[np.bool_]:
+    def fits(self) -> Mask:
         return self.footprint.total <= self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Every plan of a pool with its price, as columns of shape (n,); `price` tells any of the rows in full."""
+
+    plans: Plans
+    step_s: Floats
+    memory_bytes: Floats
+    usable_bytes: float
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def fits(self) -> Mask:
+        return self.memory_bytes <= self.usable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a training framework executes; a table of `frameworks.toml`."""
+
+    parallelism: Sequence[str]
+    """Degrees that may exceed one: data, tensor, pipeline, context, expert, virtual."""
+    zero_stages: Mapping[str, Sequence[int]]
+    """ZeRO stages of data parallelism `alone`, and those that go with each other degree; absent, any of `alone`."""
+    checkpointing: Sequence[str]
+    precisions: Sequence[str]
+    offload: Sequence[str]
+    source: str
+    sequence_parallel: Sequence[bool] = (False,)
+    """How norms and residuals may be split where tensor parallelism is on."""
+
+    def executes(self, plans: Plans) -> Mask:
+        """Whether it can run each plan, (n,)."""
+        modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
+        fine: Mask = np.isin(plans.checkpointing, modes) & (
+            np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
+        )
+        ranks = plans.data * plans.context
+        fine &= np.isin(plans.zero_stage, self.zero_stages["alone"]) | (ranks == 1)
+        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual"):
+            used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
+            stages = self.zero_stages.get(name, self.zero_stages["alone"])
+            allowed = (np.isin(plans.zero_stage, stages) | (ranks == 1)) if name in self.parallelism else False
+            fine &= ~used | allowed
+        return fine
+
+
+def _frameworks() -> dict[Framework, Abilities]:
+    text = files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    return {name: Abilities(**table[name]) for name in get_args(Framework)}
+
+
+FRAMEWORKS: Mapping[Framework, Abilities] = _frameworks()
+"""Every training framework by name."""
+
+
+def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
+    """Every plan of a pool that divides and that the workload's framework executes, priced.
+
+    Raises:
+        SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
+            as the workload asks.
+    """
+    plans = enumerate_plans(workload, pool, limits)
+    priced = price(workload, plans, pool)
+    return Found(plans, priced.step_s, priced.memory_bytes, priced.usable_bytes)
+
+
+def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
+    """The workload in each precision that its user allows, its own first."""
+    others = [name for name in dict.fromkeys(precisions) if name != workload.precision]
+    return (workload, *(replace(workload, precision=name) for name in others))
+
+
+def _require_framework(workload: Workload) -> None:
+    if workload.framework is None:
+        return
+    able = FRAMEWORKS[workload.framework]
+    for field, value, known in (
+        ("training.precision", workload.precision, able.precisions),
+        ("training.offload", workload.offload, able.offload),
+        ("training.activationCheckpointing", workload.checkpointing or able.checkpointing[0], able.checkpointing),
+    ):
+        if value not in known:
+            raise SpecError(
+                field, f"{workload.framework} has no {value}", f"use one of {', '.join(known)}, or another framework"
+            )
 
 
 MAX_VIRTUAL = 4
@@ -87,13 +183,21 @@ def price_sharded(
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
-    """Every divisible plan of a pool, as one table; empty if none divides."""
+    """Every divisible plan of a pool that the workload's framework executes, as one table; empty if there is none.
+
+    Raises:
+        SpecError: the framework cannot run the workload's precision, offloading or recomputation.
+    """
+    _require_framework(workload)
     tables = [
         _expand(workload, data, tensor, pipeline)
         for gpus in gpu_counts(pool, limits)
         for tensor, pipeline, data in _splits(workload, pool, gpus, limits)
     ]
-    return Plans.concatenate([table for table in tables if len(table)]) if any(map(len, tables)) else Plans.of()
+    if not any(map(len, tables)):
+        return Plans.of()
+    plans = Plans.concatenate([table for table in tables if len(table)])
+    return plans if workload.framework is None else plans.take(FRAMEWORKS[workload.framework].executes(plans))
 
 
 def gpu_counts(pool: Pool, limits: Limits) -> list[int]:

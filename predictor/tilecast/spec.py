@@ -43,6 +43,8 @@ Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
 Objective = Literal["time", "cost"]
+Framework = Literal["ddp", "fsdp2", "deepspeed", "megatron", "torchtitan"]
+"""What runs the training; `frameworks.toml` says which plans each of them executes."""
 
 
 class SpecError(ValueError):
@@ -112,6 +114,8 @@ class Workload:
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
 
+    framework: Framework | None = None
+    """Limits the plans to what it executes; None leaves all that any framework does."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
 
