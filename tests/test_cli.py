@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,6 +92,9 @@ def test_a_bad_job_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
         (["advise", JOB, "--gpus", "t4:" + "9" * 5000], "--gpus"),
         (["advise", "a" * 300, "--gpus", GPUS, "--seq", "1", "--batch", "1"], "unknown model"),
         (["advise", "gpt2", "--gpus", GPUS, "--seq", "1000000", "--batch", "1"], "positions"),
+        (["advise", "resnet-50", "--gpus", GPUS, "--seq", "128", "--batch", "8"], "--seq: resnet-50 reads images"),
+        (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--steps", "0"], "--steps: 0"),
+        (["advise", "gpt2", "--gpus", GPUS, "--seq", "128", "--batch", "8", "--lora-rank", "0"], "--lora-rank: 0"),
         (["validate", "runs", "no-such-file.csv"], "no-such-file.csv"),
         (["validate", "runs", MIXED], "lacks the columns"),
     ],
@@ -133,3 +137,39 @@ def test_a_config_without_its_type_is_told_what_is_read(tmp_path: Path, capsys: 
     path.write_text('{"hidden_size": 4096}')
     assert main(["advise", str(path), "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:8"]) == 2
     assert "model_type of a Hugging Face config.json" in capsys.readouterr().err
+
+
+def test_a_quantized_config_is_priced_unquantized_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 1000}
+    config = {"model_type": "llama", "intermediate_size": 1024, **sizes}
+    arguments = ["advise", str(path), "--seq", "512", "--batch", "8", "--gpus", "h100-sxm:8", "-o", "json"]
+    path.write_text(json.dumps(config))
+    assert main(arguments) == 0
+    plain = capsys.readouterr()
+    assert plain.err == ""
+    path.write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    assert main(arguments) == 0
+    quantized = capsys.readouterr()
+    assert quantized.out == plain.out
+    assert "quantization_config (gptq) is not priced" in quantized.err
+
+
+def test_a_job_from_standard_input_takes_its_steps_from_the_flag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(JOB_TEXT))
+    assert main(["advise", "-", "--nodes", MIXED, "--steps", "10", "-o", "json"]) == 0
+    best = json.loads(capsys.readouterr().out)["recommendation"]
+    assert best["finishSeconds"] == pytest.approx(10 * best["stepSeconds"]["target"], rel=1e-4)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tilecast", "show", "links"], capture_output=True, text=True, check=True
+    )
+    assert "nvlink4" in done.stdout
+    done = subprocess.run([sys.executable, "-m", "tilecast"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -170,7 +170,9 @@ def _translated(error: ErrorDetails, schema: type[Door], value: Mapping[str, Any
             return SpecError(path, "YAML reads a bare Off as false", 'write it in quotes: "Off"')
         return SpecError(path, f"{shown(got)} is not allowed", _suggestion(str(got), choices, "use one of"))
     if kind in _TYPES:
-        return SpecError(path, f"{shown(got)} is not {_TYPES[kind]}", _described(schema, loc))
+        is_model = kind in ("model_type", "model_attributes_type")
+        remedy = _shape(schema, loc) if is_model else _described(schema, loc)
+        return SpecError(path, f"{shown(got)} is not {_TYPES[kind]}", remedy)
     return SpecError(path, f"{shown(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _described(schema, loc))
 
 
@@ -212,6 +214,15 @@ def _model_of(annotation: Any) -> type[Door] | None:
 def _known(schema: type[Door], loc: tuple[int | str, ...]) -> list[str]:
     model, _ = _field(schema, loc)
     return [str(item.alias) for item in model.model_fields.values()] if model else []
+
+
+def _shape(schema: type[Door], loc: tuple[int | str, ...]) -> str:
+    """How to write a mapping, by the keys that it needs or, where it needs none, may have."""
+    model, _ = _field(schema, loc)
+    fields = list((model or schema).model_fields.values())
+    needed = [str(item.alias) for item in fields if item.is_required()]
+    keys = " and ".join(needed) or " or ".join(str(item.alias) for item in fields[:3])
+    return f"write a mapping with {keys}"
 
 
 def _described(schema: type[Door], loc: tuple[int | str, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link
+from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, links
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope, shown
 from tilecast.manifests.instances import NodeType, default_network, node_types
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
@@ -80,7 +80,7 @@ class GpuSource(Door):
                 return find_gpu(self.name)
             except SpecError as error:
                 raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
-        _link(self.facts.intra_link, "spec.gpu.facts.intraLink")
+        _link(self.facts.intra_link, "spec.gpu.facts.intraLink", per_node=False)
         facts = self.facts.model_dump(exclude_none=True)
         try:
             return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
@@ -309,7 +309,7 @@ def _links(
 ) -> tuple[Link, Link]:
     wanted = spec.links or PoolLinks()
     if wanted.intra_node:
-        intra, layer = _link(wanted.intra_node, "spec.links.intraNode"), "override"
+        intra, layer = _link(wanted.intra_node, "spec.links.intraNode", per_node=False), "override"
     elif found and spec.gpu is None:
         intra, layer = found.intra, ""
     else:
@@ -317,7 +317,7 @@ def _links(
     if layer:
         layers["intraNode"] = (intra.name, layer)
     if wanted.inter_node:
-        inter, layer = _link(wanted.inter_node, "spec.links.interNode"), "override"
+        inter, layer = _link(wanted.inter_node, "spec.links.interNode", per_node=True), "override"
     elif found:
         inter, layer = found.inter, ""
     elif kind:
@@ -329,11 +329,16 @@ def _links(
     return intra, inter
 
 
-def _link(name: str, field: str) -> Link:
+def _link(name: str, field: str, *, per_node: bool) -> Link:
     try:
-        return find_link(name)
+        link = find_link(name)
     except SpecError as error:
         raise SpecError(field, error.problem, error.remedy) from None
+    if link.per_node != per_node:
+        problem = f"{name} joins {'nodes' if link.per_node else 'GPUs of a node'}"
+        suitable = ", ".join(other.name for other in links().values() if other.per_node == per_node)
+        raise SpecError(field, problem, f"use one of {suitable}")
+    return link
 
 
 def _price(

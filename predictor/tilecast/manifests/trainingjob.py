@@ -672,13 +672,15 @@ def _sequence_length(model: Model, training: Training) -> int:
     field = "spec.training.sequenceLength"
     given = training.sequence_length
     if model.trace is not None:
+        if given not in (None, 1) and model.trace.sequence == 1:
+            raise SpecError(field, f"{model.name} reads no tokens", "leave it out")
         if given not in (None, model.trace.sequence):
             problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
             raise SpecError(field, problem, "leave it out, or trace anew")
         return model.trace.sequence
     if model.vocab == 0:
         if given not in (None, 1):
-            raise SpecError(field, f"{model.name} reads images, not tokens", "leave sequenceLength out")
+            raise SpecError(field, f"{model.name} reads images, not tokens", "leave it out")
         return 1
     if given is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")

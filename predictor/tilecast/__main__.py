@@ -1,0 +1,7 @@
+"""`python -m tilecast` is `tilecast`."""
+
+import sys
+
+from tilecast.cli import main
+
+sys.exit(main())

@@ -1,0 +1,75 @@
+"""The laptop's door: manifests in, advice out, no cluster needed.
+
+Every verb is a module of this package with `arguments(parser)`, which declares what it takes, and `run(options)`, which
+returns the exit status. Only the module of the verb that is asked for is imported.
+
+Exit status: 0 done (of `advise`: with a recommendation), 2 an input cannot be meant, 3 advice without a recommendation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from tilecast import __version__
+from tilecast.spec import SpecError
+
+EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
+
+VERBS: Mapping[str, str] = {
+    "advise": "the best pool and plan for a job",
+    "show": "what Tilecast knows, and what it sees in a cluster",
+    "trace": "a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx",
+    "validate": "forecasts against measurements",
+    "calibrate": "a link of yours, from nccl-tests' logs",
+}
+"""Every verb, a module of this package, and what it is for."""
+
+_PURPOSE = "Which GPU pool, how many GPUs, split how: forecast before anything runs."
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like every other error of the program."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_BAD_INPUT, f"tilecast: {message}; see `{self.prog} --help`\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser(given[:1]).parse_args(given)
+    run: Callable[[argparse.Namespace], int] = options.run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        status = run(options)
+        sys.stdout.flush()
+    except SpecError as error:
+        print(f"tilecast: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_OK
+    except OSError as error:
+        print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return status
+
+
+def parser(wanted: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
+    """The parser of the command line, with the arguments of the verbs that are wanted."""
+    whole = _Parser(prog="tilecast", description=_PURPOSE)
+    whole.add_argument("--version", action="version", version=__version__)
+    verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, purpose in VERBS.items():
+        one = verbs.add_parser(verb, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+        if verb in wanted:
+            module = import_module(f"tilecast.cli.{verb}")
+            module.arguments(one)
+            one.set_defaults(run=module.run)
+    return whole

@@ -1,0 +1,50 @@
+"""`tilecast calibrate`: constants of one's own cluster, from what was measured on it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from tilecast import calibrate
+from tilecast.cli import EXIT_OK
+from tilecast.hardware import NAME, find_gpu, find_link
+from tilecast.spec import SpecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nccl-tests", nargs="+", required=True, type=Path, metavar="LOG")
+    parser.add_argument("--link", metavar="NAME", help="the link to start from; that of the log's GPU if absent")
+    parser.add_argument("--name", metavar="NAME", help="what to call it; the link's name with -measured if absent")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="standard output if absent")
+
+
+def run(options: argparse.Namespace) -> int:
+    logs = [calibrate.read_log(path) for path in options.nccl_tests]
+    measured = calibrate.Measured.concatenate([log.measured for log in logs])
+    spans = max(log.nodes for log in logs) > 1
+    if options.link is None and spans:
+        raise SpecError("--link", "the log spans nodes", "name the network to start from, see `tilecast show links`")
+    link = find_link(options.link or find_gpu(logs[0].gpu).intra_link)
+    if link.per_node != spans:
+        joins = "nodes" if link.per_node else "GPUs of a node"
+        raise SpecError("--link", f"{link.name} joins {joins}, the log another", "name a link that the log measured")
+    name = options.name or f"{link.name}-measured"
+    if re.fullmatch(NAME, name) is None:
+        raise SpecError("--name", f"{name!r} is no name for a link", "use small letters, digits, dots and dashes")
+    other = find_link(find_gpu(logs[0].gpu).intra_link if spans else "ethernet-100")
+    done = calibrate.calibrate(link, measured, other, name)
+    source = f"tilecast calibrate, from {link.name}: {len(measured)} rows of nccl-tests on {logs[0].gpu}"
+    text = calibrate.toml(done.link, source)
+    table = [f"{'collective':<28}{'rows':>6}{'before':>9}{'after':>9}{'unseen':>9}"]
+    table += [f"{what:<28}{rows:>6}{was:>9.1%}{now:>9.1%}{out:>9.1%}" for what, rows, was, now, out in done.errors]
+    if options.output is None:
+        print("\n".join(f"# {line}" for line in table), text, sep="\n", end="")
+        return EXIT_OK
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(options.output), "cannot be written", str(error.strerror or error)) from None
+    print("\n".join(table))
+    print(f"wrote {options.output}: put it into the folder that TILECAST_LINKS names, and name the link {name}")
+    return EXIT_OK

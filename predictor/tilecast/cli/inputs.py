@@ -1,0 +1,305 @@
+"""What the arguments of a verb mean: a job, as the TrainingJob that would say the same, and pools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tilecast import models
+from tilecast.advise import Request
+from tilecast.hardware import Gpu, Pool, find_gpu, find_link
+from tilecast.manifests import documents, instances, nodes, trainingjob
+from tilecast.manifests.door import API_VERSION
+from tilecast.models import huggingface
+from tilecast.models.traced import document as graph_document
+from tilecast.models.traced import onnx_file
+from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, SpecError
+from tilecast.trace import Trace
+
+_BARE: Mapping[str, str] = {
+    "seq": "sequenceLength",
+    "batch": "globalBatchSize",
+    "precision": "precision",
+    "optimizer": "optimizer",
+    "execution": "execution",
+    "lora_rank": "loraRank",
+}
+"""Flags that describe a bare model, and the fields of `spec.training` that they fill."""
+
+_ANY: Mapping[str, tuple[str, ...]] = {
+    "steps": ("training", "steps"),
+    "max_gpus": ("constraints", "maxGpus"),
+    "objective": ("objective",),
+}
+"""Flags that any job takes, and the fields of the spec that they fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A TrainingJob, written or put together from flags."""
+
+    document: documents.Document
+    config_maps: Mapping[str, documents.Document] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Fields of the spec that a flag filled, and that flag."""
+
+    def request(self) -> Request:
+        """The advice that the job asks for.
+
+        Raises:
+            SpecError: the job cannot be meant; what a flag said is named by the flag.
+        """
+        try:
+            return trainingjob.read(self.document, self.config_maps)
+        except SpecError as error:
+            if error.field not in self.flags:
+                raise
+            raise SpecError(self.flags[error.field], error.problem, error.remedy) from None
+
+    def having(self, path: Sequence[str], value: object, flag: str) -> Job:
+        """The job with another value in a field of its spec.
+
+        Raises:
+            SpecError: what the field would be part of is no mapping.
+        """
+        document = deepcopy(self.document)
+        spec = place = document.get("spec")
+        for part in path[:-1]:
+            if isinstance(place, dict):
+                place = place.setdefault(part, {})
+        if not isinstance(spec, dict) or not isinstance(place, dict):
+            raise SpecError(flag, f"the job has no mapping that {'.'.join(path)} could be in", "correct the job")
+        place[path[-1]] = value
+        if tuple(path) == ("training", "steps"):
+            place.pop("tokens", None)
+        return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
+
+
+def job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The job, and what is said of it beside a file."""
+    parser.add_argument(
+        "job",
+        help="a TrainingJob file, a Hugging Face config.json, an ONNX file, a graph that `tilecast trace` wrote, "
+        "or the name of a model preset",
+    )
+    parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
+    parser.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
+    parser.add_argument("--precision", choices=PRECISIONS, help="for a bare model; bf16 if absent")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="for a bare model; adamw if absent")
+    parser.add_argument("--lora-rank", type=int, help="train only LoRA adapters of this rank, for a bare model")
+    parser.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
+    parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
+    parser.add_argument("--max-gpus", type=int)
+    parser.add_argument("--objective", choices=("time", "cost"))
+
+
+def pool_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the job may run."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
+    )
+    where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
+    where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
+
+
+def job(options: argparse.Namespace) -> Job:
+    """The job that the arguments describe.
+
+    Raises:
+        SpecError: the file cannot be read or holds no job, or a flag does not suit it.
+    """
+    if options.job.endswith(".onnx"):
+        read = onnx(options.job, options.seq)
+        found = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
+    elif _is_file(options.job):
+        found = _from_file(options)
+    else:
+        name = models.preset(options.job).name
+        found = _bare(options, name, {"preset": name})
+    for flag, path in _ANY.items():
+        if (value := getattr(options, flag)) is not None:
+            found = found.having(path, value, _flag(flag))
+    return found
+
+
+def onnx(target: str, sequence: int | None) -> Trace:
+    """The graph of an ONNX file, its open dimension at so many tokens.
+
+    Raises:
+        SpecError: the sequence is no length, or the file is no graph that can be read.
+    """
+    if sequence is not None and not 1 <= sequence <= trainingjob.MAX_SEQUENCE:
+        raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
+    return onnx_file.read(Path(target), sequence)
+
+
+def pools(options: argparse.Namespace) -> Sequence[Pool]:
+    """The pools that the arguments name; nodes that no pool has are told on standard error.
+
+    Raises:
+        SpecError: none are named, or what is named cannot be read or holds no GPU.
+    """
+    if options.gpus:
+        return _pools_of(options.gpus)
+    report = nodes_report(options)
+    for item in report.left_out:
+        print(f"tilecast: left out {len(item.nodes)} nodes: {item.message}; {item.remedy}", file=sys.stderr)
+    return report.require()
+
+
+def nodes_report(options: argparse.Namespace) -> nodes.NodesReport:
+    """What the nodes of `--nodes` or `--context` amount to.
+
+    Raises:
+        SpecError: neither is given, or it cannot be read.
+    """
+    if options.context:
+        text, name = _kubectl(options.context), f"context {options.context}"
+    elif options.nodes:
+        text, name = read_text(options.nodes), options.nodes
+    else:
+        raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
+    return nodes.pools(*nodes.parse(text, name))
+
+
+def pair(flag: str, text: str) -> tuple[str, int]:
+    """Name and count of `NAME:COUNT`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    name, colon, count = text.strip().partition(":")
+    if not (name and colon and count.isdecimal() and len(count) <= 7 and 0 < int(count) <= 2**20):
+        raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
+    return name, int(count)
+
+
+def read_text(name: str) -> str:
+    """The text of a file, or of standard input where the name is a dash.
+
+    Raises:
+        SpecError: it cannot be read, or is no text.
+    """
+    try:
+        if name == "-" and sys.stdin is None:
+            raise SpecError("-", "there is no standard input", "name a file")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
+    except UnicodeDecodeError:
+        raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _is_file(job: str) -> bool:
+    return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
+
+
+def _from_file(options: argparse.Namespace) -> Job:
+    found = documents.load(read_text(options.job), options.job)
+    if len(found) == 1 and graph_document.is_document(found[0]):
+        graph_document.read(found[0], options.job)
+        return _bare(options, *_stored(Path(options.job).stem, json.dumps(found[0])))
+    if len(found) == 1 and huggingface.is_config(found[0]):
+        name = huggingface.model(found[0], options.job).name
+        if (quantization := found[0].get("quantization_config")) is not None:
+            _tell_quantization(options.job, quantization)
+        return _bare(options, name, {"huggingFace": {"config": found[0]}})
+    if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
+        remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
+        raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
+    jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
+    if len(jobs) != 1:
+        raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
+    for flag in _BARE:
+        if getattr(options, flag) is not None:
+            raise SpecError(_flag(flag), "describes a bare model", f"change {options.job} instead")
+    return Job(jobs[0], {_name(item): item for item in found if item.get("kind") == "ConfigMap"})
+
+
+def _tell_quantization(name: str, quantization: object) -> None:
+    """Quantized weights are for serving: a training run that keeps them is not what is priced."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    told = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
+    remedy = "weights are priced in the training precision; give --precision fp8 where the products run in FP8"
+    print(f"tilecast: {name}: {told} is not priced; {remedy}", file=sys.stderr)
+
+
+def _name(document: Mapping[str, object]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
+
+
+def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, documents.Document]]:
+    """Name, model and ConfigMaps of a job whose graph is in a ConfigMap."""
+    reference = {"graphRef": {"configMapKeyRef": {"name": name}}}
+    return name, reference, {name: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
+
+
+def _bare(
+    options: argparse.Namespace,
+    name: str,
+    model: dict[str, Any],
+    config_maps: Mapping[str, documents.Document] | None = None,
+) -> Job:
+    """The job of a model and the flags that say how it is trained."""
+    if options.batch is None:
+        raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
+    training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
+    metadata, spec = {"name": name}, {"model": model, "training": training}
+    document = {"apiVersion": API_VERSION, "kind": trainingjob.KIND, "metadata": metadata, "spec": spec}
+    return Job(document, config_maps or {}, {f"spec.training.{key}": _flag(flag) for flag, key in _BARE.items()})
+
+
+def _pools_of(text: str) -> list[Pool]:
+    """Pools from `GPU:N,…`: nodes and list price of the largest instance type that has the GPU."""
+    found = [_usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
+    names = [pool.name for pool in found]
+    if len(set(names)) < len(names):
+        raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
+    return found
+
+
+def _usual_pool(gpu: Gpu, count: int) -> Pool:
+    types = [kind for kind in instances.node_types().values() if kind.gpu == gpu.name]
+    priced = [kind for kind in types if kind.price_per_hour is not None]
+    usual = max(priced or types, key=lambda kind: (kind.gpus, kind.name), default=None)
+    per_node = min(count, usual.gpus if usual else 8)
+    if count % per_node:
+        remedy = f"give a multiple of {per_node}, or fewer"
+        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
+    return Pool(
+        name=gpu.name,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        max_nodes=count // per_node,
+        intra=find_link(gpu.intra_link),
+        inter=usual.inter if usual else instances.default_network(gpu, per_node),
+        node_type=usual.name if usual else "",
+        price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
+        currency=usual.currency if usual else "USD",
+    )
+
+
+def _kubectl(context: str) -> str:
+    command = ["kubectl", "--context", context, "get", "nodes,gpupools.tilecast.dev", "-o", "json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError as error:
+        raise SpecError("--context", "kubectl cannot be run", str(error.strerror or error)) from None
+    if done.returncode:
+        problem = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise SpecError("--context", f"kubectl failed: {problem}", "check the context, or pipe nodes into --nodes -")
+    return done.stdout

@@ -1,0 +1,35 @@
+"""`tilecast trace`: a model of one's own as a graph."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tilecast.cli import EXIT_OK, inputs
+from tilecast.models.traced import document
+from tilecast.spec import SpecError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="TARGET", help="MODULE:FUNCTION that returns (module, example inputs), or FILE.onnx"
+    )
+    parser.add_argument("--seq", type=int, help="tokens per sample, where the ONNX file leaves them open")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="GRAPH.json")
+
+
+def run(options: argparse.Namespace) -> int:
+    from tilecast.models.traced import torch_export
+
+    if options.target.endswith(".onnx"):
+        text = document.write(inputs.onnx(options.target, options.seq))
+    elif options.seq is not None:
+        raise SpecError("--seq", "is for an ONNX file", "give example inputs of that length")
+    else:
+        text = document.write(torch_export.trace(options.target))
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError("--output", f"cannot write {options.output}", str(error.strerror or error)) from None
+    print(f"tilecast advise {options.output} --batch SAMPLES --gpus GPU:N")
+    return EXIT_OK

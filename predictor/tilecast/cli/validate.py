@@ -1,0 +1,48 @@
+"""`tilecast validate`: forecasts against measured steps, kernels and collectives."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tilecast.cli import EXIT_OK
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for name, help_ in (
+        ("runs", "tables of measured training steps"),
+        ("kernels", "tables of measured kernels"),
+        ("collectives", "tables of measured collectives"),
+    ):
+        kind = kinds.add_parser(name, help=help_)
+        kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
+        if name == "kernels":
+            kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
+
+
+def run(options: argparse.Namespace) -> int:
+    print(_REPORTS[options.what](options))
+    return EXIT_OK
+
+
+def _runs(options: argparse.Namespace) -> str:
+    from tilecast.validate import runs
+
+    return runs.run(options.files, options.rows)
+
+
+def _kernels(options: argparse.Namespace) -> str:
+    from tilecast.validate import kernels
+
+    return kernels.run(options.files, options.rows, options.utilization_model)
+
+
+def _collectives(options: argparse.Namespace) -> str:
+    from tilecast.validate import collectives
+
+    return collectives.run(options.files, options.rows)
+
+
+_REPORTS = {"runs": _runs, "kernels": _kernels, "collectives": _collectives}
