@@ -274,6 +274,11 @@ class Block:
     """Scratch alive only while the block runs (logits, unfused scores)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
+    positions: tuple[int, ...] = ()
+    """Where among the layers its repetitions stand, counted from 0; empty: one after the other, after the blocks
+    before it."""
+    remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """What it reads of earlier layers besides its input (a decoder layer the output of the encoder)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +314,26 @@ class Graph:
     def blocks(self) -> tuple[Block, ...]:
         return self.first + self.layers + self.last
 
+    def sequence(self) -> tuple[Block, ...]:
+        """Every repetition of every block, in the order in which a sample passes them."""
+        placed, end = [], 0
+        for block in self.layers:
+            positions = block.positions or range(end, end + block.repeat)
+            placed += [(position, block) for position in positions]
+            end = max(end, max(positions) + 1)
+        placed.sort(key=lambda item: item[0])
+        return (*_repeated(self.first), *(block for _, block in placed), *_repeated(self.last))
+
     def kernels(self) -> tuple[KernelTable, list[npt.NDArray[np.intp]]]:
         """The distinct kernels of all operators, and per operator (in block order) its rows, each (S,)."""
         ops = [op for block in self.blocks for op in block.ops]
         distinct, inverse = KernelTable.concatenate([op.table for op in ops]).distinct()
         ends = np.cumsum([len(op.table) for op in ops])
         return distinct, np.split(inverse, ends[:-1])
+
+
+def _repeated(blocks: Sequence[Block]) -> list[Block]:
+    return [block for block in blocks for _ in range(block.repeat)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ def step(
     communication = repeats * (micro.communication_s + boundary) + sync + fetched
     compute = repeats * micro.gpu_s + contention
     launch = repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25)
-    optimizer = _optimizer(workload, sharded, plans, pool.gpu, fitted)
+    optimizer = optimizer_seconds(workload, sharded, plans, pool.gpu, fitted)
     straggle = 1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1)))
     return StepTimes(
         compute=compute * straggle,
@@ -286,7 +286,7 @@ def _micro_batch(
     kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
     for times in priced.blocks:
         where = next(name for name in kinds if any(times.block is block for block in getattr(sharded.graph, name)))
-        parts = _block(workload, sharded, plans, pool, times, fitted, recomputed=where == "layers")
+        parts = block_seconds(workload, sharded, plans, pool, times, fitted, recomputed=where == "layers")
         kinds[where] = [old + new * times.block.repeat for old, new in zip(kinds[where], parts, strict=True)]
 
     def total(parts: list[Floats]) -> Floats:
@@ -302,7 +302,7 @@ def _micro_batch(
     return _Micro(gpu_s, stall_s, communication_s, backward_s, everything)
 
 
-def _block(
+def block_seconds(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
@@ -368,7 +368,7 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
     size = sharded.gather(transfer.size_bytes)
     if not np.any((ranks > 1) & (size > 0)):
         return np.zeros(len(plans))
-    group = _group(ranks, inner, plans, pool)
+    group = group_of(ranks, inner, plans, pool)
     if transfer.collective == "all_to_all":
         seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
     else:
@@ -376,7 +376,7 @@ def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) ->
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
-def _group(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
+def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
     """A group whose members lie `inner` ranks apart: as many of them share a node as fit."""
     node = np.minimum(pool.gpus_per_node, plans.gpus).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
@@ -390,7 +390,9 @@ def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) ->
     """Activations to the next stage and gradients back, per micro-batch, on the critical path of 1F1B."""
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
-    group = _group(plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool)
+    group = group_of(
+        plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool
+    )
     size = sharded.gather(sharded.graph.boundary_bytes)
     one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
@@ -405,6 +407,42 @@ def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
     return np.where(plain, 4.0, 2.0)
 
 
+@dataclass(frozen=True, slots=True)
+class SyncSeconds:
+    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the gradients summed, the
+    gradients scattered, the weights gathered, the updated weights gathered."""
+
+    reduce_s: Floats
+    scatter_s: Floats
+    gather_s: Floats
+    updated_s: Floats
+
+
+def sync_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, buckets: Floats) -> SyncSeconds:
+    """Data-parallel collectives over the fullest stage, sharded ones in so many buckets, (n,)."""
+    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
+    trainable = sharded.trainable_share(plans)
+    inner = plans.tensor.astype(float)
+    dense_group = group_of(plans.replicas, inner, plans, pool)
+    expert_group = group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)
+
+    def both(collective: str, bytes_each: Floats | float, parts: Floats | float = 1.0) -> Floats:
+        def run(parameters: Floats, group: Group) -> Floats:
+            size = parameters * bytes_each / parts
+            return collectives.seconds(collective, size, group, pool.intra, pool.inter) * parts
+
+        return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
+
+    wire = gradient_bytes(workload, plans) * trainable
+    weight = workload.weight_bytes
+    return SyncSeconds(
+        reduce_s=both("all_reduce", wire),
+        scatter_s=both("reduce_scatter", wire, buckets),
+        gather_s=both("all_gather", weight, buckets),
+        updated_s=both("all_gather", weight * trainable, buckets),
+    )
+
+
 def _gradient_sync(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, micro: _Micro, fitted: Constants
 ) -> tuple[Floats, Floats]:
@@ -413,29 +451,12 @@ def _gradient_sync(
     replicas = plans.replicas
     if not workload.training or not np.any(replicas > 1):
         return nil, nil
-    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    trainable = sharded.trainable_share(plans)
-    inner = plans.tensor.astype(float)
-    dense_group = _group(replicas, inner, plans, pool)
-    expert_group = _group(plans.expert_replicas, plans.expert.astype(float), plans, pool)
-
-    def both(collective: str, bytes_each: Floats | float, buckets: Floats | float = 1.0) -> Floats:
-        def run(parameters: Floats, group: Group) -> Floats:
-            size = parameters * bytes_each / buckets
-            return collectives.seconds(collective, size, group, pool.intra, pool.inter) * buckets
-
-        return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
-
-    wire = gradient_bytes(workload, plans) * trainable
-    weight = workload.weight_bytes
     stage = plans.zero_stage
     layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
+    sync = sync_seconds(workload, sharded, plans, pool, layers)
+    reduce_s, scatter_s, gather_s, updated_s = sync.reduce_s, sync.scatter_s, sync.gather_s, sync.updated_s
     window = micro.backward_s * fitted.hidden_share * (1.0 if workload.overlap else 0.0)
 
-    reduce_s = both("all_reduce", wire)
-    scatter_s = both("reduce_scatter", wire, layers)
-    gather_s = both("all_gather", weight, layers)
-    updated_s = both("all_gather", weight * trainable, layers)
     tail = 1.0 / np.maximum(layers, 4.0)
 
     def exposed(busy: Floats, room: Floats) -> Floats:
@@ -459,7 +480,7 @@ def _gradient_sync(
     return np.where(active, visible, 0.0), np.where(active, hidden * fitted.slowdown, 0.0)
 
 
-def _optimizer(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
+def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
     """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights.
     Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
     if not workload.training or workload.optimizer == "none":

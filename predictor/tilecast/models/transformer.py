@@ -15,7 +15,6 @@ the experts that all tokens visit; and for attention that does not reach everywh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -79,7 +78,8 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
     decoding = int(model.extra.get("decoder_layers", model.layers // 2))
     layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
-    layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder)
+    start = model.layers - decoding
+    layers_ += stack("decoder-layer", workload, decoder, decoding, causal=True, memory=encoder, start=start)
     return graph(workload, encoder, decoder, layers_)
 
 
@@ -99,33 +99,37 @@ def stack(
     causal: bool,
     memory: Rank | None = None,
     attend: Attend | None = None,
+    start: int = 0,
 ) -> tuple[Block, ...]:
-    """`depth` layers as blocks of equal ones: with experts or without, attending locally or to everything."""
+    """`depth` layers as blocks of equal ones: with experts or without, attending locally or to everything. The first
+    of them is the model's layer `start`."""
     extra = workload.model.extra
     experts = int(extra.get("experts", 0))
     every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
     reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
     is_bounded = 0 < reach < rank.sequence
     far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
-    expert = depth // every - dense // every if experts else 0
-    seeing = depth // far
-    both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
-    kinds = {
-        (False, False): seeing - both,
-        (False, True): depth - expert - seeing + both,
-        (True, False): both,
-        (True, True): expert - both,
+    numbers = range(1, depth + 1)
+    kinds: dict[tuple[bool, bool], list[int]] = {
+        (sparse, local): [
+            start + number - 1
+            for number in numbers
+            if (experts > 0 and number % every == 0 and number > dense) is sparse and (number % far != 0) is local
+        ]
+        for sparse in (False, True)
+        for local in (False, True)
     }
     blocks = []
-    for (sparse, local), repeat in kinds.items():
-        if not repeat:
+    for (sparse, local), positions in kinds.items():
+        if not positions:
             continue
         label = "-".join([*["local"] * local, *["expert"] * sparse, name])
         seen = workload if local or not is_bounded else _seeing_all(workload)
         chosen = experts if sparse else 0
-        blocks.append(
-            layer(label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend)
+        block = layer(
+            label, seen, rank, repeat=len(positions), causal=causal, memory=memory, experts=chosen, attend=attend
         )
+        blocks.append(replace(block, positions=tuple(positions)))
     return tuple(blocks)
 
 
@@ -188,6 +192,7 @@ def layer(
         expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
         working_bytes=sum((part.kept for part in parts), np.zeros(1)) * 0.5,
         frozen_parameters=frozen,
+        remembered_bytes=numerics.element * memory.outer_tokens * model.hidden if memory else np.zeros(1),
     )
 
 
