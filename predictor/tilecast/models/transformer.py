@@ -15,6 +15,7 @@ the experts that all tokens visit; and for attention that does not reach everywh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -26,6 +27,8 @@ from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
 
+MOST_LAYERS = 4096
+"""Of deeper stacks only the number of layers is kept, not where each kind stands."""
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
@@ -109,27 +112,30 @@ def stack(
     reach = extra.get("sliding_window", 0.0) or extra.get("attention_chunk", 0.0)
     is_bounded = 0 < reach < rank.sequence
     far = int(extra.get("global_every", depth + 1)) if is_bounded else 1
-    numbers = range(1, depth + 1)
-    kinds: dict[tuple[bool, bool], list[int]] = {
-        (sparse, local): [
-            start + number - 1
-            for number in numbers
-            if (experts > 0 and number % every == 0 and number > dense) is sparse and (number % far != 0) is local
-        ]
-        for sparse in (False, True)
-        for local in (False, True)
+    expert = depth // every - dense // every if experts else 0
+    seeing = depth // far
+    both = depth // math.lcm(every, far) - dense // math.lcm(every, far) if experts else 0
+    kinds = {
+        (False, False): seeing - both,
+        (False, True): depth - expert - seeing + both,
+        (True, False): both,
+        (True, True): expert - both,
     }
+    numbers = range(1, depth + 1) if depth <= MOST_LAYERS else ()
     blocks = []
-    for (sparse, local), positions in kinds.items():
-        if not positions:
+    for (sparse, local), repeat in kinds.items():
+        if not repeat:
             continue
         label = "-".join([*["local"] * local, *["expert"] * sparse, name])
         seen = workload if local or not is_bounded else _seeing_all(workload)
         chosen = experts if sparse else 0
-        block = layer(
-            label, seen, rank, repeat=len(positions), causal=causal, memory=memory, experts=chosen, attend=attend
+        block = layer(label, seen, rank, repeat=repeat, causal=causal, memory=memory, experts=chosen, attend=attend)
+        positions = tuple(
+            start + number - 1
+            for number in numbers
+            if (experts > 0 and number % every == 0 and number > dense) is sparse and (number % far != 0) is local
         )
-        blocks.append(replace(block, positions=tuple(positions)))
+        blocks.append(replace(block, positions=positions))
     return tuple(blocks)
 
 
