@@ -107,6 +107,7 @@ PASSING: dict[type[Door], dict[str, Any]] = {
     },
     gpupool.Rates: {"fp32": 60.0, "bf16": 990.0},
     gpupool.GpuSource: {"name": "h100-sxm"},
+    gpupool.Price: {"perGpuHour": 2.0, "spot": 1.0},
     gpupool.GPUPoolSpec: {"nodeType": "p5.48xlarge"},
 }  # fmt: skip
 FACTS = {
@@ -126,6 +127,7 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
     ],
     gpupool.Rates: [{"fp32": None}],
     gpupool.GpuSource: [{"name": ".abc", "facts": FACTS}],
+    gpupool.Price: [{"spot": 3.0}],
     gpupool.GPUPoolSpec: [{"nodeType": None}],
 }
 

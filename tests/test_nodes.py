@@ -35,7 +35,40 @@ def gpu_pool(name: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": name}, "spec": spec}
 
 
+def gfd(product: str, memory: str, family: str, capability: str, **more: str) -> dict[str, str]:
+    """What GPU Feature Discovery writes on a node with whole GPUs."""
+    major, minor = capability.split(".")
+    return {
+        PRODUCT: product,
+        "nvidia.com/gpu.memory": memory,
+        "nvidia.com/gpu.count": "8",
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
+        "nvidia.com/gpu.family": family,
+        "nvidia.com/gpu.compute.major": major,
+        "nvidia.com/gpu.compute.minor": minor,
+        "nvidia.com/gpu.mode": "compute",
+        "nvidia.com/mig.capable": "true",
+        "nvidia.com/mig.strategy": "mixed",
+        "nvidia.com/vgpu.present": "false",
+        "nvidia.com/cuda.driver-version.full": "550.107.02",
+        "nvidia.com/cuda.runtime-version.full": "12.5",
+        "nvidia.com/gpu.clique": "cluster-uuid.1",
+        **more,
+    }
+
+
+MACHINE = "nvidia.com/gpu.machine"
 LABELS: list[tuple[dict[str, str], str, str]] = [
+    (gfd("Tesla-T4", "15360", "turing", "7.5", **{MACHINE: "Google-Compute-Engine"}), "t4", "gpu-feature-discovery"),
+    (gfd("Tesla-T4", "15109", "turing", "7.5"), "t4", "gpu-feature-discovery"),
+    (gfd("NVIDIA-L4", "23034", "ada-lovelace", "8.9"), "l4", "gpu-feature-discovery"),
+    (gfd("A100-SXM4-40GB", "39538", "ampere", "8.0"), "a100-40", "gpu-feature-discovery"),
+    (gfd("NVIDIA-A100-SXM4-40GB", "40960", "ampere", "8.0"), "a100-40", "gpu-feature-discovery"),
+    (gfd("NVIDIA-A100-SXM4-80GB", "81920", "ampere", "8.0"), "a100-80", "gpu-feature-discovery"),
+    (gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0", **{MACHINE: "p5.48xlarge"}), "h100-sxm",
+     "gpu-feature-discovery"),
+    (gfd("NVIDIA-B200", "183359", "blackwell", "10.0", **{MACHINE: "DGX-1"}), "b200", "gpu-feature-discovery"),
     ({PRODUCT: "Tesla-T4"}, "t4", "gpu-feature-discovery"),
     ({PRODUCT: "NVIDIA-L4"}, "l4", "gpu-feature-discovery"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB"}, "a100-40", "gpu-feature-discovery"),
@@ -64,8 +97,12 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
             ("h100", "81920", "h100-sxm"),
             ("l4", "22888", "l4"),
             ("t4", "16384", "t4"),
+            ("h200", "144384", "h200"),
         ]
     ),
+    ({"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}, "t4", "eks"),
+    ({"aliyun.accelerator/nvidia_name": "Tesla-V100-SXM2-16GB"}, "v100-sxm", "alibaba"),
+    ({"cloud.tencent.com/tke-accelerator": "T4"}, "t4", "tencent"),
     ({"gpu.nvidia.com/class": "A100_PCIE_80GB"}, "a100-80-pcie", "coreweave"),
     ({"gpu.nvidia.com/class": "H100_NVLINK_80GB"}, "h100-sxm", "coreweave"),
     ({"skypilot.co/accelerator": "a100-80gb"}, "a100-80", "skypilot"),
@@ -76,19 +113,33 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
             ("p4d.24xlarge", "a100-40"),
             ("p4de.24xlarge", "a100-80"),
             ("p5.48xlarge", "h100-sxm"),
+            ("p5.4xlarge", "h100-sxm"),
+            ("g6.xlarge", "l4"),
             ("g6.48xlarge", "l4"),
+            ("gr6.4xlarge", "l4"),
+            ("g4dn.xlarge", "t4"),
+            ("g4dn.12xlarge", "t4"),
             ("g4dn.metal", "t4"),
+            ("Standard_NC4as_T4_v3", "t4"),
+            ("Standard_NC64as_T4_v3", "t4"),
             ("Standard_NC24ads_A100_v4", "a100-80-pcie"),
+            ("Standard_NC48ads_A100_v4", "a100-80-pcie"),
+            ("Standard_NC96ads_A100_v4", "a100-80-pcie"),
             ("Standard_ND96asr_A100_v4", "a100-40"),
             ("Standard_ND96amsr_A100_v4", "a100-80"),
             ("Standard_NC40ads_H100_v5", "h100-nvl"),
             ("Standard_ND96isr_H100_v5", "h100-sxm"),
+            ("a2-highgpu-1g", "a100-40"),
+            ("a2-ultragpu-1g", "a100-80"),
+            ("g2-standard-4", "l4"),
         ]
     ),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("labels", "gpu", "layer"), LABELS, ids=["-".join(row[0].values()) for row in LABELS])
+@pytest.mark.parametrize(
+    ("labels", "gpu", "layer"), LABELS, ids=["-".join(list(row[0].values())[:2]) for row in LABELS]
+)
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
     (found,) = nodes.pools([node("a", labels)]).found
     assert (found.pool.gpu.name, found.pool.layer) == (gpu, layer)
@@ -106,7 +157,15 @@ LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({PRODUCT: "NVIDIA-Z900"}, {}, "UnknownAccelerator"),
     ({"karpenter.k8s.aws/instance-gpu-name": "a100"}, {}, "UnknownAccelerator"),
     ({"kubernetes.azure.com/accelerator": "nvidia"}, {}, "UnknownAccelerator"),
-]
+    ({"k8s.amazonaws.com/accelerator": "gpu"}, {}, "UnknownAccelerator"),
+    ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}, {}, "SharedGpu"),
+    (
+        {PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.multiprocessors": "14",
+         "nvidia.com/gpu.slices.gi": "1", "nvidia.com/gpu.slices.ci": "1", "nvidia.com/mig.strategy": "single"},
+        {},
+        "MigPartitioned",
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("labels", "capacity", "code"), LEFT_OUT, ids=["-".join(row[0].values()) for row in LEFT_OUT])
@@ -260,8 +319,8 @@ def test_a_wrong_pool_does_not_spoil_the_others() -> None:
 def test_parse_takes_what_kubectl_prints() -> None:
     text = """{"apiVersion": "v1", "kind": "List", "items": [
       {"kind": "Node", "metadata": {"name": "a"}}, {"kind": "GPUPool", "metadata": {"name": "b"}}]}"""
-    found, own = nodes.parse(text)
-    assert [item["metadata"]["name"] for item in found + own] == ["a", "b"]
+    found, own, slices = nodes.parse(text)
+    assert [item["metadata"]["name"] for item in found + own] == ["a", "b"] and not slices
     with pytest.raises(SpecError, match="kind 'Pod' is not a node"):
         nodes.parse("kind: Pod")
 

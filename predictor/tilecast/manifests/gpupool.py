@@ -1,21 +1,32 @@
-"""The GPUPool: what a user knows better than labels do, and pools that have no node right now."""
+"""The GPUPool: what a user knows better than labels do, and pools that have no node right now.
+
+Users write them, and discovery does. Discovery labels the ones it made and notes in an annotation the digest of the
+spec it wrote: whoever edits the spec owns the pool from then on, and discovery leaves it alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, links
-from tilecast.manifests.door import Door, Rule, Toleration, check, envelope, shown
-from tilecast.manifests.instances import NodeType, default_network, node_types
+from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
+from tilecast.manifests.instances import NodeType, default_network, network, node_types
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
 from tilecast.spec import SpecError
 
 KIND = "GPUPool"
+DISCOVERED = f"{GROUP}/discovered"
+"""Label of the pools that discovery made; anything but "true" makes a pool its user's."""
+DISCOVERY = f"{GROUP}/discovery"
+"""Annotation with what discovery noted about a pool, as JSON."""
 NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
 """What a GPU may be called, as a regular expression: the same here, for the API server, and in GPU files."""
@@ -112,6 +123,9 @@ class PoolLinks(Door):
         max_length=63,
         description="Between nodes, for instance infiniband-ndr-8x400 or ethernet-100.",
     )
+    nics_per_node: int | None = Field(
+        default=None, ge=1, le=64, description="Network interfaces of one node; absent takes those of the link."
+    )
 
 
 class Price(Door):
@@ -122,6 +136,15 @@ class Price(Door):
         default=None, ge=0, le=1e6, description="Price of one GPU for one hour on nodes that are labelled as spot."
     )
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$", max_length=3, description="ISO 4217 code.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.spot) || self.spot <= self.perGpuHour",
+            lambda m: m.spot is None or m.spot <= m.per_gpu_hour,
+            "spot is above perGpuHour",
+            "correct one of them",
+        ),
+    )
 
 
 class GPUPoolSpec(Door):
@@ -138,7 +161,7 @@ class GPUPoolSpec(Door):
         default=None,
         min_length=1,
         max_length=63,
-        description="Instance type; prices a pool that has no node right now.",
+        description="Instance type; with maxNodes it prices a pool that has no node right now.",
     )
     max_nodes: int | None = Field(
         default=None, ge=0, le=MAX_GPUS, description="Most nodes the pool can have; absent takes the nodes it has."
@@ -151,6 +174,21 @@ class GPUPoolSpec(Door):
     )
     tolerations: list[Toleration] | None = Field(
         default=None, max_length=16, description="What jobs must tolerate; absent takes the taints of the nodes."
+    )
+
+    spot: bool | None = Field(
+        default=None, description="Whether the nodes are sold as spot; absent takes what their labels say."
+    )
+    kueue_flavor: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Kueue ResourceFlavor of the nodes; absent takes the one whose nodeLabels they carry.",
+    )
+    topology_keys: list[str] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Node labels that say which nodes are near each other, nearest first; empty takes the known ones.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -168,6 +206,9 @@ class PoolGpus(Door):
 
     total: int = Field(ge=0, description="Physical GPUs.")
     allocatable: int = Field(ge=0, description="GPUs that pods may use.")
+    free: int | None = Field(
+        default=None, ge=0, description="GPUs that nobody uses now; absent where neither Kueue nor pods are read."
+    )
 
 
 class Fact(Door):
@@ -179,12 +220,23 @@ class Fact(Door):
     )
 
 
+class TopologyLevel(Door):
+    """How the pool's nodes lie under one topology label."""
+
+    key: str = Field(max_length=317, description="The node label.")
+    domains: int = Field(ge=1, description="Distinct values of the label.")
+    largest: int = Field(ge=1, description="Nodes that share one value, at most.")
+
+
 class PoolSummary(Door):
     """Flat strings for `kubectl get`."""
 
     gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
     shape: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
     price: str | None = Field(default=None, max_length=32, description="Price of one GPU for one hour.")
+    free: str | None = Field(default=None, max_length=32, description="Free GPUs of all, where known.")
+    link: str | None = Field(default=None, max_length=63, description="Link between nodes.")
+    origin: str | None = Field(default=None, max_length=16, description="Discovered, or User.")
     reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
 
 
@@ -199,10 +251,17 @@ class GPUPoolStatus(Door):
         max_length=16,
         description="gpu, gpusPerNode, intraNode, interNode, price and their layers.",
     )
+    kueue_flavor: str | None = Field(
+        default=None, max_length=253, description="Kueue ResourceFlavor whose usage says what is free."
+    )
+    topology: list[TopologyLevel] = Field(
+        default_factory=list, max_length=16, description="Topology labels that the nodes carry, nearest first."
+    )
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=8,
-        description="Ready: whether jobs can be advised onto the pool.",
+        description="Ready: whether jobs can be advised onto the pool. ScaledDown: whether fewer nodes exist than it "
+        "can have. CapacityKnown: whether something says what is free.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     summary: PoolSummary | None = Field(default=None, description="Flat strings for kubectl get.")
@@ -222,6 +281,56 @@ def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
     return name, check(GPUPoolSpec, spec, "spec")
 
 
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What discovery noted about a pool it made."""
+
+    identity: str
+    """GPU, node shape, link and market: what tells the pool from others."""
+    layer: str
+    """Where its GPU facts came from."""
+
+
+def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
+    """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
+    metadata = document.get("metadata")
+    labels, annotations = (
+        found if isinstance(metadata, Mapping) and isinstance(found := metadata.get(part), Mapping) else {}
+        for part in ("labels", "annotations")
+    )
+    try:
+        noted = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
+        found = Discovery(str(noted["identity"]), str(noted["layer"]))
+        return found if noted["spec"] == _digest(spec) else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
+    """The GPUPool object that discovery writes."""
+    noted = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "labels": {DISCOVERED: "true"},
+            "annotations": {DISCOVERY: json.dumps(noted, separators=(",", ":"))},
+        },
+        "spec": _plain(spec),
+    }
+
+
+def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
+    """The spec without what is left open, as it is written."""
+    found: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
+    return found
+
+
+def _digest(spec: GPUPoolSpec) -> str:
+    return hashlib.sha256(json.dumps(_plain(spec), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def pool(document: Mapping[str, Any]) -> Pool:
     """The pool that a GPUPool document describes by itself, without looking at nodes.
 
@@ -232,16 +341,22 @@ def pool(document: Mapping[str, Any]) -> Pool:
 
 
 def override(
-    name: str, spec: GPUPoolSpec, found: Pool | None = None, facts: Facts | None = None, spot: bool = False
+    name: str,
+    spec: GPUPoolSpec,
+    found: Pool | None = None,
+    facts: Facts | None = None,
+    spot: bool = False,
+    layer: str = "override",
 ) -> tuple[Pool, Facts]:
-    """The pool after the user's word was put over what its nodes say.
+    """The pool after the word of its spec was put over what its nodes say.
 
     Args:
         name: name of the GPUPool.
         spec: what the user wrote.
         found: the pool as its nodes show it; None if there are none now.
         facts: the layers of `found`.
-        spot: whether every node of the pool is sold as spot.
+        spot: whether every node of the pool is sold as spot, where the spec does not say.
+        layer: what facts of the spec are called.
 
     Returns:
         The pool, and the layer of every fact in it.
@@ -251,17 +366,18 @@ def override(
     """
     layers = dict(facts or {})
     kind = _node_type(spec)
-    gpu = _gpu(spec, kind, found, layers)
+    spot = spot if spec.spot is None else spec.spot
+    gpu = _gpu(spec, kind, found, layers, layer)
     gpus_per_node = spec.gpus_per_node or (found.gpus_per_node if found else kind.gpus if kind else None)
     if gpus_per_node is None:
         raise SpecError("spec.gpusPerNode", "is missing and no node shows it", "write how many GPUs a node has")
     if spec.gpus_per_node or found is None:
-        layers["gpusPerNode"] = (str(gpus_per_node), "override" if spec.gpus_per_node else "instance type")
+        layers["gpusPerNode"] = (str(gpus_per_node), layer if spec.gpus_per_node else "instance type")
     max_nodes = spec.max_nodes if spec.max_nodes is not None else (found.max_nodes if found else None)
     if max_nodes is None:
         raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
-    intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers)
-    price, currency = _price(spec, kind, found, spot, layers)
+    intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers, layer)
+    price, currency = _price(spec, kind, found, spot, layers, layer)
     node_type = spec.node_type or (found.node_type if found else "")
     selector = dict(spec.selector) or (dict(found.node_selector) if found else {NODE_TYPE_LABEL: node_type})
     if spec.tolerations is not None:
@@ -280,7 +396,7 @@ def override(
         tolerations=tolerations,
         price_per_gpu_hour=price,
         currency=currency,
-        layer="override",
+        layer=layer,
     ), layers
 
 
@@ -288,10 +404,10 @@ def _node_type(spec: GPUPoolSpec) -> NodeType | None:
     return node_types().get(spec.node_type) if spec.node_type else None
 
 
-def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: Facts) -> Gpu:
+def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: Facts, word: str) -> Gpu:
     if spec.gpu is not None:
         gpu = spec.gpu.gpu()
-        layers["gpu"] = (gpu.name, "override")
+        layers["gpu"] = (gpu.name, word)
         return gpu
     if found is not None:
         return found.gpu
@@ -305,19 +421,21 @@ def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: F
 
 
 def _links(
-    spec: GPUPoolSpec, gpu: Gpu, gpus_per_node: int, kind: NodeType | None, found: Pool | None, layers: Facts
+    spec: GPUPoolSpec, gpu: Gpu, gpus_per_node: int, kind: NodeType | None, found: Pool | None, layers: Facts, word: str
 ) -> tuple[Link, Link]:
     wanted = spec.links or PoolLinks()
     if wanted.intra_node:
-        intra, layer = _link(wanted.intra_node, "spec.links.intraNode", per_node=False), "override"
+        intra, layer = _link(wanted.intra_node, "spec.links.intraNode", per_node=False), word
     elif found and spec.gpu is None:
         intra, layer = found.intra, ""
     else:
         intra, layer = find_link(gpu.intra_link), "gpu"
     if layer:
         layers["intraNode"] = (intra.name, layer)
-    if wanted.inter_node:
-        inter, layer = _link(wanted.inter_node, "spec.links.interNode", per_node=True), "override"
+    if wanted.inter_node and kind and kind.inter.name == wanted.inter_node:
+        inter, layer = kind.inter, word
+    elif wanted.inter_node:
+        inter, layer = _link(wanted.inter_node, "spec.links.interNode", per_node=True), word
     elif found:
         inter, layer = found.inter, ""
     elif kind:
@@ -326,12 +444,14 @@ def _links(
         inter, layer = default_network(gpu, gpus_per_node), "default"
     if layer:
         layers["interNode"] = (inter.name, layer)
+    if wanted.nics_per_node:
+        inter = replace(inter, nics=wanted.nics_per_node)
     return intra, inter
 
 
 def _link(name: str, field: str, *, per_node: bool) -> Link:
     try:
-        link = find_link(name)
+        link = network(name) if per_node else find_link(name)
     except SpecError as error:
         raise SpecError(field, error.problem, error.remedy) from None
     if link.per_node != per_node:
@@ -342,15 +462,15 @@ def _link(name: str, field: str, *, per_node: bool) -> Link:
 
 
 def _price(
-    spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts
+    spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts, word: str
 ) -> tuple[float | None, str]:
     if spec.price is not None:
         own = spec.price.spot if spot and spec.price.spot is not None else spec.price.per_gpu_hour
-        layers["price"] = (f"{own:g} {spec.price.currency}", "override")
+        layers["price"] = (f"{own:g} {spec.price.currency}", word)
         return own, spec.price.currency
     if found is not None:
         return found.price_per_gpu_hour, found.currency
-    if kind is not None and kind.price_per_gpu_hour is not None:
+    if kind is not None and kind.price_per_gpu_hour is not None and not spot:
         layers["price"] = (f"{kind.price_per_gpu_hour:g} {kind.currency}", "instance type")
         return kind.price_per_gpu_hour, kind.currency
     return None, "USD"

@@ -5,6 +5,7 @@ The files are `hardware/nodes/*.toml`; each names its sources.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tilecast.hardware import Gpu, Link, find_link
+from tilecast.hardware import Gpu, Link, find_link, links
 
 GIGABIT_BYTES_PER_S = 1e9 / 8
 
@@ -51,6 +52,18 @@ def ethernet(gbit_per_s: float) -> Link:
     """Ethernet of that rate per node, with the overheads of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
+
+
+def network(name: str) -> Link:
+    """The link between nodes of that name; `ethernet-N` is Ethernet of N Gb/s where no file describes it.
+
+    Raises:
+        SpecError: there is no such link.
+    """
+    rate = re.fullmatch(r"ethernet-(\d{1,4}(?:\.\d{1,3})?)", name)
+    if rate is not None and name not in links() and float(rate[1]) > 0:
+        return ethernet(float(rate[1]))
+    return find_link(name)
 
 
 def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
