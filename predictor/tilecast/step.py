@@ -20,10 +20,11 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
-from tilecast.graph import KIND_NAMES, Block, Transfer
+from tilecast.graph import KIND_NAMES, Block, Op, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
@@ -202,10 +203,7 @@ def kernel_seconds(
     gpu.peak(workload.precision)
     table, rows = sharded.graph.kernels()
     times = timed or kernels.seconds(table, gpu)
-    alone_s = times.seconds * np.where(times.irregular, fitted.irregular, 1.0)
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
-    native = workload.fused_kernels or workload.execution == "xla"
-    library: Mapping[str, float] = {} if native else fitted.flash2.get(gpu.architecture, {})
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
     weight, spread = np.zeros(sharded.graph.shards), np.zeros(sharded.graph.shards)
@@ -214,9 +212,7 @@ def kernel_seconds(
         for op in block.ops:
             index = rows[position]
             position += 1
-            seconds = alone_s[index] * op.count / fitted.compute_efficiency[workload.execution]
-            if op.table.kind[0] == _ATTENTION:
-                seconds = seconds * library.get(op.phase, 1.0)
+            seconds = operator_seconds(workload, op, times, index, fitted)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + one
@@ -226,6 +222,24 @@ def kernel_seconds(
             spread = spread + seconds * block.repeat * times.spread[index]
         found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
     return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30))
+
+
+def operator_seconds(
+    workload: Workload,
+    op: Op,
+    times: kernels.KernelTimes,
+    rows: npt.NDArray[np.intp],
+    fitted: Constants | None = None,
+) -> Floats:
+    """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
+    runs them one after the other."""
+    fitted = fitted or constants()
+    alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
+    seconds = alone_s * op.count / fitted.compute_efficiency[workload.execution]
+    native = workload.fused_kernels or workload.execution == "xla"
+    if op.table.kind[0] == _ATTENTION and not native:
+        seconds = seconds * fitted.flash2.get(times.gpu.architecture, {}).get(op.phase, 1.0)
+    return np.asarray(seconds)
 
 
 def step(
@@ -241,7 +255,7 @@ def step(
     micro = _micro_batch(workload, sharded, plans, pool, priced, fitted)
     stages = plans.pipeline.astype(float)
     repeats = plans.gradient_accumulation.astype(float)
-    boundary = _boundary(workload, sharded, plans, pool)
+    boundary = boundary_seconds(workload, sharded, plans, pool)
     bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
     bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
 
@@ -330,7 +344,7 @@ def block_seconds(
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
-        one = _transfer(sharded, plans, pool, transfer)
+        one = transfer_seconds(sharded, plans, pool, transfer)
         if transfer.group == "tensor" and transfer.collective != "all_reduce":
             one = one * (1.0 - fitted.tensor_share)
         if transfer.group == "expert":
@@ -356,7 +370,7 @@ def block_seconds(
     ]
 
 
-def _transfer(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
+def transfer_seconds(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
     """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, data;
     experts fold over tensor and data ranks."""
     inner = {
@@ -386,7 +400,7 @@ def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
     return Group(ranks, np.where(divides, candidates, 1.0).max(axis=1), node)
 
 
-def _boundary(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
+def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
     """Activations to the next stage and gradients back, per micro-batch, on the critical path of 1F1B."""
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
