@@ -2,6 +2,7 @@
 
     python tools/binaries.py controlplane    # etcd, kube-apiserver, ..., kwokctl, kubectl
     python tools/binaries.py chart           # helm, kubeconform
+    python tools/binaries.py kueue           # likewise jobset, trainer, training-operator: controllers of jobs
 
 prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
 version, is pinned by the Go module of the same name in this folder. The cache is `$TILECAST_CACHE`, else
@@ -53,6 +54,9 @@ class Toolset:
     usual_time: str
     assets: tuple[str, ...] = ()
     """What `KUBEBUILDER_ASSETS` must hold to be used; empty where it does not apply."""
+    manifests: str = ""
+    """`a/module:folder` with the CRDs and webhooks that belong to the programs; it is kept as `manifests` beside
+    them."""
 
 
 TOOLSETS: Mapping[str, Toolset] = {
@@ -88,6 +92,34 @@ TOOLSETS: Mapping[str, Toolset] = {
             "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor={k8s.io/client-go:minor}",
         ),
         usual_time="about 2 minutes on two cores the first time, then seconds",
+    ),
+    "kueue": Toolset(
+        module="kueue",
+        programs={"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+        stamps=(),
+        usual_time="about 3 minutes on two cores the first time, then seconds",
+        manifests="sigs.k8s.io/kueue:config/components",
+    ),
+    "jobset": Toolset(
+        module="jobset",
+        programs={"jobset": "sigs.k8s.io/jobset"},
+        stamps=(),
+        usual_time="about 1 minute on two cores the first time, then seconds",
+        manifests="sigs.k8s.io/jobset:config/components",
+    ),
+    "trainer": Toolset(
+        module="trainer",
+        programs={"trainer": "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"},
+        stamps=(),
+        usual_time="about 2 minutes on two cores the first time, then seconds",
+        manifests="github.com/kubeflow/trainer/v2:manifests/base",
+    ),
+    "training-operator": Toolset(
+        module="training-operator",
+        programs={"training-operator": "github.com/kubeflow/training-operator/cmd/training-operator.v1"},
+        stamps=(),
+        usual_time="about 1 minute on two cores the first time, then seconds",
+        manifests="github.com/kubeflow/training-operator:manifests/base",
     ),
 }
 
@@ -166,6 +198,7 @@ def _digest(toolset: Toolset, flags: list[str], given: Mapping[str, Path]) -> st
     for name in ("go.mod", "go.sum"):
         digest.update((TOOLS / toolset.module / name).read_bytes())
     described = [*flags, *(f"{name}={package}" for name, package in toolset.programs.items()), os.uname().machine]
+    described += [toolset.manifests] if toolset.manifests else []
     for path in given.values():
         fact = path.stat()
         described.append(f"{path} {fact.st_size} {fact.st_mtime_ns}")
@@ -210,6 +243,17 @@ def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) 
             raise BinariesError(f"go build failed in tools/{toolset.module}: {' | '.join(lines[-5:])}")
     for program, package in zip(programs, packages, strict=True):
         (into / _go_name(package)).rename(into / program)
+    if toolset.manifests:
+        module, folder = toolset.manifests.split(":")
+        asked = [go, "list", "-m", "-f", "{{.Dir}}", module]
+        found = subprocess.run(asked, cwd=TOOLS / toolset.module, capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise BinariesError(f"go list failed in tools/{toolset.module}: {found.stderr.strip()[-500:]}")
+        # Go keeps its modules read-only; the copy can be removed like any other file.
+        shutil.copytree(Path(found.stdout.strip()) / folder, into / "manifests", copy_function=shutil.copyfile)
+        for each in (into / "manifests").rglob("*"):
+            each.chmod(0o755 if each.is_dir() else 0o644)
+        (into / "manifests").chmod(0o755)
     say(f"built in {time.monotonic() - started:.0f} s")
 
 

@@ -661,6 +661,19 @@ def _selector(
     return {keys[slot]: str(own[0][slot]) for slot in shared}
 
 
+def gpu_resource() -> str:
+    """Name of the resource that a pod asks for to get whole GPUs."""
+    return _labels().gpu_resource
+
+
+@cache
+def choice_labels() -> frozenset[str]:
+    """Node labels that tell kinds of GPU nodes apart."""
+    table = _labels()
+    keys = {key for layer in table.layer for key in (layer.product, layer.count, layer.memory_mib) if key}
+    return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})
+
+
 def _node_type(item: Node) -> str:
     return next((item.labels[key] for key in _labels().instance_type if key in item.labels), "")
 

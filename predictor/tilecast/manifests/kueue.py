@@ -1,0 +1,158 @@
+"""What Kueue would let a job use: the flavors that its LocalQueue reaches, their quota, and what is left of it.
+
+Pure on the objects of `kueue.x-k8s.io` (v1beta1 and v1beta2 spell what is read here alike, but for the cohort).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, TypeAlias
+
+from tilecast.manifests.nodes import gpu_resource
+from tilecast.spec import SpecError
+
+Document: TypeAlias = Mapping[str, Any]
+
+UNLIMITED = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A kind of node with a quota of GPUs. Flavors stand in the order in which Kueue tries them."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...]
+    quota: int
+    """GPUs that the queue can ever have of it, borrowed ones included."""
+    free: int
+    """What nobody has reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A LocalQueue with the flavors of its ClusterQueue that have GPUs."""
+
+    name: str
+    cluster_queue: str
+    flavors: tuple[Flavor, ...]
+
+    def first(self, gpus: int) -> Flavor | None:
+        """The flavor that Kueue takes by itself: the first with room now, else the first that can ever have it."""
+        now = (flavor for flavor in self.flavors if gpus <= flavor.free)
+        ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
+        return next(now, None) or next(ever, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects of Kueue that were read, by name; LocalQueues by namespace and name."""
+
+    local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
+    cluster_queues: Mapping[str, Document] = field(default_factory=dict)
+    flavors: Mapping[str, Document] = field(default_factory=dict)
+
+
+def queue(objects: Objects, namespace: str, name: str) -> Queue:
+    """The queue of that name in a namespace.
+
+    Raises:
+        SpecError: it, its ClusterQueue or a quota of GPUs does not exist.
+    """
+    label = "kueue.x-k8s.io/queue-name"
+    local = objects.local_queues.get((namespace, name))
+    if local is None:
+        known = ", ".join(sorted(other for place, other in objects.local_queues if place == namespace)[:8])
+        remedy = f"create it, or use one of {known}" if known else "create it"
+        raise SpecError(label, f"there is no LocalQueue {name} in namespace {namespace}", remedy)
+    owner = str((local.get("spec") or {}).get("clusterQueue", ""))
+    cluster = objects.cluster_queues.get(owner)
+    if cluster is None:
+        raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
+    siblings = _siblings(objects, owner)
+    found = tuple(
+        _flavor(objects, owner, siblings, str(item["name"]), item)
+        for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
+        if gpu_resource() in (group.get("coveredResources") or ())
+        for item in group.get("flavors") or ()
+    )
+    if not found:
+        raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
+    return Queue(name, owner, found)
+
+
+def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, quotas: Document) -> Flavor:
+    spec = objects.flavors.get(name, {}).get("spec") or {}
+    own: Document = next((item for item in quotas.get("resources") or () if item.get("name") == gpu_resource()), {})
+    nominal = _whole(own.get("nominalQuota"))
+    reserved = _reserved(objects.cluster_queues[owner], name)
+    lent = taken = 0
+    for sibling in siblings:
+        other = objects.cluster_queues[sibling]
+        theirs = _nominal(other, name)
+        lent += min(theirs[0], theirs[1])
+        taken += _reserved(other, name)
+    borrowable = min(lent, _whole(own.get("borrowingLimit"), UNLIMITED))
+    quota = nominal + borrowable
+    free = min(quota - reserved, nominal + lent - reserved - taken) if borrowable else nominal - reserved
+    return Flavor(
+        name=name,
+        node_labels={str(key): str(value) for key, value in (spec.get("nodeLabels") or {}).items()},
+        tolerations=tuple(spec.get("tolerations") or ()),
+        quota=quota,
+        free=max(free, 0),
+    )
+
+
+def _siblings(objects: Objects, owner: str) -> list[str]:
+    """The other ClusterQueues of the cohort, which lend what they do not use."""
+    cohort = _cohort(objects.cluster_queues[owner])
+    return [
+        name
+        for name, item in sorted(objects.cluster_queues.items())
+        if cohort and name != owner and _cohort(item) == cohort
+    ]
+
+
+def _cohort(cluster_queue: Document) -> str:
+    spec = cluster_queue.get("spec") or {}
+    return str(spec.get("cohortName") or spec.get("cohort") or "")
+
+
+def _nominal(cluster_queue: Document, flavor: str) -> tuple[int, int]:
+    """GPUs of a flavor and how many of them may be lent."""
+    for group in (cluster_queue.get("spec") or {}).get("resourceGroups") or ():
+        for item in group.get("flavors") or ():
+            for resource in item.get("resources") or ():
+                if item.get("name") == flavor and resource.get("name") == gpu_resource():
+                    return _whole(resource.get("nominalQuota")), _whole(resource.get("lendingLimit"), UNLIMITED)
+    return 0, 0
+
+
+def _reserved(cluster_queue: Document, flavor: str) -> int:
+    used = (cluster_queue.get("status") or {}).get("flavorsReservation") or ()
+    return sum(
+        _whole(resource.get("total"))
+        for item in used
+        if item.get("name") == flavor
+        for resource in item.get("resources") or ()
+        if resource.get("name") == gpu_resource()
+    )
+
+
+def _whole(quantity: object, absent: int = 0) -> int:
+    """A count of GPUs from a quantity, which may be written 16, "16" or "1k"."""
+    if quantity is None:
+        return absent
+    text = str(quantity).strip()
+    scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
+    digits = text if scale is None else text.rstrip("kMGTPEim")
+    try:
+        return min(int(Decimal(digits) * (scale or 1)), UNLIMITED)
+    except (InvalidOperation, ValueError, OverflowError):
+        return absent
+
+
+_SUFFIXES = {"m": Decimal("0.001"), "k": Decimal(1000), "M": Decimal(10**6), "Ki": Decimal(1024), "Mi": Decimal(2**20)}
