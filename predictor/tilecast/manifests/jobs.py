@@ -185,12 +185,16 @@ def read(document: Document, runtime: Document | None = None) -> Job:
         SpecError: the document is of another kind, or is not shaped like its kind.
     """
     kind = kind_of(document)
-    metadata = _mapping(document, "metadata", "job")
     try:
-        pods = tuple(kind.pods(document, runtime))
+        return _read(kind, document, runtime)
     except (KeyError, TypeError, AttributeError, IndexError):
         remedy = f"write it as `kubectl explain {kind.plural}` says"
         raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
+
+
+def _read(kind: JobKind, document: Document, runtime: Document | None) -> Job:
+    metadata = _mapping(document, "metadata", "job")
+    pods = tuple(kind.pods(document, runtime))
     status = _mapping(document, "status", "job")
     done = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
     is_suspended = _at(document, kind.suspend) is True
@@ -242,11 +246,11 @@ def runtime_of(document: Document) -> tuple[str, str] | None:
     return str(found.get("kind") or "ClusterTrainingRuntime"), str(found.get("name") or "")
 
 
-def advice_spec(job: Job) -> TrainingJobSpec:
-    """What a job's annotations ask for, as the spec of a TrainingJob.
+def described(job: Job) -> dict[str, Any]:
+    """What a job's annotations ask for, as the spec of a TrainingJob, unchecked.
 
     Raises:
-        SpecError: an annotation is missing or wrong; the message names it.
+        SpecError: an annotation is missing or cannot be read; the message names it.
     """
     marks = job.annotations
     name = marks.get(MODEL, "").strip()
@@ -260,6 +264,16 @@ def advice_spec(job: Job) -> TrainingJobSpec:
         found["constraints"] = _json(marks, CONSTRAINTS)
     if OBJECTIVE in marks:
         found["objective"] = marks[OBJECTIVE]
+    return found
+
+
+def advice_spec(job: Job) -> TrainingJobSpec:
+    """The same, checked.
+
+    Raises:
+        SpecError: an annotation is missing or wrong; the message names it.
+    """
+    found = described(job)
     try:
         return check(TrainingJobSpec, found, "spec")
     except SpecError as error:
