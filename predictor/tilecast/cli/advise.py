@@ -6,15 +6,29 @@ import argparse
 import sys
 from dataclasses import replace
 
-from tilecast.advise import Baseline, advise
+from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
-from tilecast.render.document import FORMATS
+from tilecast.explain import explain
+from tilecast.render import explain as explained
+from tilecast.render.document import FORMATS, document, dump
+from tilecast.render.launch import LAUNCHERS, Setting, launch
+from tilecast.spec import SpecError
+
+EPILOG = """\
+A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
+the data ranks; vp2 virtual stages of each pipeline rank; mb2 samples per micro-batch; ac-full or ac-sel recomputed
+activations. In the table > is the recommendation, = your baseline, x a pool that cannot run the job."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     inputs.job_arguments(parser)
     inputs.pool_arguments(parser)
     parser.add_argument("--baseline", metavar="POOL:N", help="what you would run today, priced as a row of its own")
+    parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
+    parser.add_argument(
+        "--launch", choices=tuple(LAUNCHERS), help="what to type to run the best plan that the framework executes"
+    )
     parser.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
 
 
@@ -22,6 +36,43 @@ def run(options: argparse.Namespace) -> int:
     request = inputs.job(options).request()
     if options.baseline:
         request = replace(request, baseline=Baseline(*inputs.pair("--baseline", options.baseline)))
+    if options.launch:
+        request = _kept_to(request, options.launch)
     advice = advise(request, inputs.pools(options))
-    sys.stdout.write(FORMATS[options.output](advice))
+    sys.stdout.write(_text(options, advice))
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
+
+
+def _kept_to(request: Request, launcher: str) -> Request:
+    """The request with plans that the framework executes only."""
+    framework, asked = LAUNCHERS[launcher][0], request.workload.framework
+    if asked not in (None, framework):
+        problem = f"{launcher} is not {asked}, which spec.training.framework names"
+        raise SpecError("--launch", problem, "leave one of them out")
+    return replace(request, workload=replace(request.workload, framework=framework))
+
+
+def _text(options: argparse.Namespace, advice: Advice) -> str:
+    best = advice.best
+    if best is None:
+        return FORMATS[options.output](advice)
+    if options.launch:
+        return launch(options.launch, _setting(advice.request, best))
+    if not options.explain:
+        return FORMATS[options.output](advice)
+    found = explain(advice.request.workload, best.plan, best.pool, best.step_s)
+    if options.output in ("json", "yaml"):
+        return dump(options.output, {**document(advice), "explanation": explained.document(found)})
+    return f"{FORMATS[options.output](advice)}\n{explained.screen(best, found)}"
+
+
+def _setting(request: Request, offer: Offer) -> Setting:
+    return Setting(
+        name=request.name,
+        workload=request.workload,
+        plan=offer.plan,
+        pool=offer.pool.name,
+        nodes=offer.nodes,
+        gpus_per_node=offer.gpus_per_node,
+        step_s=offer.step_s,
+    )

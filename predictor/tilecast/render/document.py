@@ -130,14 +130,19 @@ def _present(table_: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table_.items() if value is not None}
 
 
+def dump(syntax: str, value: Mapping[str, Any]) -> str:
+    """A document as "json", two spaces deep, or as "yaml", keys in their order."""
+    return json.dumps(value, indent=2) + "\n" if syntax == "json" else yaml.safe_dump(dict(value), sort_keys=False)
+
+
 def to_json(advice: Advice) -> str:
-    """The document as JSON, two spaces deep."""
-    return json.dumps(document(advice), indent=2) + "\n"
+    """The document as JSON."""
+    return dump("json", document(advice))
 
 
 def to_yaml(advice: Advice) -> str:
-    """The document as YAML, keys in the document's order."""
-    return yaml.safe_dump(document(advice), sort_keys=False)
+    """The document as YAML."""
+    return dump("yaml", document(advice))
 
 
 def to_csv(advice: Advice) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tilecast.advise import TIE, Advice, Offer, Rejection
+from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
-_RIGHT = {"GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU"}
+_RIGHT = ("GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU")
 
 TIE_PERCENT = 100 * (TIE - 1)
 
@@ -22,7 +21,7 @@ def table(advice: Advice) -> str:
     if advice.baseline is not None:
         rows.append(_offer("=", advice.baseline))
     rows += [_rejection(item) for item in advice.rejections]
-    lines = [_headline(advice), "", *_columns(rows), ""]
+    lines = [_headline(advice), "", *columns(_TITLES, rows, _RIGHT), ""]
     best = advice.best
     if best is None:
         lines.append("No pool can run this job. The nearest changes that would help stand in the last column.")
@@ -62,21 +61,6 @@ def _rejection(item: Rejection) -> tuple[str, ...]:
         memory = f"{gibibytes(item.memory_bytes)}/{gibibytes(item.memory_available_bytes)}"
     why = f"{item.message}: {item.remedy}"
     return ("x", item.pool, "", str(item.plan) if item.plan else "", "", "", "", "", "", memory, why)
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows under their titles; columns that nothing fills are left out."""
-    shown = [index for index in range(len(_TITLES)) if index < 2 or any(row[index] for row in rows)]
-    cells = [tuple(row[index] for index in shown) for row in (_TITLES, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(shown))]
-    lines = []
-    for row in cells:
-        padded = [
-            cell.rjust(width) if _TITLES[index] in _RIGHT else cell.ljust(width)
-            for cell, width, index in zip(row, widths, shown, strict=True)
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return lines
 
 
 def _footer(advice: Advice, best: Offer) -> list[str]:

@@ -8,6 +8,7 @@ _SYMBOL = {"USD": "$", "EUR": "€", "GBP": "£"}
 
 
 _SCALES = (
+    (1e-3, 1e-6, "us"),
     (1.0, 1e-3, "ms"),
     (600.0, 1.0, "s"),
     (7200.0, 60.0, "min"),
@@ -46,7 +47,7 @@ def money(value: float, currency: str) -> str:
 
 def count(value: float) -> str:
     """A large count: `1.05M`, `4.19M`, `512`."""
-    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for limit, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{letter}"
     return f"{value:.0f}"
@@ -55,3 +56,11 @@ def count(value: float) -> str:
 def gibibytes(value: float) -> str:
     """Bytes in whole GiB: `61`."""
     return f"{value / GIB:.0f}"
+
+
+def size(value: float) -> str:
+    """Bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
+    for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= limit:
+            return f"{_three(value / limit)} {unit}"
+    return f"{value:.0f} B"

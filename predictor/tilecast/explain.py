@@ -1,0 +1,211 @@
+"""Where the time of one plan goes: its operators, what they exchange, and how close to the machine they come.
+
+Nothing is priced here that `step` does not price: operators, transfers and parts of the step are taken apart, and what
+`step` only knows as a sum (the synchronisation of gradients) is what the other lines leave of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import kernels, models, step
+from tilecast.graph import KIND_NAMES, KINDS, PRECISION_NAMES, Block, Graph, Op, Phase
+from tilecast.hardware import Gpu, Pool
+from tilecast.models import Sharded
+from tilecast.spec import Plan, Plans, Workload
+
+Bound = Literal["compute", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of the model on one rank, equal ones of several blocks together. Seconds and counts are those of one
+    micro-batch through every stage."""
+
+    name: str
+    phase: Phase
+    kind: str
+    precision: str
+    dims: Mapping[str, float]
+    runs: float
+    """How often it runs, repetitions of its block and recomputation counted."""
+    seconds: float
+    """Of all its runs together."""
+    flops: float
+    """Of one run."""
+    moved_bytes: float
+    """Least memory traffic of one run."""
+    roofline_s: float
+    """The least time of one run that the GPU's peaks allow."""
+    kernel_s: float
+    """Forecast of one run alone."""
+    bound: Bound
+    tile: tuple[int, int]
+    tiles: int
+    waves: float
+
+    @property
+    def utilization(self) -> float:
+        """Share of the roofline that a run reaches, in (0, 1]."""
+        return self.roofline_s / self.kernel_s
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte."""
+        return self.flops / max(self.moved_bytes, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Data that ranks exchange inside layers or between stages, per micro-batch. Seconds are those on the wire, before
+    anything hides."""
+
+    name: str
+    collective: str
+    group: str
+    ranks: int
+    size_bytes: float
+    """The whole buffer of one rank."""
+    runs: float
+    seconds: float
+    """Of all its runs together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One plan on one pool, taken apart."""
+
+    gpu: Gpu
+    precision: str
+    plan: Plan
+    operators: tuple[Operator, ...]
+    """The costliest first."""
+    exchanges: tuple[Exchange, ...]
+    gradient_bytes: float
+    """Bytes of one rank's gradients on the wire; 0 where nobody holds a copy."""
+    model_flops: float
+    """Of one optimizer step over all ranks, without what is computed again."""
+    mfu: float
+    """Model FLOPs utilization: those over what the peaks of all GPUs do in a step."""
+
+    @property
+    def seconds(self) -> float:
+        """GPU seconds of one micro-batch through every stage."""
+        return sum(operator.seconds for operator in self.operators)
+
+    @property
+    def balance(self) -> float:
+        """FLOP per byte from which the GPU's peak rather than its memory bounds a kernel."""
+        return self.gpu.peak(self.precision) / self.gpu.memory_bandwidth_bytes_per_s
+
+
+def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explanation:
+    """A plan on a pool, taken apart; `step_s` is its forecast.
+
+    Raises:
+        SpecError: the pool's GPU cannot run the workload's precision.
+    """
+    plans = Plans.of(plan)
+    sharded = models.shard(workload, plans)
+    table, rows = sharded.graph.kernels()
+    times = kernels.seconds(table, pool.gpu)
+    once = zip(_in_order(sharded.graph), rows, strict=True)
+    flops = sum(block.repeat * op.count * table.flops()[index[0]] for (block, op), index in once)
+    model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
+    held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
+    wire = held * step.gradient_bytes(workload, plans) if workload.training and plan.data * plan.context > 1 else [0.0]
+    return Explanation(
+        gpu=pool.gpu,
+        precision=workload.precision,
+        plan=plan,
+        operators=_operators(workload, plan, sharded, times, rows),
+        exchanges=_exchanges(workload, plans, sharded, pool),
+        gradient_bytes=float(wire[0]),
+        model_flops=model_flops,
+        mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
+    )
+
+
+def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
+    return [(block, op) for block in graph.blocks for op in block.ops]
+
+
+def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> int:
+    """How often a micro-batch runs an operator: twice what the backward pass computes again."""
+    if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
+        return 1
+    return 1 + (plan.checkpointing == "full" or (plan.checkpointing == "selective" and op.selective))
+
+
+def _operators(
+    workload: Workload,
+    plan: Plan,
+    sharded: Sharded,
+    times: kernels.KernelTimes,
+    rows: Sequence[npt.NDArray[np.intp]],
+) -> tuple[Operator, ...]:
+    graph = sharded.graph
+    runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
+    for (block, op), index in zip(_in_order(graph), rows, strict=True):
+        passes = block.repeat * _passes(workload, plan, graph, block, op)
+        key = (op.name, op.phase, int(index[0]))
+        count, seconds = runs.get(key, (0.0, 0.0))
+        spent_s = passes * float(step.operator_seconds(workload, op, times, index)[0])
+        runs[key] = (count + passes * op.count, seconds + spent_s)
+    table, tiling = times.table, times.tiling()
+    flops, moved = table.flops(), table.bytes()
+    found = []
+    for (name, phase, row), (count, seconds) in runs.items():
+        kind, precision = KIND_NAMES[table.kind[row]], PRECISION_NAMES[table.precision[row]]
+        compute_s = flops[row] / times.gpu.peak_flops.get(precision, np.inf)
+        found.append(
+            Operator(
+                name=name,
+                phase=phase,
+                kind=kind,
+                precision=precision,
+                dims={dim: float(table.dims[row, place]) for place, dim in enumerate(KINDS[kind].dims)},
+                runs=count,
+                seconds=seconds,
+                flops=float(flops[row]),
+                moved_bytes=float(moved[row]),
+                roofline_s=float(times.roofline_s[row]),
+                kernel_s=float(times.seconds[row]),
+                bound="compute" if compute_s >= _NEARLY * times.roofline_s[row] else "memory",
+                tile=(int(tiling.rows[row]), int(tiling.cols[row])),
+                tiles=int(tiling.tiles[row]),
+                waves=float(tiling.waves[row]),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.seconds))
+
+
+_NEARLY = 1 - 1e-9
+"""Rounding of two roads to one roofline."""
+
+
+def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
+    plan, graph = plans.row(0), sharded.graph
+    found = []
+    for block in graph.blocks:
+        again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
+        for transfer in block.transfers:
+            once_s = float(step.transfer_seconds(sharded, plans, pool, transfer)[0])
+            if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
+                continue
+            passes = 1 + (again and workload.training and transfer.phase == "forward")
+            runs = transfer.count * block.repeat * passes
+            size = float(np.broadcast_to(transfer.size_bytes, (1,))[0])
+            ranks = int(getattr(plan, transfer.group))
+            found.append(Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s))
+    if plan.pipeline > 1:
+        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0])
+        size = float(np.broadcast_to(graph.boundary_bytes, (1,))[0])
+        runs = plan.virtual_stages * (2 if workload.training else 1)
+        found.append(Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s))
+    return tuple(sorted(found, key=lambda one: -one.seconds))

@@ -1,0 +1,163 @@
+"""Why a plan takes as long as it does, as a screen of text: operators, roofline, exchanges, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.advise import Offer
+from tilecast.explain import Exchange, Explanation, Operator
+from tilecast.render.columns import columns
+from tilecast.render.units import count, duration, size
+
+SHOWN = 12
+"""Operators on the screen; the rest are one line."""
+
+_OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FLOP/B", "BOUND", "REACHES", "TILES")
+_EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS")
+_RIGHT = ("TIME", "SHARE", "RUNS", "EACH", "FLOP/B", "REACHES", "RANKS", "BUFFER", "BYTES")
+
+
+def screen(offer: Offer, found: Explanation) -> str:
+    """The explanation of an offer, ending in a newline."""
+    plan, gpu = offer.plan, found.gpu
+    peak, bandwidth = gpu.peak(found.precision), gpu.memory_bandwidth_bytes_per_s
+    lines = [
+        f"{offer.pool.name}  {offer.nodes}x{offer.gpus_per_node}  {plan}  {duration(offer.step_s)}",
+        "",
+        f"{count(found.model_flops)}FLOP a step on {plan.gpus} GPUs of {count(peak)}FLOP/s in {found.precision}: "
+        f"MFU {found.mfu:.1%}",
+        f"Roofline of {gpu.name}: {count(bandwidth)}B/s of memory; from {found.balance:.0f} FLOP/B on the peak bounds",
+        "",
+        f"Operators of one micro-batch through every stage, {duration(found.seconds)} of GPU time, "
+        f"{plan.gradient_accumulation:,} a step:",
+        *columns(_OPERATORS, _operators(found), _RIGHT),
+        "",
+        *_communication(offer, found),
+        "",
+        "Memory of the fullest GPU:",
+        *columns(("BYTES", "SHARE", "WHAT"), _memory(offer), _RIGHT),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def shape(operator: Operator) -> str:
+    """A kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
+    d = operator.dims
+    if operator.kind == "gemm":
+        told = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
+        told = f"{d['batch']:.0f} of {told}" if d["batch"] > 1 else told
+    elif operator.kind == "attention":
+        told = f"{d['batch'] * d['heads']:.0f} heads {d['seq_q']:.0f}x{d['seq_kv']:.0f}x{d['head_dim']:.0f}"
+    elif operator.kind == "conv":
+        sides = [f"{d[side]:.0f}" for side in ("k_d", "k_h", "k_w") if d["k_d"] > 1 or side != "k_d"]
+        told = f"{'x'.join(sides)}, {d['c_in']:.0f} to {d['c_out']:.0f} channels of {d['out_h']:.0f}x{d['out_w']:.0f}"
+        told += f", batch {d['batch']:.0f}"
+    elif operator.kind == "elementwise":
+        told = f"{count(d['elements'])} of {d['read_bytes'] + d['written_bytes']:g} B"
+    else:
+        told = "x".join(f"{value:.0f}" for name, value in d.items() if name not in ("backward", "causal"))
+    return f"{operator.kind} {told}"
+
+
+def _operators(found: Explanation) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
+            duration(one.seconds),
+            f"{one.seconds / found.seconds:.1%}",
+            one.name,
+            shape(one),
+            f"{one.runs:,.0f}",
+            duration(one.kernel_s),
+            f"{one.intensity:.0f}",
+            one.bound,
+            f"{one.utilization:.0%}",
+            f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else "",
+        )
+        for one in found.operators[:SHOWN]
+    ]
+    rest = found.operators[SHOWN:]
+    if rest:
+        seconds = sum(one.seconds for one in rest)
+        told = (duration(seconds), f"{seconds / found.seconds:.1%}", f"{len(rest)} others")
+        rows.append((*told, "", "", "", "", "", "", ""))
+    return rows
+
+
+def _communication(offer: Offer, found: Explanation) -> list[str]:
+    exposed = offer.breakdown["communication"]
+    head = f"Communication, {duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
+    rows = [_exchange(one) for one in found.exchanges]
+    if found.gradient_bytes:
+        ranks = offer.plan.data * offer.plan.context
+        stage, accumulated = offer.plan.zero_stage, offer.plan.gradient_accumulation
+        collective = "all_reduce" if stage == 0 else "reduce_scatter, all_gather"
+        what = "gradients and weights, each micro-batch" if stage > 2 else "gradients, each micro-batch"
+        told = what if stage > 1 and accumulated > 1 else "gradients, once a step"
+        rows.append(("", told, collective, f"{ranks}", size(found.gradient_bytes), ""))
+    if not rows:
+        return [f"{head}."]
+    return [f"{head}; per micro-batch, before anything hides:", *columns(_EXCHANGES, rows, _RIGHT)]
+
+
+def _exchange(one: Exchange) -> tuple[str, ...]:
+    told = (duration(one.seconds), f"{one.name} ({one.group})", one.collective, f"{one.ranks}")
+    return (*told, size(one.size_bytes), f"{one.runs:,.0f}")
+
+
+def _memory(offer: Offer) -> list[tuple[str, ...]]:
+    available = offer.memory_available_bytes
+    rows = [(size(value), f"{value / available:.1%}", name) for name, value in offer.memory.items() if value]
+    free = available - offer.memory_bytes
+    left = "left" if free >= 0 else "too much"
+    return [*rows, (size(abs(free)), f"{abs(free) / available:.1%}", left)]
+
+
+def document(found: Explanation) -> dict[str, Any]:
+    """The explanation as plain data, in the words of the advice's document."""
+    return {
+        "plan": str(found.plan),
+        "gpu": found.gpu.name,
+        "modelFlops": _figures(found.model_flops),
+        "mfu": _figures(found.mfu),
+        "balanceFlopPerByte": _figures(found.balance),
+        "microBatchSeconds": _figures(found.seconds),
+        "operators": [_operator(one) for one in found.operators],
+        "exchanges": [
+            {
+                "name": one.name,
+                "collective": one.collective,
+                "group": one.group,
+                "ranks": one.ranks,
+                "bytes": round(one.size_bytes),
+                "runs": _figures(one.runs),
+                "seconds": _figures(one.seconds),
+            }
+            for one in found.exchanges
+        ],
+        "gradientBytes": round(found.gradient_bytes),
+    }
+
+
+def _operator(one: Operator) -> Mapping[str, Any]:
+    return {
+        "name": one.name,
+        "pass": one.phase,
+        "kernel": one.kind,
+        "precision": one.precision,
+        "dimensions": {name: _figures(value) for name, value in one.dims.items()},
+        "runs": _figures(one.runs),
+        "seconds": _figures(one.seconds),
+        "flops": _figures(one.flops),
+        "bytes": _figures(one.moved_bytes),
+        "rooflineSeconds": _figures(one.roofline_s),
+        "kernelSeconds": _figures(one.kernel_s),
+        "bound": one.bound,
+        "tile": list(one.tile),
+        "tiles": one.tiles,
+        "waves": _figures(one.waves),
+    }
+
+
+def _figures(value: float) -> float:
+    return float(f"{value:.6g}")

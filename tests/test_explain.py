@@ -1,0 +1,110 @@
+"""A plan taken apart: what the lines sum to, and what they say of each kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilecast import models, search
+from tilecast.cli import main
+from tilecast.explain import Explanation, explain
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Plan, Plans, Workload
+
+H100 = find_gpu("h100-sxm")
+POOL = Pool("h100", H100, 8, 4, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
+GPT = Workload(models.preset("gpt2-xl"), 1024, 64)
+JOBS = {
+    "gpt": GPT,
+    "llama": Workload(models.preset("llama-3.2-1b"), 2048, 16),
+    "mixtral": Workload(models.preset("mixtral-8x7b"), 2048, 16),
+    "resnet": Workload(models.preset("resnet-50"), 1, 64),
+    "bert": Workload(models.preset("bert-large"), 512, 16, execution="compiled"),
+    "t5": Workload(models.preset("t5-v1.1-base"), 512, 16),
+    "serving": Workload(models.preset("gpt2"), 1024, 16, training=False, optimizer="none"),
+}
+
+
+def explained(workload: Workload, plan: Plan) -> tuple[Explanation, search.Priced]:
+    priced = search.price(workload, Plans.of(plan), POOL)
+    return explain(workload, plan, POOL, float(priced.step_s[0])), priced
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_operators_sum_to_the_compute_of_a_step(job: str, mode: str) -> None:
+    """On one GPU nothing contends or straggles, so the lines are all of it."""
+    workload = JOBS[job]
+    if not workload.training and mode != "none":
+        pytest.skip("a forward pass alone recomputes nothing")
+    plan = Plan(micro_batch=4, gradient_accumulation=workload.global_batch // 4, checkpointing=mode)  # type: ignore[arg-type]
+    found, priced = explained(workload, plan)
+    assert found.seconds * plan.gradient_accumulation == pytest.approx(float(priced.times.compute[0]))
+    assert [one.seconds for one in found.operators] == sorted((one.seconds for one in found.operators), reverse=True)
+    for one in found.operators:
+        assert 0 < one.utilization <= 1
+        assert one.bound == ("compute" if one.flops / H100.peak(one.precision) >= 0.999 * one.roofline_s else "memory")
+        assert one.tiles >= 1
+    assert found.exchanges == () and found.gradient_bytes == 0
+
+
+def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
+    """With one replica and no pipeline, and nothing hidden, the lines are all that is exchanged."""
+    workload = replace(GPT, overlap=False)
+    plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
+    pool = replace(POOL, gpus_per_node=5)
+    priced = search.price(workload, Plans.of(plan), pool)
+    found = explain(workload, plan, pool, float(priced.step_s[0]))
+    assert {one.group for one in found.exchanges} == {"tensor"}
+    assert {one.collective for one in found.exchanges} == {"all_reduce"}
+    straggle = float(priced.times.compute[0]) / (found.seconds * 16)
+    exchanged = sum(one.seconds for one in found.exchanges) * 16 * straggle
+    assert exchanged == pytest.approx(float(priced.times.communication[0]))
+
+
+def test_model_flops_do_not_depend_on_the_split() -> None:
+    """Tensor parallelism repeats norms and residuals on every rank: no more than a percent here."""
+    whole, _ = explained(GPT, Plan(micro_batch=1, gradient_accumulation=64))
+    for plan in (
+        Plan(data=8, micro_batch=2, gradient_accumulation=4, zero_stage=1),
+        Plan(pipeline=4, micro_batch=1, gradient_accumulation=64, checkpointing="full"),
+        Plan(tensor=5, data=2, micro_batch=4, gradient_accumulation=8),
+    ):
+        split, _ = explained(GPT, plan)
+        assert split.model_flops == pytest.approx(whole.model_flops, rel=0.01)
+    # Six FLOP per parameter and token, and attention besides (arXiv 2104.04473, appendix).
+    tokens, layers, hidden = 64 * 1024, 48, 1600
+    known = 72 * tokens * layers * hidden**2 * (1 + 1024 / (6 * hidden) * 0.75 + 50257 / (12 * layers * hidden))
+    assert whole.model_flops == pytest.approx(known, rel=0.03)
+
+
+def test_recomputation_costs_time_and_no_model_flops() -> None:
+    plan = Plan(micro_batch=4, gradient_accumulation=16)
+    plain, _ = explained(GPT, plan)
+    again, _ = explained(GPT, replace(plan, checkpointing="full"))
+    assert again.model_flops == plain.model_flops
+    assert again.seconds > plain.seconds
+    assert again.mfu < plain.mfu < 1
+
+
+def test_a_pipeline_is_an_exchange_and_gradients_have_bytes() -> None:
+    plan = Plan(data=2, pipeline=4, micro_batch=4, gradient_accumulation=8)
+    found, _ = explained(GPT, plan)
+    (stage,) = (one for one in found.exchanges if one.group == "pipeline")
+    assert stage.size_bytes == 4 * 1024 * 1600 * 2
+    assert found.gradient_bytes > 0
+
+
+def test_explain_on_the_screen_and_as_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = ["advise", "mixtral-8x7b", "--seq", "4096", "--batch", "256", "--gpus", "a100-80:32", "--explain"]
+    assert main(job) == 0
+    screen = capsys.readouterr().out
+    for word in ("MFU", "Roofline of a100-80", "experts.up", "gemm", "all_to_all", "Memory of the fullest GPU"):
+        assert word in screen
+    assert main([*job, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["explanation"]
+    assert found["operators"][0]["seconds"] >= found["operators"][1]["seconds"]
+    assert 0 < found["mfu"] < 1

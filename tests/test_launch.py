@@ -1,0 +1,167 @@
+"""What to type: every framework's options for a plan, reviewed as files, and plans that a framework cannot run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tilecast import models
+from tilecast.cli import main
+from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch
+from tilecast.spec import Plan, SpecError, Workload
+
+GOLDEN = Path(__file__).resolve().parent / "launch"
+LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128, steps=1000)
+
+
+def setting(workload: Workload, plan: Plan, gpus_per_node: int = 8) -> Setting:
+    nodes = -(-plan.gpus // gpus_per_node)
+    return Setting("job", workload, plan, "h100-sxm", nodes, min(plan.gpus, gpus_per_node), 1.5)
+
+
+def plan(workload: Workload, data: int, micro: int, **degrees: object) -> Plan:
+    accumulated = workload.global_batch // (data * micro)
+    return Plan(data=data, micro_batch=micro, gradient_accumulation=accumulated, **degrees)  # type: ignore[arg-type]
+
+
+MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 256)
+DEEPSEEK = Workload(models.preset("deepseek-v3"), 4096, 4096, precision="fp8")
+GPT3 = Workload(models.preset("gpt3-175b"), 2048, 1536, optimizer="adam")
+CASES = {
+    "torchrun": ("torchrun", setting(replace(LLAMA, execution="compiled"), plan(LLAMA, 16, 2))),
+    "fsdp2": ("fsdp2", setting(LLAMA, plan(LLAMA, 16, 1, zero_stage=3, checkpointing="selective"))),
+    "fsdp2-offload": (
+        "fsdp2",
+        setting(replace(LLAMA, offload="parameters", lora_rank=16), plan(LLAMA, 8, 1, zero_stage=2)),
+    ),
+    "deepspeed": ("deepspeed", setting(LLAMA, plan(LLAMA, 8, 1, tensor=2, zero_stage=2, checkpointing="full"))),
+    "deepspeed-pipeline": (
+        "deepspeed",
+        setting(
+            replace(LLAMA, precision="fp16", offload="optimizer"),
+            plan(LLAMA, 4, 1, pipeline=4, zero_stage=1, checkpointing="full"),
+        ),
+    ),
+    "megatron": (
+        "megatron",
+        setting(
+            LLAMA,
+            plan(LLAMA, 2, 1, tensor=4, pipeline=2, zero_stage=1, virtual_stages=2, sequence_parallel=True,
+                 checkpointing="full"),
+        ),
+    ),
+    "megatron-uneven": ("megatron", setting(GPT3, plan(GPT3, 2, 1, tensor=8, pipeline=10, checkpointing="selective"))),
+    "megatron-experts": (
+        "megatron",
+        setting(MIXTRAL, plan(MIXTRAL, 8, 1, tensor=2, pipeline=2, expert=8, zero_stage=1, sequence_parallel=True)),
+    ),
+    "megatron-latent": (
+        "megatron",
+        setting(DEEPSEEK, plan(DEEPSEEK, 128, 1, pipeline=8, expert=64, zero_stage=1, checkpointing="full")),
+    ),
+    "torchtitan": ("torchtitan", setting(LLAMA, plan(LLAMA, 16, 1, zero_stage=3, checkpointing="selective"))),
+    "torchtitan-pipeline": (
+        "torchtitan",
+        setting(
+            replace(LLAMA, precision="fp8", execution="compiled"),
+            plan(LLAMA, 4, 1, tensor=2, pipeline=2, virtual_stages=2, zero_stage=2, sequence_parallel=True),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
+    """`tests/launch/` holds them; delete one and run the test once to write it anew."""
+    text = launch(*CASES[name])
+    path = GOLDEN / f"{name}.txt"
+    if not path.exists():
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_every_framework_is_reviewed() -> None:
+    assert {framework for framework, _ in CASES.values()} == set(LAUNCHERS)
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
+    _, given = CASES[name]
+    lines = launch(*CASES[name]).split("\n\n")[0].splitlines()
+    assert lines[0].startswith("# job on h100-sxm")
+    words = shlex.split(" ".join(line.removesuffix(" \\") for line in lines[1:]))
+    assert words[0] == "torchrun"
+    ranks = {key: int(value) for word in words for key, _, value in [word.partition("=")] if value.isdecimal()}
+    assert ranks.get("--nnodes", 1) * ranks["--nproc-per-node"] == given.plan.gpus
+    assert all(len(line) <= 100 for line in lines[1:])
+
+
+def test_degrees_reach_megatron_and_multiply() -> None:
+    _, given = CASES["megatron-experts"]
+    text = launch("megatron", given).replace("\\\n", " ")
+    degrees = {name: int(value) for name, value in re.findall(r"--([a-z-]+-size) (\d+)", text)}
+    assert degrees["tensor-model-parallel-size"] * degrees["pipeline-model-parallel-size"] == 4
+    assert degrees["global-batch-size"] == 256
+    assert degrees["expert-model-parallel-size"] == 8
+
+
+def test_the_files_are_what_they_say() -> None:
+    config = json.loads(launch(*CASES["deepspeed"]).split("# ds_config.json\n")[1].split("\n\n")[0])
+    ranks = config["train_batch_size"] / config["train_micro_batch_size_per_gpu"]
+    assert ranks == config["gradient_accumulation_steps"] * 8
+    for name in ("torchtitan", "torchtitan-pipeline"):
+        job = tomllib.loads(launch(*CASES[name]).split("# job.toml\n")[1])
+        assert job["model"]["flavor"] == "8B"
+        degrees = [value for key, value in job["parallelism"].items() if key.endswith("_degree")]
+        assert int.__mul__(*sorted(degrees)[-2:]) in (16, 8)
+        assert job["training"]["global_batch_size"] == 128
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "said"),
+    [
+        ("ddp", {"tensor": 2}, "no tensor parallelism"),
+        ("ddp", {"zero_stage": 1}, "no ZeRO stage 1"),
+        ("fsdp2", {"zero_stage": 0}, "no ZeRO stage 0"),
+        ("deepspeed", {"checkpointing": "selective"}, "no selective recomputation"),
+        ("deepspeed", {"tensor": 2, "sequence_parallel": True}, "never splits norms"),
+        ("deepspeed", {"pipeline": 2, "zero_stage": 3}, "no ZeRO stage 3"),
+        ("megatron", {"zero_stage": 3}, "no ZeRO stage 3"),
+        ("torchtitan", {"tensor": 2}, "always splits norms"),
+        ("fsdp2", {"virtual_stages": 2, "zero_stage": 3}, "no virtual stages"),
+    ],
+)
+def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str, object], said: str) -> None:
+    assert said in cannot(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("framework", "workload", "said"),
+    [
+        ("deepspeed", replace(LLAMA, precision="fp8"), "no fp8"),
+        ("torchrun", replace(LLAMA, offload="optimizer"), "does not offload optimizer"),
+        ("megatron", replace(LLAMA, lora_rank=8), "no LoRA"),
+        ("torchrun", replace(LLAMA, training=False), "forward pass"),
+        ("megatron", Workload(models.preset("resnet-50"), 1, 256), "no training script for resnet-50"),
+        ("torchtitan", Workload(models.preset("bert-large"), 512, 256), "trains no bert-large"),
+    ],
+)
+def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        launch(framework, setting(workload, plan(workload, 1, 1)))
+    assert caught.value.field == "--launch"
+
+
+def test_the_search_keeps_to_the_framework(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h100-sxm:16"]
+    assert main([*job, "--launch", "fsdp2"]) == 0
+    assert "fully_shard" in capsys.readouterr().out
+    assert main([*job, "--launch", "torchrun"]) == 3  # 8 billion parameters with Adam do not fit without sharding
+    assert "No pool can run this job" in capsys.readouterr().out
