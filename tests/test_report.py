@@ -184,8 +184,8 @@ def test_the_same_event_has_the_same_name() -> None:
 @given(st.floats(min_value=1e-9, max_value=1e12))
 def test_durations_are_short_and_lose_little(seconds: float) -> None:
     text = units.duration(seconds)
-    named = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-    unit = next(name for name in ("ms", "min", "s", "h", "d") if text.endswith(name))
+    named = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    unit = next(name for name in ("us", "ms", "min", "s", "h", "d") if text.endswith(name))
     assert float(text.removesuffix(unit)) * named[unit] == pytest.approx(seconds, rel=6e-3)
 
 
