@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilecast import models
-from tilecast.advise import Advice, Offer, Rejection, Request
+from tilecast.advise import Advice, Offer, Provenance, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
 from tilecast_operator.report.status import Refusal
@@ -32,6 +32,7 @@ def offer(**changes: Any) -> Offer:
         "pool": pool(),
         "nodes": 2,
         "gpus_per_node": 8,
+        "workload": request().workload,
         "plan": Plan(data=8, tensor=2, zero_stage=3, micro_batch=1, checkpointing="selective"),
         "step_s": 8.2,
         "lower_s": 7.6,
@@ -44,6 +45,7 @@ def offer(**changes: Any) -> Offer:
         "cost_per_1000_steps": 250.7,
         "finish_s": 82_000.0,
         "cost_to_finish": 2507.0,
+        "fits_now": None,
         "reason": "fastest; compute-bound",
     }
     return Offer(**{**values, **changes})
@@ -60,11 +62,14 @@ def advice(**changes: Any) -> Advice:
         "rejections": (Rejection("t4", "PrecisionNotSupported", "no BF16 units", "allow fp16"),),
         "baseline": offer(pool=pool("a100-80"), step_s=45.0),
         "uncapped": offer(nodes=4),
+        "pareto": (),
+        "why_not": (),
         "ties": 3,
+        "tie_ratio": 1.02,
+        "notes": (),
         "plans_evaluated": 1000,
         "confidence": "kernels measured on H100; 0 runs seen on this cluster",
-        "model_version": "1",
-        "model_sha256": "ab" * 32,
+        "provenance": Provenance("0", "1", "ab" * 32, "ac" * 32, "ad" * 32, {"h100-sxm": {"gpu": "gpu-operator"}}),
         "inputs_hash": "cd" * 8,
     }
     return Advice(**{**values, **changes})

@@ -100,7 +100,12 @@ PASSING: dict[type[Door], dict[str, Any]] = {
     },
     trainingjob.ModelSource: {"preset": "gpt2"},
     trainingjob.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
-    trainingjob.Training: {"globalBatchSize": 8, "microBatchSize": 2, "sequenceLength": 4, "tokens": 64},
+    trainingjob.Training: {
+        "globalBatchSize": 8, "globalBatchSizeRange": {"min": 4, "max": 16}, "microBatchSize": 2, "sequenceLength": 4,
+        "tokens": 64, "allowedPrecisions": ["fp16", "bf16"],
+    },
+    trainingjob.BatchRange: {"min": 4, "max": 8},
+    trainingjob.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
     trainingjob.JobConstraints: {"gpus": 8, "maxGpus": 8},
     trainingjob.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
@@ -119,11 +124,22 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
     trainingjob.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
     trainingjob.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
     trainingjob.HuggingFace: [{"config": {"model_type": "gpt2"}}],
-    trainingjob.Training: [{"microBatchSize": 3}, {"steps": 5}, {"sequenceLength": None}],
+    trainingjob.BatchRange: [{"min": 9}],
+    trainingjob.JobBaseline: [{"gpus": 16}],
+    trainingjob.Training: [
+        {"microBatchSize": 3},
+        {"steps": 5},
+        {"sequenceLength": None},
+        {"globalBatchSize": 32},
+        {"precision": "fp32"},
+    ],
     trainingjob.JobConstraints: [{"gpus": 9}],
     trainingjob.TrainingJobSpec: [
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
         {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
+        {"objective": "timeToFinish"},
+        {"deadlineSeconds": 3600},
+        {"budget": {"amount": 5.0}},
     ],
     gpupool.Rates: [{"fp32": None}],
     gpupool.GpuSource: [{"name": ".abc", "facts": FACTS}],

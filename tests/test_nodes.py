@@ -142,7 +142,7 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
 )
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
     (found,) = nodes.pools([node("a", labels)]).found
-    assert (found.pool.gpu.name, found.pool.layer) == (gpu, layer)
+    assert (found.pool.gpu.name, found.pool.layers["gpu"]) == (gpu, layer)
     assert found.facts["gpu"] == (gpu, layer)
 
 

@@ -128,6 +128,8 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
             as the workload asks.
     """
     plans = enumerate_plans(workload, pool, limits)
+    if not len(plans):
+        return Found(plans, np.zeros(0), np.zeros(0), memory.usable_bytes(pool.gpu))
     priced = price(workload, plans, pool)
     return Found(plans, priced.step_s, priced.memory_bytes, priced.usable_bytes)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,8 @@ Offload = Literal["none", "optimizer", "parameters"]
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
-Objective = Literal["time", "cost"]
+Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal["ddp", "fsdp2", "deepspeed", "megatron", "torchtitan"]
 """What runs the training; `frameworks.toml` says which plans each of them executes."""
 
@@ -173,6 +174,56 @@ class Plan:
         if self.checkpointing != "none":
             parts.append({"selective": "ac-sel", "full": "ac-full"}[self.checkpointing])
         return ",".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What somebody says of a plan. Degrees that are not said are 1, data parallelism takes the GPUs that remain, and
+    the other columns stay open."""
+
+    data: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual_stages: int = 1
+    zero_stage: int | None = None
+    micro_batch: int | None = None
+    checkpointing: Checkpointing | None = None
+
+    @classmethod
+    def parse(cls, text: str, field: str) -> Stated:
+        """The plan that `tp=2,dp=8,zero=1,mb=1,ac=full` states; `field` is what errors call it.
+
+        Raises:
+            SpecError: a key is unknown or twice there, or a value is no count.
+        """
+        known = ", ".join(_PLAN_KEYS)
+        found: dict[str, Any] = {}
+        for item in text.split(","):
+            key, _, value = (part.strip() for part in item.partition("="))
+            name = _PLAN_KEYS.get(key)
+            if name is None or name in found:
+                problem = f"{key!r} is unknown" if name is None else f"{key} is given twice"
+                raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
+            if name == "checkpointing":
+                meant = {"sel": "selective"}.get(value, value)
+                if meant not in CHECKPOINTING:
+                    raise SpecError(field, f"{item.strip()!r} is no recomputation", "use ac=none, ac=sel or ac=full")
+                found[name] = meant
+                continue
+            least, most = (0, 3) if name == "zero_stage" else (1, 2**20)
+            if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
+                raise SpecError(field, f"{item.strip()!r} is out of range", f"give a count from {least} to {most}")
+            found[name] = int(value)
+        return cls(**found)
+
+
+_PLAN_KEYS: Mapping[str, str] = {
+    "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vp": "virtual_stages",
+    "zero": "zero_stage", "mb": "micro_batch", "ac": "checkpointing",
+}  # fmt: skip
+"""What people write for a column of a plan; the short form of a `Plan` uses the same words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class Widths:
     communication: float
     host: float
     kernels: float
+    plans: float
     unstated: Mapping[str, float]
 
 

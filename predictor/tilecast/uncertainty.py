@@ -1,18 +1,49 @@
-"""How sure a forecast is: a 90 % range around a step time.
+"""How sure a forecast is: a 90 % range around a step time, and which two plans it cannot tell apart.
 
 The relative error of a step has independent sources: the kernels (their own spread, smaller because many of them
 add up), communication (networks reach a varying share of their line rate), the host (processors and framework
 versions differ more than GPUs do), and all that a job description leaves out (data loading, memory formats, clocks).
 Each part's share of the step weighs its own width, and widths add in quadrature. `constants.toml` holds them.
+
+Between two plans of one job much of that cancels: what the description leaves out is the same for both, and on one
+pool so are the network, the host and the kernels, as far as both plans lean on them alike. What is left is the
+difference of their shares, and an error of the pair that measured plans show besides.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
 
 from tilecast.search import Priced
-from tilecast.spec import Workload
-from tilecast.step import Widths, widths
+from tilecast.spec import Floats, Ints, Workload
+from tilecast.step import Widths, constants, widths
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Half-widths of the 90 % ranges that each source leaves on plans' steps, as logarithms, every column (n,)."""
+
+    communication: Floats
+    host: Floats
+    kernels: Floats
+
+    def take(self, rows: Ints) -> Errors:
+        return Errors(self.communication[rows], self.host[rows], self.kernels[rows])
+
+
+def errors(priced: Priced, known: Widths | None = None) -> Errors:
+    """The errors of every plan of a table, but for what the job's description leaves out."""
+    known = known or widths()
+    times = priced.times
+    return Errors(
+        known.communication * times.communication / times.total,
+        known.host * times.launch / times.total,
+        known.kernels * times.spread * times.compute / times.total,
+    )
 
 
 def interval(workload: Workload, priced: Priced, row: int, known: Widths | None = None) -> tuple[float, float]:
@@ -21,14 +52,49 @@ def interval(workload: Workload, priced: Priced, row: int, known: Widths | None 
     The range is symmetric in the logarithm: a forecast is as often a factor too low as too high.
     """
     known = known or widths()
-    parts = priced.times.parts(row)
-    total = sum(parts.values())
+    own = errors(priced, known).take(np.array([row]))
     unstated = known.unstated.get(workload.model.family, known.unstated["other"])
+    width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
+    total = priced.step_s[row]
+    return float(total * np.exp(-width)), float(total * np.exp(width))
+
+
+ODDS = 1 / 3
+"""Two plans are a tie while the forecast would order them wrongly at least this often."""
+_REPEATED = NormalDist().inv_cdf(0.95) * constants().jitter
+"""Half-width of the 90 % range of one and the same step: how far ranks are apart that do the same work."""
+_REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
+"""That point as a share of the half-width of a 90 % range."""
+
+
+def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
+    """Up to which logarithm of their ratio two plans on one pool are a tie. Columns broadcast.
+
+    Args:
+        found: the errors of some plans.
+        other: those of the plans that they are held against.
+        alike: whether a GPU does the same work in both, so that they differ in the number of replicas only and the
+            pair has no error of its own.
+        known: other widths than those that ship.
+    """
+    known = known or widths()
     squares = (
-        unstated**2,
-        (known.communication * parts["communication"] / total) ** 2,
-        (known.host * parts["launch"] / total) ** 2,
-        (known.kernels * float(priced.times.spread[row]) * parts["compute"] / total) ** 2,
+        np.where(alike, _REPEATED, known.plans) ** 2
+        + (found.communication - other.communication) ** 2
+        + (found.host - other.host) ** 2
+        + (found.kernels - other.kernels) ** 2
     )
-    width = math.sqrt(sum(squares))
-    return total * math.exp(-width), total * math.exp(width)
+    return np.asarray(_REACH * np.sqrt(squares))
+
+
+def tie_between(found: Errors, other: Errors, known: Widths | None = None) -> Floats:
+    """The same for plans on two pools, whose networks, hosts and kernels err apart from each other."""
+    known = known or widths()
+    squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (found, other))
+    return np.asarray(_REACH * np.sqrt(squares))
+
+
+def most_tied(known: Widths | None = None) -> float:
+    """No two plans on one pool further apart than this logarithm are a tie."""
+    known = known or widths()
+    return _REACH * float(np.sqrt(known.plans**2 + known.communication**2 + known.host**2 + known.kernels**2))

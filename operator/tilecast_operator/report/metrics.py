@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 import tilecast
 from tilecast.advise import Advice
 from tilecast.manifests.nodes import NodesReport
+from tilecast.render import document
 from tilecast_operator.report.status import Verdict, reason
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -70,7 +71,7 @@ class Metrics:
         """Count one search."""
         self.advice_duration.observe(duration_s)
         self.plans.inc(advice.plans_evaluated)
-        self.model.info({"version": advice.model_version, "sha256": advice.model_sha256})
+        self.model.info(document.model(advice))
 
     def show_pools(self, report: NodesReport) -> None:
         """Show the pools as they are now; what is gone goes."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tilecast.advise import Advice, Offer
+from tilecast.advise import Advice, Offer, WhyNot
 from tilecast.render import document, units
 from tilecast.step import widths
 
@@ -15,6 +15,9 @@ Status: TypeAlias = dict[str, Any]
 
 MAX_ALTERNATIVES = 16
 MAX_REJECTED = 64
+MAX_PARETO = 8
+MAX_WHY_NOT = 16
+MAX_NOTES = 8
 MAX_MESSAGE = 1024
 MAX_TEXT = {"pool": 63, "nodeType": 63, "plan": 128, "reason": 256, "tolerations": 16}
 """Longest value of each bounded field of an offer."""
@@ -65,12 +68,16 @@ def status(verdict: Verdict, generation: int, conditions: list[Status]) -> Statu
         "baseline": _alternative(verdict.baseline),
         "uncapped": _alternative(verdict.uncapped),
         "alternatives": [_alternative(offer) for offer in verdict.offers[:MAX_ALTERNATIVES]],
+        "pareto": [_alternative(offer) for offer in verdict.pareto[:MAX_PARETO]],
         "rejected": [
             {"pool": item.pool[:63], "code": item.code[:64], "message": item.message[:512], "remedy": item.remedy[:512]}
             for item in verdict.rejections[:MAX_REJECTED]
         ],
+        "whyNot": [_passed_over(item) for item in verdict.why_not[:MAX_WHY_NOT]],
+        "ties": verdict.ties if best else None,
+        "notes": [text[:256] for text in verdict.notes[:MAX_NOTES]],
         "plansEvaluated": verdict.plans_evaluated,
-        "model": {"version": verdict.model_version[:64], "sha256": verdict.model_sha256[:64]},
+        "model": {key: value[:64] for key, value in document.model(verdict).items()},
         "inputsHash": verdict.inputs_hash[:64],
         "summary": _summary(verdict),
     }
@@ -153,6 +160,17 @@ def _alternative(offer: Offer | None) -> Status | None:
     return None if offer is None else _clipped(document.alternative(offer))
 
 
+def _passed_over(item: WhyNot) -> Status:
+    found = {
+        "subject": item.subject[:32],
+        "pool": item.pool[:63],
+        "plan": str(item.plan)[:128],
+        "code": item.code[:64],
+        "message": item.message[:512],
+    }
+    return found if item.change is None else {**found, "remedy": item.change.text[:512]}
+
+
 def _clipped(found: Status) -> Status:
     """The same with every text no longer than the CRD allows."""
     return {key: value[: MAX_TEXT[key]] if key in MAX_TEXT else value for key, value in found.items()}
@@ -176,6 +194,8 @@ def _summary(advice: Advice) -> Status:
         found["speedup"] = f"{advice.baseline.step_s / best.step_s:.1f}x"
     if best.cost_per_1000_steps is not None:
         found["costPer1000Steps"] = f"{best.cost_per_1000_steps:.3g} {best.pool.currency}"
+    if best.fits_now is not None:
+        found["fitsNow"] = "yes" if best.fits_now else "no"
     if best.finish_s is not None:
         found["finish"] = units.duration(best.finish_s)
     return found

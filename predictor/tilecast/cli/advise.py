@@ -12,7 +12,7 @@ from tilecast.explain import explain
 from tilecast.render import explain as explained
 from tilecast.render.document import FORMATS, document, dump
 from tilecast.render.launch import LAUNCHERS, Setting, launch
-from tilecast.spec import SpecError
+from tilecast.spec import SpecError, Stated
 
 EPILOG = """\
 A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
@@ -24,7 +24,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     inputs.job_arguments(parser)
     inputs.pool_arguments(parser)
-    parser.add_argument("--baseline", metavar="POOL:N", help="what you would run today, priced as a row of its own")
+    parser.add_argument(
+        "--baseline",
+        metavar="POOL:N[:PLAN]",
+        help="what you would run today, priced as a row of its own; PLAN for instance tp=2,dp=4,zero=1,mb=1",
+    )
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(
         "--launch", choices=tuple(LAUNCHERS), help="what to type to run the best plan that the framework executes"
@@ -35,12 +39,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     request = inputs.job(options).request()
     if options.baseline:
-        request = replace(request, baseline=Baseline(*inputs.pair("--baseline", options.baseline)))
+        request = replace(request, baseline=_baseline(options.baseline))
     if options.launch:
         request = _kept_to(request, options.launch)
     advice = advise(request, inputs.pools(options))
     sys.stdout.write(_text(options, advice))
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
+
+
+def _baseline(text: str) -> Baseline:
+    where, _, plan = text.partition(":")[2].partition(":")
+    pool, gpus = inputs.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
 
 
 def _kept_to(request: Request, launcher: str) -> Request:
@@ -60,7 +70,7 @@ def _text(options: argparse.Namespace, advice: Advice) -> str:
         return launch(options.launch, _setting(advice.request, best))
     if not options.explain:
         return FORMATS[options.output](advice)
-    found = explain(advice.request.workload, best.plan, best.pool, best.step_s)
+    found = explain(best.workload, best.plan, best.pool, best.step_s)
     if options.output in ("json", "yaml"):
         return dump(options.output, {**document(advice), "explanation": explained.document(found)})
     return f"{FORMATS[options.output](advice)}\n{explained.screen(best, found)}"
@@ -69,7 +79,7 @@ def _text(options: argparse.Namespace, advice: Advice) -> str:
 def _setting(request: Request, offer: Offer) -> Setting:
     return Setting(
         name=request.name,
-        workload=request.workload,
+        workload=offer.workload,
         plan=offer.plan,
         pool=offer.pool.name,
         nodes=offer.nodes,

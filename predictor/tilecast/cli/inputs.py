@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
-from tilecast.spec import EXECUTIONS, OPTIMIZERS, PRECISIONS, SpecError
+from tilecast.spec import EXECUTIONS, OBJECTIVES, OPTIMIZERS, PRECISIONS, SpecError
 from tilecast.trace import Trace
 
 _BARE: Mapping[str, str] = {
@@ -38,6 +39,8 @@ _ANY: Mapping[str, tuple[str, ...]] = {
     "steps": ("training", "steps"),
     "max_gpus": ("constraints", "maxGpus"),
     "objective": ("objective",),
+    "deadline": ("deadlineSeconds",),
+    "budget": ("budget",),
 }
 """Flags that any job takes, and the fields of the spec that they fill."""
 
@@ -98,7 +101,9 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
     parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     parser.add_argument("--max-gpus", type=int)
-    parser.add_argument("--objective", choices=("time", "cost"))
+    parser.add_argument("--objective", choices=OBJECTIVES)
+    parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")
+    parser.add_argument("--budget", metavar="AMOUNT", help="for fastestWithinBudget: 5000 (USD), or 5000EUR")
 
 
 def pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,8 +132,38 @@ def job(options: argparse.Namespace) -> Job:
         found = _bare(options, name, {"preset": name})
     for flag, path in _ANY.items():
         if (value := getattr(options, flag)) is not None:
-            found = found.having(path, value, _flag(flag))
+            found = found.having(path, _READ[flag](value) if flag in _READ else value, _flag(flag))
     return found
+
+
+def seconds(text: str) -> int:
+    """Whole seconds of `5400`, `90min`, `36h` or `14d`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
+    if found is None:
+        raise SpecError("--deadline", f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
+    return int(float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]])
+
+
+def amount(text: str) -> dict[str, Any]:
+    """Amount and currency of `5000` or `5000 EUR`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
+    if found is None:
+        raise SpecError(
+            "--budget", f"cannot read {text!r}", "write an amount, with a currency if it is not USD: 5000EUR"
+        )
+    return {"amount": float(found[1]), "currency": found[2] or "USD"}
+
+
+_READ: Mapping[str, Callable[[str], object]] = {"deadline": seconds, "budget": amount}
+"""How the texts of flags are read that are no plain values."""
 
 
 def onnx(target: str, sequence: int | None) -> Trace:

@@ -6,6 +6,7 @@ key, a missing one or an implausible value fails with the file's name.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -138,8 +139,11 @@ class Pool:
     tolerations: tuple[Mapping[str, str], ...] = ()
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
-    layer: str = "inline"
-    """Where the GPU facts came from: override, label, instance type, inline."""
+    layers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each fact came from: override, the vendor of a label, instance type, default. Pools of one kind are equal
+    whoever told it."""
+    free_gpus: int | None = None
+    """GPUs that nothing uses now; None where that is not known. It decides no ranking."""
 
     @property
     def max_gpus(self) -> int:
@@ -356,6 +360,17 @@ def load_link(path: Path | Traversable) -> Link:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
     """
     return _read(path, LinkFile).link(links())
+
+
+@cache
+def digest() -> str:
+    """SHA-256 of every file of facts beside this one: GPUs, links, protocols, instance types."""
+    root = files("tilecast.hardware")
+    found = [
+        root.joinpath("protocols.toml"),
+        *(item for name in ("gpus", "links", "nodes") for item in _toml_files(name)),
+    ]
+    return hashlib.sha256(b"".join(item.read_bytes() for item in found)).hexdigest()
 
 
 def find_gpu(name: str) -> Gpu:

@@ -396,7 +396,8 @@ def override(
         tolerations=tolerations,
         price_per_gpu_hour=price,
         currency=currency,
-        layer=layer,
+        layers={name: layer for name, (_, layer) in layers.items()},
+        free_gpus=found.free_gpus if found else None,
     ), layers
 
 

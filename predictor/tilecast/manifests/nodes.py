@@ -502,7 +502,7 @@ def _asleep(name: str, note: gpupool.Discovery, spec: gpupool.GPUPoolSpec) -> Fo
     """A remembered pool that has no nodes now."""
     pool, facts = gpupool.override(name, spec, layer="discovered")
     spot = bool(spec.spot)
-    return FoundPool(replace(pool, layer=note.layer), 0, 0, 0, facts, note=note, spot=spot)
+    return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 
 
 def discovered(found: FoundPool) -> dict[str, Any] | None:
@@ -560,7 +560,7 @@ def _group(
         tolerations=tuple(_toleration(*taint) for taint in taints),
         price_per_gpu_hour=first.price,
         currency=currency,
-        layer=first.gpu_layer,
+        layers={name: layer for name, (_, layer) in facts.items()},
     )
     return FoundPool(
         pool,

@@ -9,17 +9,30 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from tilecast import models
-from tilecast.advise import Baseline, Constraints, Request
+from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
 from tilecast.models import huggingface, traced
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
-from tilecast.spec import Attention, Execution, Model, Objective, Offload, Optimizer, Precision, SpecError, Workload
+from tilecast.spec import (
+    Attention,
+    Checkpointing,
+    Execution,
+    Framework,
+    Model,
+    Objective,
+    Offload,
+    Optimizer,
+    Precision,
+    SpecError,
+    Stated,
+    Workload,
+)
 from tilecast.trace import Trace
 
 KIND = "TrainingJob"
@@ -175,6 +188,17 @@ class ModelSource(Door):
     )
 
 
+class BatchRange(Door):
+    """The global batches that a job may be given."""
+
+    min: int = Field(ge=1, le=MAX_BATCH, description="Smallest global batch.")
+    max: int = Field(ge=1, le=MAX_BATCH, description="Largest global batch.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("self.min <= self.max", lambda m: m.min <= m.max, "min is above max", "swap them"),
+    )
+
+
 class Training(Door):
     """How the model is trained (or, for inference, run)."""
 
@@ -186,6 +210,11 @@ class Training(Door):
         "and a graph of fixed length says it itself.",
     )
     global_batch_size: int = Field(ge=1, le=MAX_BATCH, description="Samples of one optimizer step, over all GPUs.")
+    global_batch_size_range: BatchRange | None = Field(
+        default=None,
+        description="Global batches that the job may be given instead; absent keeps globalBatchSize. Plans of unlike "
+        "batches compare by the sample, and steps are those of globalBatchSize.",
+    )
     micro_batch_size: int | None = Field(
         default=None,
         ge=1,
@@ -193,6 +222,15 @@ class Training(Door):
         description="Samples of one forward pass on one GPU; absent leaves it to the search.",
     )
     precision: Precision = Field(default="bf16", description="Precision of the matrix multiplications.")
+    allowed_precisions: list[Precision] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Every precision that the job may be trained in, its own among them; empty allows that one only.",
+    )
+    framework: Framework | None = Field(
+        default=None,
+        description="What runs the training, which limits plans to those that it executes; absent allows every plan.",
+    )
     optimizer: Optimizer | None = Field(
         default=None,
         description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
@@ -255,6 +293,23 @@ class Training(Door):
             "tokens needs sequenceLength",
             "give sequenceLength, or steps instead of tokens",
         ),
+        Rule(
+            "!has(self.globalBatchSizeRange) || (self.globalBatchSizeRange.min <= self.globalBatchSize && "
+            "self.globalBatchSize <= self.globalBatchSizeRange.max)",
+            lambda m: (
+                m.global_batch_size_range is None
+                or m.global_batch_size_range.min <= m.global_batch_size <= m.global_batch_size_range.max
+            ),
+            "globalBatchSize is outside globalBatchSizeRange",
+            "choose one within it",
+        ),
+        Rule(
+            "!has(self.allowedPrecisions) || self.allowedPrecisions.size() == 0 || "
+            "self.precision in self.allowedPrecisions",
+            lambda m: not m.allowed_precisions or m.precision in m.allowed_precisions,
+            "precision is not among allowedPrecisions",
+            "add it there, or choose one of them",
+        ),
     )
 
 
@@ -281,11 +336,73 @@ class JobConstraints(Door):
     )
 
 
+class BaselinePlan(Door):
+    """How the job is split today. Degrees that are absent are 1; data takes the GPUs that remain."""
+
+    data: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Replicas that see different samples.")
+    tensor: int = Field(default=1, ge=1, le=4096, description="GPUs that share each layer.")
+    pipeline: int = Field(default=1, ge=1, le=4096, description="Stages of consecutive layers.")
+    context: int = Field(default=1, ge=1, le=4096, description="GPUs that share one sequence.")
+    expert: int = Field(default=1, ge=1, le=4096, description="GPUs that share the experts.")
+    virtual_stages: int = Field(default=1, ge=1, le=1024, description="Pieces of the model that each stage holds.")
+    zero_stage: int | None = Field(
+        default=None, ge=0, le=3, description="What data-parallel ranks shard; absent takes the fastest that fits."
+    )
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, le=MAX_BATCH, description="Samples of one forward pass; absent takes the fastest that fits."
+    )
+    activation_checkpointing: Checkpointing | None = Field(
+        default=None, description="What is recomputed; absent takes the fastest that fits."
+    )
+
+    def stated(self) -> Stated:
+        """The same as a `Stated`."""
+        return Stated(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=self.context,
+            expert=self.expert,
+            virtual_stages=self.virtual_stages,
+            zero_stage=self.zero_stage,
+            micro_batch=self.micro_batch_size,
+            checkpointing=self.activation_checkpointing,
+        )
+
+
 class JobBaseline(Door):
     """What you would run today; it is priced as a row of its own."""
 
     pool: str = Field(min_length=1, max_length=63, description="Name of the pool.")
     gpus: int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
+    plan: BaselinePlan | None = Field(
+        default=None, description="How the job is split; absent takes the best plan on these GPUs."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.plan) || (has(self.plan.data) ? self.plan.data * self.plan.tensor * self.plan.pipeline * "
+            "self.plan.context == self.gpus : "
+            "self.gpus % (self.plan.tensor * self.plan.pipeline * self.plan.context) == 0)",
+            lambda m: m.plan is None or _multiply(m.plan, m.gpus),
+            "the degrees of plan do not multiply to gpus",
+            "correct one of them",
+        ),
+    )
+
+
+def _multiply(plan: BaselinePlan, gpus: int) -> bool:
+    others = plan.tensor * plan.pipeline * plan.context
+    return gpus % others == 0 if plan.data is None else plan.data * others == gpus
+
+
+class JobBudget(Door):
+    """What the whole run may cost."""
+
+    amount: float = Field(gt=0, le=1e15, description="The amount.")
+    currency: str = Field(
+        default="USD", pattern="^[A-Z]{3}$", max_length=3, description="Its currency, that of the pools' prices."
+    )
 
 
 class TrainingJobSpec(Door):
@@ -299,8 +416,15 @@ class TrainingJobSpec(Door):
     training: Training = Field(description="How it is trained.")
     constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
     objective: Objective = Field(
-        default="time", description="What is best: the shortest step (time) or the cheapest (cost)."
+        default="time",
+        description="What is best: the shortest step (time), the cheapest step (cost), the shortest run "
+        "(timeToFinish), the cheapest run that meets deadlineSeconds (cheapestBeforeDeadline), the shortest that keeps "
+        "to the budget (fastestWithinBudget), or the fewest GPUs that hold the job (fewestGpus).",
     )
+    deadline_seconds: int | None = Field(
+        default=None, ge=1, le=10**11, description="How long the run may take, for cheapestBeforeDeadline."
+    )
+    budget: JobBudget | None = Field(default=None, description="What the run may cost, for fastestWithinBudget.")
     baseline: JobBaseline | None = Field(default=None, description="What you would run today, for comparison.")
     mode: Mode = Field(
         default="Advise",
@@ -319,6 +443,25 @@ class TrainingJobSpec(Door):
             lambda m: m.workload == "training" or m.training.activation_checkpointing in ("auto", "none"),
             "inference has no backward pass to recompute for",
             "leave training.activationCheckpointing out",
+        ),
+        Rule(
+            "!(self.objective in ['timeToFinish', 'cheapestBeforeDeadline', 'fastestWithinBudget']) || "
+            "has(self.training.steps) || has(self.training.tokens)",
+            lambda m: m.objective not in FINISHING or (m.training.steps or m.training.tokens) is not None,
+            "the objective needs to know how long the run is",
+            "give training.steps or training.tokens",
+        ),
+        Rule(
+            "(self.objective == 'cheapestBeforeDeadline') == has(self.deadlineSeconds)",
+            lambda m: (m.objective == "cheapestBeforeDeadline") == (m.deadline_seconds is not None),
+            "deadlineSeconds and objective cheapestBeforeDeadline go together",
+            "give both or neither",
+        ),
+        Rule(
+            "(self.objective == 'fastestWithinBudget') == has(self.budget)",
+            lambda m: (m.objective == "fastestWithinBudget") == (m.budget is not None),
+            "budget and objective fastestWithinBudget go together",
+            "give both or neither",
         ),
     )
 
@@ -351,7 +494,11 @@ class Parallelism(Door):
     )
     micro_batch_size: int = Field(ge=1, description="Samples of one forward pass on one GPU.")
     gradient_accumulation: int = Field(ge=1, description="Micro-batches of one rank and optimizer step.")
-    activation_checkpointing: Literal["none", "selective", "full"] = Field(description="What is recomputed.")
+    activation_checkpointing: Checkpointing = Field(description="What is recomputed.")
+    virtual_stages: int = Field(default=1, ge=1, description="Pieces of the model that each stage holds.")
+    sequence_parallel: bool = Field(
+        default=False, description="Whether tensor ranks also share what lies between layers."
+    )
 
 
 class StepSeconds(Door):
@@ -370,13 +517,17 @@ class MemoryBytes(Door):
 
 
 class Alternative(Door):
-    """The best plan of one pool."""
+    """One plan in short."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
     nodes: int = Field(ge=1, description="Nodes.")
     gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
     gpus: int = Field(ge=1, description="GPUs in all.")
     plan: str = Field(max_length=128, description="The split in short.")
+    global_batch_size: int | None = Field(
+        default=None, ge=1, description="Samples of one optimizer step, which a range leaves to the advice."
+    )
+    precision: Precision | None = Field(default=None, description="Precision of the matrix multiplications.")
     step_seconds: StepSeconds = Field(description="Forecast of one step.")
     cost_per1000_steps: float | None = Field(
         default=None,
@@ -384,6 +535,10 @@ class Alternative(Door):
         ge=0,
         description="Price of 1000 steps; absent where the pool has no price.",
     )
+    finish_seconds: float | None = Field(
+        default=None, ge=0, description="Seconds of the whole run, where its length is known."
+    )
+    fits_now: bool | None = Field(default=None, description="Whether so many GPUs are free now, where that is known.")
     reason: str = Field(max_length=256, description="What decides its place.")
 
 
@@ -400,10 +555,15 @@ class Recommendation(Door):
     gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
     gpus: int = Field(ge=1, description="GPUs in all.")
     parallelism: Parallelism = Field(description="How to split the job.")
+    global_batch_size: int | None = Field(
+        default=None, ge=1, description="Samples of one optimizer step, which a range leaves to the advice."
+    )
+    precision: Precision | None = Field(default=None, description="Precision of the matrix multiplications.")
     step_seconds: StepSeconds = Field(description="Forecast of one step.")
     breakdown: dict[str, float] = Field(
         max_length=16, description="Parts of the step in seconds; they sum to the target."
     )
+    bottleneck: str | None = Field(default=None, max_length=32, description="The largest of those parts.")
     memory_bytes: MemoryBytes = Field(description="Memory of one GPU.")
     tokens_per_second: float = Field(ge=0, description="Throughput in tokens, or in samples where there are no tokens.")
     cost_per1000_steps: float | None = Field(
@@ -416,6 +576,8 @@ class Recommendation(Door):
     finish_seconds: float | None = Field(
         default=None, ge=0, description="Seconds of the whole run, where its length is known."
     )
+    cost_to_finish: float | None = Field(default=None, ge=0, description="Price of the whole run, likewise.")
+    fits_now: bool | None = Field(default=None, description="Whether so many GPUs are free now, where that is known.")
     reason: str = Field(max_length=256, description="Why it is best.")
 
 
@@ -426,6 +588,21 @@ class RejectedPool(Door):
     code: str = Field(max_length=64, description="The reason as a stable code.")
     message: str = Field(max_length=512, description="The reason with the number that decided.")
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
+
+
+class PassedOver(Door):
+    """A plan that is not the recommendation: the best of another pool, or one step away."""
+
+    subject: str = Field(max_length=32, description="What differs: the pool, or a dimension of the plan.")
+    pool: str = Field(max_length=63, description="Name of its pool.")
+    plan: str = Field(max_length=128, description="The split in short.")
+    code: str = Field(max_length=64, description="What binds, as a stable code.")
+    message: str = Field(max_length=512, description="The same with the number that decided.")
+    remedy: str | None = Field(
+        default=None,
+        max_length=512,
+        description="The smallest change that would make it fit or win, if one was found.",
+    )
 
 
 class ModelVersion(Door):
@@ -476,8 +653,20 @@ class TrainingJobStatus(Door):
     alternatives: list[Alternative] = Field(
         default_factory=list, max_length=16, description="The best plan of every pool, best first."
     )
+    pareto: list[Alternative] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Plans of all pools of which none is beaten in time, cost and GPUs at once, fastest first.",
+    )
     rejected: list[RejectedPool] = Field(
         default_factory=list, max_length=64, description="Pools without a plan, and why."
+    )
+    why_not: list[PassedOver] = Field(
+        default_factory=list, max_length=16, description="Plans that the recommendation was preferred to, and why."
+    )
+    ties: int | None = Field(default=None, ge=0, description="Plans that the forecast cannot tell from the best.")
+    notes: list[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=list, max_length=8, description="What else to know, a sentence each."
     )
     plans_evaluated: int | None = Field(default=None, ge=0, description="How many plans were compared.")
     model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
@@ -604,7 +793,9 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         offload=training.offload if is_training else "none",
         steps=steps,
         lora_rank=training.lora_rank or 0,
+        framework=training.framework,
     )
+    batches = training.global_batch_size_range
     limits = spec.constraints or JobConstraints()
     return Request(
         name=name,
@@ -617,8 +808,17 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
             max_tensor=limits.max_tensor_parallel,
             allowed_pools=tuple(limits.allowed_pools),
         ),
-        baseline=Baseline(spec.baseline.pool, spec.baseline.gpus) if spec.baseline else None,
+        baseline=_baseline(spec.baseline) if spec.baseline else None,
+        deadline_s=None if spec.deadline_seconds is None else float(spec.deadline_seconds),
+        budget=Budget(spec.budget.amount, spec.budget.currency) if spec.budget else None,
+        batches=(batches.min, batches.max) if batches else None,
+        precisions=tuple(training.allowed_precisions),
+        tokens=training.tokens,
     )
+
+
+def _baseline(given: JobBaseline) -> Baseline:
+    return Baseline(given.pool, given.gpus, given.plan.stated() if given.plan else None)
 
 
 def _model(name: str, spec: TrainingJobSpec, stored: bytes | None) -> Model:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tilecast.advise import Advice, Offer, Rejection
+from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
 from tilecast.render.table import table
 from tilecast.spec import Plan
 
@@ -25,10 +25,16 @@ def document(advice: Advice) -> dict[str, Any]:
             "baseline": _detailed(advice.baseline),
             "uncapped": _detailed(advice.uncapped),
             "alternatives": [_detailed(offer) for offer in advice.offers[1:]],
+            "pareto": [alternative(offer) for offer in advice.pareto],
             "rejected": [rejection(item) for item in advice.rejections],
-            "plansEvaluated": advice.plans_evaluated,
+            "whyNot": [why_not(item) for item in advice.why_not],
             "ties": advice.ties,
-            "model": {"version": advice.model_version, "sha256": advice.model_sha256},
+            "tieRatio": figures(advice.tie_ratio),
+            "notes": list(advice.notes),
+            "confidence": advice.confidence,
+            "plansEvaluated": advice.plans_evaluated,
+            "model": model(advice),
+            "provenance": provenance(advice),
             "inputsHash": advice.inputs_hash,
         }
     )
@@ -47,13 +53,18 @@ def recommendation(offer: Offer) -> dict[str, Any]:
             "gpusPerNode": offer.gpus_per_node,
             "gpus": offer.gpus,
             "parallelism": parallelism(offer.plan),
+            "globalBatchSize": offer.workload.global_batch,
+            "precision": offer.workload.precision,
             "stepSeconds": step_seconds(offer),
             "breakdown": {name: figures(value) for name, value in offer.breakdown.items()},
+            "bottleneck": offer.bottleneck,
             "memoryBytes": {"used": round(offer.memory_bytes), "available": round(offer.memory_available_bytes)},
             "tokensPerSecond": figures(offer.tokens_per_s),
-            "costPer1000Steps": _money(offer.cost_per_1000_steps),
+            "costPer1000Steps": _known(offer.cost_per_1000_steps),
             "currency": pool.currency if offer.cost_per_1000_steps is not None else None,
-            "finishSeconds": figures(offer.finish_s) if offer.finish_s is not None else None,
+            "finishSeconds": _known(offer.finish_s),
+            "costToFinish": _known(offer.cost_to_finish),
+            "fitsNow": offer.fits_now,
             "reason": offer.reason,
         }
     )
@@ -68,8 +79,12 @@ def alternative(offer: Offer) -> dict[str, Any]:
             "gpusPerNode": offer.gpus_per_node,
             "gpus": offer.gpus,
             "plan": str(offer.plan),
+            "globalBatchSize": offer.workload.global_batch,
+            "precision": offer.workload.precision,
             "stepSeconds": step_seconds(offer),
-            "costPer1000Steps": _money(offer.cost_per_1000_steps),
+            "costPer1000Steps": _known(offer.cost_per_1000_steps),
+            "finishSeconds": _known(offer.finish_s),
+            "fitsNow": offer.fits_now,
             "reason": offer.reason,
         }
     )
@@ -92,7 +107,6 @@ def _detailed(offer: Offer | None) -> dict[str, Any] | None:
         "plan": str(offer.plan),
         "gpu": offer.pool.gpu.name,
         "memory": {name: round(value) for name, value in offer.memory.items()},
-        "costToFinish": _money(offer.cost_to_finish),
     }
     return recommendation(offer) | _present(more)
 
@@ -109,12 +123,54 @@ def parallelism(plan: Plan) -> dict[str, Any]:
         "microBatchSize": plan.micro_batch,
         "gradientAccumulation": plan.gradient_accumulation,
         "activationCheckpointing": plan.checkpointing,
+        "virtualStages": plan.virtual_stages,
+        "sequenceParallel": plan.sequence_parallel,
     }
 
 
-def rejection(item: Rejection) -> dict[str, str]:
-    """One rejection as `status.rejected` has it."""
-    return {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
+def rejection(item: Rejection) -> dict[str, Any]:
+    """One rejection, as `status.rejected` has it and with the change that was tried."""
+    found = {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
+    return _present({**found, "change": change(item.change)})
+
+
+def why_not(item: WhyNot) -> dict[str, Any]:
+    """One plan that is not the recommendation."""
+    return _present(
+        {
+            "subject": item.subject,
+            "pool": item.pool,
+            "plan": str(item.plan),
+            "code": item.code,
+            "message": item.message,
+            "value": _known(item.value),
+            "change": change(item.change),
+        }
+    )
+
+
+def change(item: Change | None) -> dict[str, Any] | None:
+    """A change that was tried: the input, what it has to be, and whether the plan then fits or wins."""
+    if item is None:
+        return None
+    value = figures(item.value) if isinstance(item.value, float) else item.value
+    return {"input": item.input, "value": value, "effect": item.effect, "text": item.text}
+
+
+def model(advice: Advice) -> dict[str, str]:
+    """The predictor, as `status.model` has it."""
+    return {"version": advice.provenance.model_version, "sha256": advice.provenance.model_sha256}
+
+
+def provenance(advice: Advice) -> dict[str, Any]:
+    """What the advice rests on besides the predictor."""
+    found = advice.provenance
+    return {
+        "version": found.version,
+        "constantsSha256": found.constants_sha256,
+        "dataSha256": found.data_sha256,
+        "layers": {pool: dict(layers) for pool, layers in found.layers.items()},
+    }
 
 
 def figures(value: float) -> float:
@@ -122,7 +178,7 @@ def figures(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _money(value: float | None) -> float | None:
+def _known(value: float | None) -> float | None:
     return None if value is None else figures(value)
 
 

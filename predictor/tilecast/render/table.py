@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from tilecast.advise import TIE, Advice, Offer, Rejection
+from tilecast.advise import Advice, Offer, Rejection
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
 _RIGHT = ("GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU")
-
-TIE_PERCENT = 100 * (TIE - 1)
 
 _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble"}
 
@@ -79,8 +77,10 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
             f"{duration(free.step_s)}."
         )
     if advice.ties:
-        others = f"{advice.ties} other plans are" if advice.ties > 1 else "One other plan is"
-        lines.append(f"{others} within {TIE_PERCENT:.0f} % of it; the simplest is shown.")
+        others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
+        behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
+        lines.append(f"{others} within the forecast's error; the simplest is shown{behind}.")
+    lines += advice.notes
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS
@@ -94,6 +94,6 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
             f"Prices per GPU and hour (on-demand list prices unless a GPUPool says otherwise): {', '.join(prices)}"
         )
     lines.append(f"How sure?  {advice.confidence}")
-    model = f"model {advice.model_version}, {advice.model_sha256[:12]}"
+    model = f"model {advice.provenance.model_version}, {advice.provenance.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")
     return lines

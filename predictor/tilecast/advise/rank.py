@@ -1,0 +1,367 @@
+"""Every plan of a job on a pool as columns, and what is best among them.
+
+A job may leave its global batch and its precision open; each combination is a variant, searched by itself. Steps of
+unlike batches compare by the sample: a value is scaled to the job's own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from tilecast import search, uncertainty
+from tilecast.advise.values import Constraints, Offer, Request
+from tilecast.hardware import Pool
+from tilecast.search import Found, Limits, Mask, Priced
+from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
+from tilecast.uncertainty import Errors
+
+MAX_BATCHES = 8
+"""Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
+MAX_TIED = 128
+"""Plans of a pool that are held against its best one to see whether the forecast can tell them apart."""
+
+FINISHING = ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget")
+"""Objectives that need to know how long the run is."""
+PRICED = ("cost", "cheapestBeforeDeadline", "fastestWithinBudget")
+"""Objectives that need a price."""
+
+
+_UNLIMITED = Limits()
+
+
+def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
+    """The job in every precision and global batch that it may be given and the pool has units for, its own first."""
+    own = request.workload
+    able = search.FRAMEWORKS[own.framework].precisions if own.framework else PRECISIONS
+    precisions = search.variants(own, [name for name in request.precisions if name in able])
+    batches = (own.global_batch, *(item for item in _batches(request) if item != own.global_batch))
+    return tuple(
+        replace(workload, global_batch=batch, steps=_steps(request, batch))
+        for workload in precisions
+        if pool.gpu.supports(workload.precision)
+        for batch in batches
+    )
+
+
+def _batches(request: Request) -> list[int]:
+    if request.batches is None:
+        return []
+    low, high = request.batches
+    micro = request.workload.micro_batch or 1
+    found = {low, high}
+    # The numbers with most factors of two are the ones that ranks and micro-batches divide.
+    for power in range(high.bit_length(), -1, -1):
+        step = 1 << power
+        found |= set(range(-(-low // step) * step, high + 1, step)[:MAX_BATCHES])
+        if len(found) >= MAX_BATCHES:
+            break
+    divided = sorted(item for item in found if item % micro == 0)
+    return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
+
+
+def _steps(request: Request, batch: int) -> int | None:
+    """Steps of the whole run at a global batch: as many tokens, or as many samples, as the job asks for."""
+    own = request.workload
+    if request.tokens is not None:
+        return -(-request.tokens // (batch * own.sequence_length))
+    return None if own.steps is None else -(-own.steps * own.global_batch // batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Every plan of every variant that a pool can run, as columns (n,)."""
+
+    pool: Pool
+    variants: tuple[Workload, ...]
+    """Those that the pool's GPU has units for."""
+    variant: Ints
+    """Index into `variants`."""
+    plans: Plans
+    step_s: Floats
+    memory_bytes: Floats
+    fits: Mask
+    batch: Floats
+    steps: Floats
+    """Steps of the whole run; NaN where its length is not known."""
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+    @property
+    def gpus(self) -> Ints:
+        return self.plans.gpus
+
+    @property
+    def hourly(self) -> Floats:
+        """Price of the GPUs of each plan for an hour; NaN where the pool has none."""
+        price = self.pool.price_per_gpu_hour
+        return self.gpus.astype(float) * (np.nan if price is None else price)
+
+    @property
+    def finish_s(self) -> Floats:
+        return self.steps * self.step_s
+
+    @property
+    def cost_to_finish(self) -> Floats:
+        return self.hourly * self.finish_s / 3600
+
+    def within(self, limits: Constraints) -> Mask:
+        """Which plans keep the job's constraints."""
+        kept = np.ones(len(self), dtype=bool)
+        if limits.gpus is not None:
+            kept &= self.gpus == limits.gpus
+        if limits.max_gpus is not None:
+            kept &= self.gpus <= limits.max_gpus
+        if limits.max_nodes is not None:
+            kept &= -(-self.gpus // self.pool.gpus_per_node) <= limits.max_nodes
+        if limits.max_tensor is not None:
+            kept &= self.plans.tensor <= limits.max_tensor
+        return kept
+
+    def value(self, request: Request) -> Floats:
+        """What the objective makes least, (n,); NaN where a price is missing."""
+        per_sample = request.workload.global_batch / self.batch
+        if request.objective == "cost":
+            return self.hourly * self.step_s * per_sample
+        if request.objective == "cheapestBeforeDeadline":
+            return self.cost_to_finish
+        if request.objective in FINISHING:
+            return self.finish_s
+        return self.step_s * per_sample
+
+    def allowed(self, request: Request) -> Mask:
+        """Which plans the objective allows: those before the deadline, or within the budget."""
+        kept = np.ones(len(self), dtype=bool)
+        if request.objective == "cheapestBeforeDeadline" and request.deadline_s is not None:
+            kept &= self.finish_s <= request.deadline_s
+        if request.objective == "fastestWithinBudget" and request.budget is not None:
+            kept &= self.cost_to_finish <= request.budget.amount
+        return kept
+
+
+def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
+    """Everything that a pool could do for a job, its constraints left aside.
+
+    Args:
+        request: the job.
+        pool: where.
+        limits: bounds of the enumeration.
+        exactly: these plans instead of those that the search enumerates.
+    """
+    able = variants(request, pool)
+    every: list[tuple[int, Found | Priced]] = []
+    for index, workload in enumerate(able):
+        if exactly is not None:
+            every.append((index, search.price(workload, exactly, pool)))
+            continue
+        every.append((index, search.find(workload, pool, limits)))
+        exact = request.constraints.gpus
+        if exact is not None and limits.gpus is None and exact not in search.gpu_counts(pool, limits):
+            every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
+    every = [item for item in every if len(item[1].plans)]
+
+    def column(name: str) -> Floats:
+        return np.concatenate([np.zeros(0), *(getattr(table, name) for _, table in every)])
+
+    variant = np.repeat([index for index, _ in every], [len(table.plans) for _, table in every]).astype(np.int64)
+    batches = np.array([float(item.global_batch) for item in able])
+    steps = np.array([np.nan if item.steps is None else float(item.steps) for item in able])
+    return Field(
+        pool=pool,
+        variants=able,
+        variant=variant,
+        plans=Plans.concatenate([table.plans for _, table in every]) if every else Plans.of(),
+        step_s=column("step_s"),
+        memory_bytes=column("memory_bytes"),
+        fits=column("fits").astype(bool),
+        batch=batches[variant],
+        steps=steps[variant],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
+
+    row: int
+    value: float
+    ties: int
+    ratio: float
+    """Value of the recommended plan over that of the best."""
+
+
+def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
+    """The simplest of the plans that the forecast cannot tell from the best of those kept; None if none is kept."""
+    value = found.value(request)
+    kept = kept & np.isfinite(value)
+    if not kept.any():
+        return None
+    if request.objective == "fewestGpus":
+        kept = kept & (found.gpus == found.gpus[kept].min())
+    rows = np.flatnonzero(kept)
+    best = value[rows].min()
+    near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
+    near = near[np.argsort(value[near], kind="stable")][:MAX_TIED]
+    ratio = value[near] / best if best > 0 else np.ones(len(near))
+    width = _tie_width(found, near)
+    close = np.flatnonzero(np.log(ratio) <= width)
+    columns = _simplicity(found, near[close])
+    first = int(close[np.lexsort((ratio[close], *columns[::-1]))[0]])
+    return Choice(int(near[first]), float(value[near[first]]), len(close) - 1, float(ratio[first]))
+
+
+def _tie_width(found: Field, rows: Ints) -> Floats:
+    """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
+    errors = Details.of(found, rows).errors()
+    plans = found.plans.take(rows)
+    columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
+    alike = np.all([column == column[0] for column in (*columns, found.variant[rows])], axis=0)
+    return uncertainty.tie_within(errors, errors.take(np.array([0])), alike)
+
+
+_REPLICAS = ("data", "gradient_accumulation")
+"""Columns that say how often a GPU's work is repeated, not what it is."""
+
+
+def _simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
+    """Columns that are less for a simpler plan, the weightiest first: fewer GPUs, the job's own batch and precision,
+    fewer dimensions, nothing sharded, nothing recomputed."""
+    plans = found.plans.take(rows)
+    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
+    dimensions = np.sum([degree > 1 for degree in degrees], axis=0)
+    return (plans.gpus, found.variant[rows], dimensions, np.minimum(plans.zero_stage, 1), plans.checkpointing)
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Some rows of a field, priced in full."""
+
+    field: Field
+    rows: Ints
+    priced: tuple[Priced, ...]
+    """A table for each variant among the rows."""
+    table: Ints
+    """For each row, the index of its table, (k,)."""
+    place: Ints
+    """For each row, its place in that table, (k,)."""
+
+    @classmethod
+    def of(cls, found: Field, rows: Ints) -> Details:
+        """The rows of a field, in the order given."""
+        present, table = np.unique(found.variant[rows], return_inverse=True)
+        place = np.zeros(len(rows), dtype=np.int64)
+        priced = []
+        for index, variant in enumerate(present):
+            members = np.flatnonzero(table == index)
+            place[members] = np.arange(len(members))
+            plans = found.plans.take(rows[members])
+            priced.append(search.price(found.variants[variant], plans, found.pool))
+        return cls(found, rows, tuple(priced), table, place)
+
+    def errors(self) -> Errors:
+        """What may be off in each row's forecast."""
+        parts = [uncertainty.errors(priced) for priced in self.priced]
+        columns = []
+        for item in fields(Errors):
+            column = np.zeros(len(self.rows))
+            for index, part in enumerate(parts):
+                members = self.table == index
+                column[members] = getattr(part, item.name)[self.place[members]]
+            columns.append(column)
+        return Errors(*columns)
+
+    def offer(self, index: int) -> Offer:
+        """One of the rows in full; its reason is left to the caller."""
+        found, row = self.field, int(self.rows[index])
+        priced, place = self.priced[self.table[index]], int(self.place[index])
+        pool, workload = found.pool, found.variants[found.variant[row]]
+        plan = found.plans.row(row)
+        per_node = min(plan.gpus, pool.gpus_per_node)
+        seconds = float(priced.step_s[place])
+        lower, upper = uncertainty.interval(workload, priced, place)
+        hourly, finish, cost = (float(column[row]) for column in (found.hourly, found.finish_s, found.cost_to_finish))
+        return Offer(
+            pool=pool,
+            nodes=-(-plan.gpus // pool.gpus_per_node),
+            gpus_per_node=per_node,
+            plan=plan,
+            workload=workload,
+            step_s=seconds,
+            lower_s=lower,
+            upper_s=upper,
+            breakdown=priced.times.parts(place),
+            memory_bytes=float(priced.memory_bytes[place]),
+            memory_available_bytes=priced.usable_bytes,
+            memory=priced.footprint.items(place),
+            tokens_per_s=workload.tokens_per_step / seconds,
+            cost_per_1000_steps=_known(hourly * seconds / 3.6),
+            finish_s=_known(finish),
+            cost_to_finish=_known(cost),
+            fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
+            reason="",
+        )
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+MAX_PARETO = 8
+
+
+def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[tuple[Field, int]]:
+    """At most `MAX_PARETO` plans of all pools of which none is beaten in time, cost and GPUs at once, fastest first.
+
+    A pool without a price, or with one in another currency than the others, is compared by time and GPUs alone.
+
+    Args:
+        request: the job.
+        everything: the fields, and which of their rows count.
+    """
+    currencies = {found.pool.currency for found, _ in everything if found.pool.price_per_gpu_hour is not None}
+    chosen: list[tuple[Field, int]] = []
+    points: list[tuple[float, float, float]] = []
+    for found, kept in everything:
+        seconds = found.step_s * request.workload.global_batch / found.batch
+        cost = found.hourly * seconds if len(currencies) == 1 else np.full(len(found), np.nan)
+        # On one pool the cost is time times GPUs, so the fastest plan of each count stands for all of that count.
+        order = np.flatnonzero(kept)[np.argsort(seconds[kept], kind="stable")]
+        _, first = np.unique(found.gpus[order], return_index=True)
+        for row in order[first]:
+            chosen.append((found, int(row)))
+            points.append((float(seconds[row]), float(np.nan_to_num(cost[row], nan=np.inf)), float(found.gpus[row])))
+    if not points:
+        return []
+    axes = np.array(points)
+    less = np.all(axes[:, None] <= axes[None], axis=2) & np.any(axes[:, None] < axes[None], axis=2)
+    same = np.all(axes[:, None] == axes[None], axis=2) & np.tri(len(axes), k=-1, dtype=bool).T
+    front = np.flatnonzero(~(less | same).any(axis=0))
+    kept_rows = _spread(axes[front])
+    return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _place(request, *item))
+
+
+def _place(request: Request, found: Field, row: int) -> tuple[float, str]:
+    return float(found.step_s[row] / found.batch[row]), found.pool.name
+
+
+def _spread(axes: Floats) -> list[int]:
+    """Rows that show the whole front: the least on each axis, then always the one farthest, as a ratio, from those
+    shown."""
+    finite = np.where(np.isfinite(axes), np.maximum(axes, 1e-12), np.nan)
+    logs = np.log(finite)
+    spans = np.nan_to_num(logs - np.nanmin(logs, axis=0, initial=np.inf, where=~np.isnan(logs)), nan=0.0)
+    shown = list(dict.fromkeys(int(np.argmin(column)) for column in axes.T))
+    while len(shown) < min(MAX_PARETO, len(axes)):
+        distance = np.abs(spans[:, None] - spans[shown]).max(axis=2).min(axis=1)
+        farthest = int(np.argmax(distance))
+        if distance[farthest] <= LEAST_APART:
+            break
+        shown.append(farthest)
+    return shown
+
+
+LEAST_APART = float(np.log(1.05))
+"""Members of the front closer than this on every axis say nothing new to a reader."""
