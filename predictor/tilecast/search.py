@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,10 @@ class Found:
         return self.memory_bytes <= self.usable_bytes
 
 
+Dimension = Literal["recomputation", "zero", "tensor", "expert"]
+"""What layers of one plan may differ in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What a training framework executes; a table of `frameworks.toml`."""
@@ -93,6 +97,8 @@ class Abilities:
     source: str
     sequence_parallel: Sequence[bool] = (False,)
     """How norms and residuals may be split where tensor parallelism is on."""
+    per_layer: tuple[Dimension, ...] = ()
+    """What may differ from layer to layer."""
 
     def executes(self, plans: Plans) -> Mask:
         """Whether it can run each plan, (n,)."""
@@ -113,7 +119,10 @@ class Abilities:
 def _frameworks() -> dict[Framework, Abilities]:
     text = files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    return {name: Abilities(**table[name]) for name in get_args(Framework)}
+    return {
+        name: Abilities(**{**table[name], "per_layer": tuple(table[name].get("per_layer", ()))})
+        for name in get_args(Framework)
+    }
 
 
 FRAMEWORKS: Mapping[Framework, Abilities] = _frameworks()

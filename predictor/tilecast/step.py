@@ -266,16 +266,21 @@ def step(
     compute = repeats * micro.gpu_s + contention
     launch = repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25)
     optimizer = optimizer_seconds(workload, sharded, plans, pool.gpu, fitted)
-    straggle = 1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1)))
+    waited = straggle(plans, fitted)
     return StepTimes(
-        compute=compute * straggle,
-        communication=communication * straggle,
-        bubble=bubble * straggle,
+        compute=compute * waited,
+        communication=communication * waited,
+        bubble=bubble * waited,
         optimizer=optimizer,
         launch=launch,
         input=_input(sharded, plans, compute),
         spread=sharded.gather(priced.spread),
     )
+
+
+def straggle(plans: Plans, fitted: Constants) -> Floats:
+    """Factor by which all wait for the slowest of the ranks, (n,): the expected largest of so many normal deviates."""
+    return np.asarray(1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ import argparse
 import sys
 from dataclasses import replace
 
+from tilecast import perlayer, search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
 from tilecast.explain import explain
 from tilecast.render import explain as explained
+from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
 from tilecast.render.launch import LAUNCHERS, Setting, launch
 from tilecast.spec import SpecError, Stated
@@ -32,6 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(
         "--launch", choices=tuple(LAUNCHERS), help="what to type to run the best plan that the framework executes"
+    )
+    parser.add_argument(
+        "--per-layer", action="store_true", help="also the best strategy of each layer, and the best cut of a pipeline"
     )
     parser.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
 
@@ -68,12 +73,20 @@ def _text(options: argparse.Namespace, advice: Advice) -> str:
         return FORMATS[options.output](advice)
     if options.launch:
         return launch(options.launch, _setting(advice.request, best))
-    if not options.explain:
-        return FORMATS[options.output](advice)
-    found = explain(best.workload, best.plan, best.pool, best.step_s)
-    if options.output in ("json", "yaml"):
-        return dump(options.output, {**document(advice), "explanation": explained.document(found)})
-    return f"{FORMATS[options.output](advice)}\n{explained.screen(best, found)}"
+    told, keys = [], {}
+    if options.explain:
+        found = explain(best.workload, best.plan, best.pool, best.step_s)
+        told.append(explained.screen(best, found))
+        keys["explanation"] = explained.document(found)
+    if options.per_layer:
+        tensor = advice.request.constraints.max_tensor
+        varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
+        cut = perlayer.stages(best.workload, best.pool, best.plan)
+        told.append(layers.screen(best, varied, cut))
+        keys["perLayer"] = layers.document(varied, cut)
+    if keys and options.output in ("json", "yaml"):
+        return dump(options.output, {**document(advice), **keys})
+    return "\n".join([FORMATS[options.output](advice), *told])
 
 
 def _setting(request: Request, offer: Offer) -> Setting:

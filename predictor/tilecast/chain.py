@@ -1,0 +1,266 @@
+"""The cheapest strategy of each link of a chain, under a budget; and the fairest cut of a chain into stages.
+
+A link costs what its own strategy costs, and what the change from the link before it costs: a Markov chain. Without a
+budget the cheapest path is Viterbi's. Memory couples all links: it adds up, and the largest working memory of any link
+comes on top. Then the search goes over labels (cost and memory of a beginning, one list for each strategy of its last
+link), as resource-constrained shortest paths do (Irnich and Desaulniers, 2005):
+
+* a label that another of the same strategy beats in cost and in memory is dropped: any ending suits both;
+* a label is dropped if it cannot become cheaper than a path that is known. The bound is Lagrange's: for a price
+  μ >= 0 of a byte, cost + μ (memory - budget) over the best ending, never more than the true cost of what fits.
+
+Both rules keep an optimal path, so the answer is exact. Costs are counted in picoseconds and memory in bytes, as
+integers: sums are exact, and equal beginnings are equal. If more than `MOST_LABELS` are alive at a link, those with the
+least bound stay, and the least bound among the dropped limits how far from the optimum the answer can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast.spec import Floats, Ints
+
+MOST_LABELS = 1000
+"""Beginnings that are kept alive at a link; what is exact is so by far fewer."""
+PICO = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """N links with S strategies each. Seconds and bytes; an infinite cost forbids a strategy."""
+
+    cost: Floats
+    """(N, S)."""
+    change: Floats
+    """Between link i and i + 1, from strategy (row) to strategy (column), (N - 1, S, S)."""
+    memory: Floats
+    """What a link holds all the time, (N, S)."""
+    working: Floats
+    """What a link holds while it runs, (N, S)."""
+    budget: float
+    """Bytes for all that is held and the largest working memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A strategy for each link, (N,), its cost in seconds, what it holds in bytes, and a cost below which no path that
+    fits can be: equal to `cost` where the answer is proved."""
+
+    strategies: Ints
+    cost: float
+    memory: float
+    bound: float
+
+
+def price(chain: Chain, strategies: Ints) -> tuple[float, float]:
+    """Cost in seconds and memory in bytes of given strategies, (N,)."""
+    links = np.arange(len(strategies))
+    changes = chain.change[links[:-1], strategies[:-1], strategies[1:]].sum()
+    held = chain.memory[links, strategies].sum() + chain.working[links, strategies].max()
+    return float(chain.cost[links, strategies].sum() + changes), float(held)
+
+
+def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
+    """The cheapest path that fits and costs less than so many seconds; None if there is none."""
+    whole = _Whole.of(chain)
+    caps = np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])
+    parts = [part for cap in caps if (part := whole.below(int(cap))) is not None]
+    if not parts or parts[-1].relaxed(0.0)[0] >= below * PICO:
+        return None
+    priced = sorted(((*part.dual(), part) for part in parts), key=lambda item: item[0])
+    found = min((known for _, _, known, _ in priced), key=lambda known: known.cost)
+    least = float(found.cost)
+    for bound, byte_price, _, part in priced:
+        if bound < found.cost:
+            better, dropped = part.labels(byte_price, found.cost)
+            least = min(least, dropped)
+            found = better if better is not None and better.cost < found.cost else found
+    cost, held = price(chain, found.strategies)
+    return None if cost >= below else Path(found.strategies, cost, held, min(cost, least / PICO))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    strategies: Ints
+    cost: int
+
+
+_FORBIDDEN = np.iinfo(np.int64).max // 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A chain in picoseconds and bytes. `allowed` says which strategies may be used."""
+
+    cost: Ints
+    change: Ints
+    memory: Ints
+    working: Ints
+    allowed: npt.NDArray[np.bool_]
+    budget: int
+
+    @classmethod
+    def of(cls, chain: Chain) -> _Whole:
+        allowed = np.isfinite(chain.cost)
+        return cls(
+            np.rint(np.where(allowed, chain.cost, 0.0) * PICO).astype(np.int64),
+            np.rint(chain.change * PICO).astype(np.int64),
+            np.ceil(chain.memory).astype(np.int64),
+            np.ceil(chain.working).astype(np.int64),
+            allowed,
+            int(chain.budget),
+        )
+
+    def below(self, cap: int) -> _Whole | None:
+        """The same with no more working memory than that, which leaves the rest of the budget; None if nothing
+        fits."""
+        allowed = self.allowed & (self.working <= cap)
+        part = _Whole(self.cost, self.change, self.memory, self.working, allowed, self.budget - cap)
+        lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
+        return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
+
+    def relaxed(self, byte_price: float) -> tuple[float, _Found, int]:
+        """Viterbi with a price of a byte instead of a budget: the bound in picoseconds, the path and its bytes."""
+        node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
+        value = node[0]
+        back = np.zeros(self.cost.shape, np.int64)
+        for link in range(1, len(node)):
+            through = value[:, None] + self.change[link - 1]
+            back[link] = through.argmin(axis=0)
+            value = through.min(axis=0) + node[link]
+        path = np.zeros(len(node), np.int64)
+        path[-1] = value.argmin()
+        for link in range(len(node) - 1, 0, -1):
+            path[link - 1] = back[link, path[link]]
+        cost, held = self.sums(path)
+        return float(value.min()) - byte_price * self.budget, _Found(path, cost), held
+
+    def sums(self, path: Ints) -> tuple[int, int]:
+        """Picoseconds and bytes of a path."""
+        links = np.arange(len(path))
+        cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
+        return int(cost), int(self.memory[links, path].sum())
+
+    def dual(self) -> tuple[float, float, _Found]:
+        """The best bound in picoseconds, the price of a byte that gives it, and the cheapest path seen that fits.
+
+        The price moves along the lower hull of (memory, cost): of the two ends around the budget, to the slope between
+        them, until nothing lies below the line.
+        """
+        bound, rich, rich_bytes = self.relaxed(0.0)
+        if rich_bytes <= self.budget:
+            return bound, 0.0, rich
+        lean_path = np.where(self.allowed, self.memory, _FORBIDDEN).argmin(axis=1)
+        lean_cost, lean_bytes = self.sums(lean_path)
+        lean = _Found(lean_path, lean_cost)
+        byte_price = 0.0
+        while lean.cost > rich.cost:
+            slope = (lean.cost - rich.cost) / (rich_bytes - lean_bytes)
+            line = rich.cost + slope * (rich_bytes - self.budget)
+            value, middle, middle_bytes = self.relaxed(slope)
+            if value > bound:
+                bound, byte_price = value, slope
+            if value >= line - 1 - 1e-12 * abs(line):
+                break
+            if middle_bytes <= self.budget:
+                lean, lean_bytes = middle, middle_bytes
+            else:
+                rich, rich_bytes = middle, middle_bytes
+        return bound, byte_price, self._crossed(rich, lean)
+
+    def _crossed(self, rich: _Found, lean: _Found) -> _Found:
+        """The cheapest that fits among one path's beginnings with the other's endings."""
+        best = lean
+        for one, other in ((rich, lean), (lean, rich)):
+            for link in range(1, len(one.strategies)):
+                path = np.concatenate([one.strategies[:link], other.strategies[link:]])
+                cost, held = self.sums(path)
+                if held <= self.budget and cost < best.cost:
+                    best = _Found(path, cost)
+        return best
+
+    def labels(self, byte_price: float, known: int) -> tuple[_Found | None, float]:
+        """The cheapest path that fits and costs less than what is known, and a bound on all paths in picoseconds."""
+        count, width = self.cost.shape
+        ending = np.zeros((count, width))
+        leanest = np.zeros(count, np.int64)
+        node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
+        lean = np.where(self.allowed, self.memory, _FORBIDDEN).min(axis=1)
+        for link in range(count - 2, -1, -1):
+            ending[link] = (self.change[link] + node[link + 1] + ending[link + 1]).min(axis=1)
+            leanest[link] = leanest[link + 1] + lean[link + 1]
+        limit = known * (1 + 1e-12) + 2.0  # sums of floats err by less
+        dropped = np.inf
+        chosen, parents = [], []
+        strategy = np.flatnonzero(self.allowed[0])
+        parent = np.full(len(strategy), -1)
+        cost, held = self.cost[0, strategy], self.memory[0, strategy]
+        for link in range(count):
+            if link:
+                offered = np.flatnonzero(self.allowed[link])
+                parent = np.repeat(np.arange(len(strategy)), len(offered))
+                new = np.tile(offered, len(strategy))
+                cost = cost[parent] + self.change[link - 1, strategy[parent], new] + self.cost[link, new]
+                held, strategy = held[parent] + self.memory[link, new], new
+            bound = cost + byte_price * (held - self.budget) + ending[link, strategy]
+            rows = np.flatnonzero((held + leanest[link] <= self.budget) & (bound < limit))
+            rows = rows[_undominated(strategy[rows], held[rows], cost[rows])]
+            if len(rows) > MOST_LABELS:
+                order = np.argsort(bound[rows], kind="stable")
+                dropped = min(dropped, float(bound[rows[order[MOST_LABELS]]]))
+                rows = rows[np.sort(order[:MOST_LABELS])]
+            strategy, cost, held, parent = strategy[rows], cost[rows], held[rows], parent[rows]
+            chosen.append(strategy)
+            parents.append(parent)
+            if not len(rows):
+                return None, dropped
+        row = int(cost.argmin())
+        found = int(cost[row])
+        path = np.zeros(count, np.int64)
+        for link in range(count - 1, -1, -1):
+            path[link], row = chosen[link][row], parents[link][row]
+        return _Found(path, found), dropped
+
+
+def _undominated(strategy: Ints, held: Ints, cost: Ints) -> npt.NDArray[np.intp]:
+    """Rows that no other row of the same strategy beats in memory and cost; of equal ones the first."""
+    if not len(cost):
+        return np.zeros(0, np.intp)
+    order = np.lexsort((cost, held, strategy))
+    # Shifted by strategy, costs fall from group to group, so one running minimum serves all groups.
+    shifted = cost[order] - strategy[order] * (int(cost.max()) + 1)
+    before = np.concatenate([[np.iinfo(np.int64).max], np.minimum.accumulate(shifted)[:-1]])
+    return np.sort(order[shifted < before])
+
+
+def cut(cost: Floats, fits: npt.NDArray[np.bool_], stages: int) -> Ints | None:
+    """Where to cut N links into stages so that the costliest costs least: the first link of each stage, (stages,).
+
+    Dynamic programming over the last cut: best(k, i) = min over j < i of max(best(k - 1, j), cost of links j to i).
+
+    Args:
+        cost: of each link, (N,).
+        fits: whether links from (row) up to and without (column) fit the k-th stage, (stages, N + 1, N + 1).
+        stages: how many there are; each holds a link at least.
+
+    Returns:
+        None if no cut fits.
+    """
+    count = len(cost)
+    upto = np.concatenate([[0.0], np.cumsum(cost)])
+    span = np.where(np.triu(np.ones((count + 1, count + 1), bool), 1), upto[None, :] - upto[:, None], np.inf)
+    best = np.where(fits[0, 0], span[0], np.inf)
+    back = np.zeros((stages, count + 1), np.int64)
+    for stage in range(1, stages):
+        through = np.maximum(best[:, None], np.where(fits[stage], span, np.inf))
+        back[stage] = through.argmin(axis=0)
+        best = through.min(axis=0)
+    if not np.isfinite(best[count]):
+        return None
+    first, end = np.zeros(stages, np.int64), count
+    for stage in range(stages - 1, -1, -1):
+        first[stage] = end = back[stage, end] if stage else 0
+    return first

@@ -1,0 +1,461 @@
+"""A strategy for each layer: degrees, ZeRO stage and recomputation where layers, or the room for them, are unlike.
+
+All layers run on the same GPUs and see the same micro-batches, so a strategy of a layer is a plan without a pipeline,
+and its price is `step`'s and `memory`'s of that block alone. Neighbours pay for each other in two ways:
+
+* Between layouts activations move: where the tensor degree changes from t to u, the ranks that hold the same samples
+  before or after (the least common multiple of t and u) exchange the layer's input forward, its gradient backward.
+* What a layer exchanges among its replicas hides behind its neighbour: its weights are gathered while the layer
+  before runs forward, its gradients are reduced while that layer runs backward. The first layer's hide behind nothing.
+
+`tilecast.chain` finds the best path. A plan that is the same everywhere is a path too, and what it is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from tilecast import chain, collectives, memory, models, search, step
+from tilecast.chain import Chain
+from tilecast.graph import Block, Graph
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.search import Dimension, Limits
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, SpecError, Workload
+from tilecast.step import Constants, KernelSeconds
+
+DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
+    "recomputation": ("checkpointing",),
+    "zero": ("zero_stage",),
+    "tensor": ("data", "tensor", "sequence_parallel", "micro_batch"),
+    "expert": ("expert",),
+}
+"""What may differ from layer to layer, and the columns of `Plans` that it moves. The number of micro-batches never
+does."""
+
+_NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks with one strategy. `layers` counts from 1 and is empty for a block that is no layer."""
+
+    name: str
+    layers: tuple[int, ...]
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer:
+    """The best strategy of each layer on so many GPUs of a pool. Seconds of a step, bytes of a GPU."""
+
+    pool: Pool
+    gpus: int
+    groups: tuple[Group, ...]
+    step_s: float
+    memory_bytes: float
+    memory_available_bytes: float
+    uniform: Plan | None
+    """The best plan that is the same everywhere, priced alike; None where none fits."""
+    uniform_s: float | None
+    resharding_s: float
+    """Seconds of the step in which activations move between layouts."""
+    bound_s: float
+    """No choice that fits takes less: within `TIDY` of `step_s` where that is proved."""
+    varies: tuple[Dimension, ...]
+    """What is not the same everywhere."""
+
+    @property
+    def saving(self) -> float | None:
+        """Share of the uniform plan's step that is saved; None where no uniform plan fits."""
+        return None if self.uniform_s is None else 1 - self.step_s / self.uniform_s
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """The frameworks that can vary all that varies."""
+        return tuple(name for name, able in search.FRAMEWORKS.items() if set(self.varies) <= set(able.per_layer))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Blocks (K, in the graph's order) under strategies (S), columns (K, S). Seconds of a step where not said
+    otherwise."""
+
+    alone_s: Floats
+    """What does not depend on neighbours."""
+    forward_s: Floats
+    backward_s: Floats
+    """One micro-batch: what a neighbour's exchanges hide behind."""
+    once: tuple[Floats, Floats]
+    """Exchanges once a step, behind the forward and behind the backward pass."""
+    each: tuple[Floats, Floats]
+    """Exchanges of one micro-batch, likewise."""
+    moved_bytes: Floats
+    """What a rank holds of the input, and of what else it reads."""
+    held_bytes: Floats
+    working_bytes: Floats
+
+    def take(self, rows: Ints) -> Costs:
+        """The chosen strategies."""
+        return Costs(
+            self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
+            (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
+            self.moved_bytes[:, rows], self.held_bytes[:, rows], self.working_bytes[:, rows],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The strategies (S) that one plan may mix, and the chain of the model's blocks (N) under them. `moving` is the
+    part of the changes in which activations move, (N - 1, S, S)."""
+
+    plans: Plans
+    chain: Chain
+    moving: Floats
+
+
+def best(
+    workload: Workload,
+    pool: Pool,
+    gpus: int,
+    limits: Limits = _NO_LIMITS,
+    vary: tuple[Dimension, ...] | None = None,
+) -> PerLayer | None:
+    """The best strategy of each layer on exactly so many GPUs; None if nothing fits.
+
+    Args:
+        workload: the job.
+        pool: where it runs.
+        gpus: how many GPUs of the pool.
+        limits: bounds of the strategies, as of plans.
+        vary: what may differ between layers; if absent, what the job's framework varies, and without one all.
+
+    Raises:
+        SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
+    """
+    found: tuple[float, Family, Ints] | None = None
+    uniform: tuple[float, Plan] | None = None
+    bound = np.inf
+    graph, order = None, np.zeros(0, np.int64)
+    for graph, order, family in families(workload, pool, gpus, limits, vary):
+        row, same_s = cheapest_uniform(family.chain)
+        if row is not None and (uniform is None or same_s < uniform[0]):
+            uniform = same_s, family.plans.row(row)
+        for part in _tied(workload, graph, order, family):
+            path = chain.cheapest(part, below=found[0] if found else np.inf)
+            if path is not None:
+                bound = min(bound, path.bound)
+                found = path.cost, family, _tidied(part, order, path.strategies)
+    if found is None or graph is None:
+        return None
+    _, family, used = found
+    cost_s, held_bytes = chain.price(family.chain, used)
+    links = np.arange(len(used) - 1)
+    groups = _groups(graph, order, family.plans, used)
+    fixed_s = step.constants().step_s[workload.execution]
+    available = memory.usable_bytes(pool.gpu)
+    return PerLayer(
+        pool=pool,
+        gpus=gpus,
+        groups=groups,
+        step_s=cost_s + fixed_s,
+        memory_bytes=held_bytes + available - family.chain.budget,
+        memory_available_bytes=available,
+        uniform=uniform[1] if uniform else None,
+        uniform_s=uniform[0] + fixed_s if uniform else None,
+        resharding_s=float(family.moving[links, used[:-1], used[1:]].sum()),
+        bound_s=bound + fixed_s,
+        varies=_varies(groups),
+    )
+
+
+def families(
+    workload: Workload,
+    pool: Pool,
+    gpus: int,
+    limits: Limits = _NO_LIMITS,
+    vary: tuple[Dimension, ...] | None = None,
+) -> Iterator[tuple[Graph, Ints, Family]]:
+    """Every set of strategies that one plan may mix, with the graph and the blocks' numbers in the model's order, (N,).
+
+    Raises:
+        SpecError: as `best`.
+    """
+    if not workload.training:
+        raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
+    if workload.offload != "none":
+        raise SpecError("spec.training.offload", "is not priced per layer", "price it without them, or leave it out")
+    if vary is None:
+        vary = tuple(DIMENSIONS) if workload.framework is None else search.FRAMEWORKS[workload.framework].per_layer
+    plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
+    plans = plans.take(plans.pipeline == 1) if len(plans) else plans
+    if not len(plans):
+        return
+    fitted = step.constants()
+    sharded = models.shard(workload, plans)
+    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
+    costs = block_costs(workload, sharded, plans, pool, priced, fitted)
+    graph = sharded.graph
+    order = np.array([_number(graph.blocks, block) for block in graph.sequence()])
+    if len(order) < 2:
+        return  # one block: there is nothing to choose, and no neighbour to hide behind
+    fixed = [column for dimension in DIMENSIONS if dimension not in vary for column in DIMENSIONS[dimension]]
+    key = np.column_stack([getattr(plans, column) for column in ("gradient_accumulation", *fixed)])
+    for value in np.unique(key, axis=0):
+        rows = np.flatnonzero((key == value).all(axis=1))
+        yield graph, order, _family(workload, plans.take(rows), costs.take(rows), order, pool, fitted)
+
+
+def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
+    """The cheapest strategy that fits everywhere, and its seconds; None if none does."""
+    seconds = one.cost.sum(axis=0) + np.diagonal(one.change, axis1=1, axis2=2).sum(axis=0)
+    held = one.memory.sum(axis=0) + one.working.max(axis=0)
+    seconds = np.where(held <= one.budget, seconds, np.inf)
+    row = int(seconds.argmin())
+    return (row if np.isfinite(seconds[row]) else None), float(seconds[row])
+
+
+def block_costs(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> Costs:
+    """Each block of the graph, once, under each plan: `step`'s and `memory`'s prices of a graph of that block alone."""
+    graph = sharded.graph
+    repeats = plans.gradient_accumulation
+    straggle = step.straggle(plans, fitted)
+    one_bucket, nil = np.ones(len(plans)), np.zeros(len(plans))
+    rows = []
+    for times in priced.blocks:
+        is_layer, alone = _alone(sharded, times.block)
+        gpu_s, stall_s, exchange_s, backward_s = step.block_seconds(
+            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+        )
+        update_s = step.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
+        sync = step.sync_seconds(workload, alone, plans, pool, one_bucket)
+        active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
+        stage = np.where(active, plans.zero_stage, -1)
+        bill = memory.footprint(workload, alone, plans)
+        inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
+        rows.append((
+            repeats * ((gpu_s + exchange_s) * straggle + stall_s) + update_s,
+            gpu_s + stall_s - backward_s,
+            backward_s,
+            np.where((stage == 1) | (stage == 2), sync.updated_s, nil),
+            np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),
+            np.where(stage == 3, sync.gather_s, nil),
+            np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
+            sharded.gather(inputs + times.block.remembered_bytes),
+            bill.parameters + bill.gradients + bill.optimizer + bill.activations * (1 + memory.FRAGMENTATION),
+            bill.working * (1 + memory.FRAGMENTATION),
+        ))  # fmt: skip
+    alone_s, forward_s, backward_s, *exchanged, moved, held, working = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    once, each = (exchanged[0], exchanged[1]), (exchanged[2], exchanged[3])
+    return Costs(alone_s, forward_s, backward_s, once, each, moved, held, working)
+
+
+def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants) -> Family:
+    straggle = step.straggle(plans, fitted)
+    pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
+    exposed = [_exposed(workload, plans, costs, int(one), int(other), fitted) for one, other in pairs]
+    moving = [_resharding(plans, costs.moved_bytes[other], pool) * straggle for _, other in pairs]
+    shape = (0, len(plans), len(plans))
+    moves = np.array(moving).reshape(-1, *shape[1:])[where.ravel()]
+    change = np.array(exposed).reshape(-1, *shape[1:])[where.ravel()] + moves
+    cost = costs.alone_s[order].copy()
+    cost[0] += _exposed(workload, plans, costs, None, int(order[0]), fitted)[0]
+    groups = sum(bool(np.any(degree > 1)) for degree in (plans.data, plans.tensor, plans.expert))
+    reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
+    budget = memory.usable_bytes(pool.gpu) - reserve
+    whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
+    return Family(plans, whole, moves)
+
+
+def _exposed(
+    workload: Workload, plans: Plans, costs: Costs, before: int | None, block: int, fitted: Constants
+) -> Floats:
+    """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing), for every
+    strategy of that one (row) and of the block (column), (S, S): what does not hide, and what hiding slows down."""
+    share = fitted.hidden_share * (1.0 if workload.overlap else 0.0)
+    repeats = plans.gradient_accumulation
+    total = np.zeros((len(plans), len(plans)))
+    for index, passes in enumerate((costs.forward_s, costs.backward_s)):
+        room = np.zeros(len(plans)) if before is None else passes[before] * share
+        for times, busy in ((1, costs.once[index][block]), (repeats, costs.each[index][block])):
+            visible = np.maximum(busy[None, :] - room[:, None], 0.0)
+            total = total + times * (visible + fitted.slowdown * (busy[None, :] - visible))
+    return np.asarray(total * step.straggle(plans, fitted))
+
+
+def _resharding(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
+    """Seconds of a step in which a block's input, and backward its gradient, move from the layout of the strategy
+    before (row) to its own (column), (S, S).
+
+    Spread over all ranks they are exchanged where the tensor degree changes. Where tensor ranks hold them whole (no
+    sequence parallelism) they are gathered besides: on the way in forward, on the way out the gradient backward."""
+    count = len(plans)
+    before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
+    tensor = plans.tensor.astype(float)
+    whole = (plans.tensor > 1) & (plans.sequence_parallel == 0)
+    spread_bytes = (moved_bytes / np.where(whole, tensor, 1.0))[after]
+    degree = plans.tensor[before] != plans.tensor[after]
+    differ = degree | (whole[before] != whole[after])
+
+    def one(collective: str, ranks: Floats, size: Floats) -> Floats:
+        group = step.group_of(ranks, np.ones(count * count), plans.take(after), pool)
+        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+
+    ranks = np.lcm(plans.tensor[before], plans.tensor[after]).astype(float)
+    seconds = np.where(degree, 2 * one("all_to_all", ranks, spread_bytes), 0.0)
+    for end in (before, after):
+        gathered = one("all_gather", tensor[end], spread_bytes * tensor[end])
+        seconds = seconds + np.where(differ & whole[end], gathered, 0.0)
+    return np.asarray(seconds * plans.gradient_accumulation[after], float).reshape(count, count)
+
+
+def _tied(workload: Workload, graph: Graph, order: Ints, family: Family) -> Iterator[Chain]:
+    """The chain; where embedding and head share their weights, once for each layout that both may have."""
+    model = workload.model
+    ends = np.isin(order, [_number(graph.blocks, block) for block in (*graph.first, *graph.last)])
+    if not (model.vocab and model.tied_embeddings and graph.first and graph.last) or "classes" in model.extra:
+        yield family.chain
+        return
+    layouts = np.column_stack([family.plans.tensor, family.plans.zero_stage])
+    for layout in np.unique(layouts, axis=0):
+        other = (layouts != layout).any(axis=1)
+        yield replace(family.chain, cost=np.where(ends[:, None] & other, np.inf, family.chain.cost))
+
+
+TIDY = 1e-4
+"""Share of the step that equal strategies standing side by side may cost."""
+
+
+def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
+    """The same strategies, those of each run of equal blocks side by side where that costs next to nothing."""
+    most = chain.price(one, used)[0] * (1 + TIDY)
+    edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
+    for start, end in pairwise(edges):
+        part = np.sort(used[start:end])
+        trials = [np.concatenate([used[:start], wanted, used[end:]]) for wanted in (part, part[::-1])]
+        priced = [chain.price(one, trial) for trial in trials]
+        tidy = int(np.argmin([cost for cost, _ in priced]))
+        if priced[tidy][0] <= most and priced[tidy][1] <= one.budget:
+            used = trials[tidy]
+    return used
+
+
+def _groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[Group, ...]:
+    found: dict[tuple[str, Plan], list[int]] = {}
+    before = sum(block.repeat for block in graph.first)
+    depth = sum(block.repeat for block in graph.layers)
+    for link, (number, row) in enumerate(zip(order, used, strict=True)):
+        plan = plans.row(int(row))
+        if before <= link < before + depth:
+            found.setdefault(("layers", plan), []).append(link - before + 1)
+        else:  # nothing is recomputed outside the layers
+            found.setdefault((graph.blocks[number].name, replace(plan, checkpointing="none")), [])
+    return tuple(Group(name, tuple(layers), plan) for (name, plan), layers in found.items())
+
+
+def _varies(groups: tuple[Group, ...]) -> tuple[Dimension, ...]:
+    def differ(columns: tuple[str, ...], among: tuple[Group, ...]) -> bool:
+        return len({tuple(getattr(group.plan, column) for column in columns) for group in among}) > 1
+
+    layers = tuple(group for group in groups if group.layers)
+    return tuple(
+        dimension
+        for dimension, columns in DIMENSIONS.items()
+        if differ(columns, layers if dimension in ("recomputation", "expert") else groups)
+    )
+
+
+def _alone(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
+    """Whether a block is a layer, and the graph of that block once and nothing else."""
+    is_layer = _number(sharded.graph.layers, block) >= 0
+    one = (replace(block, repeat=1, positions=()),)
+    layers, last = (one, ()) if is_layer else ((), one)
+    return is_layer, Sharded(replace(sharded.graph, first=(), layers=layers, last=last, stages=None), sharded.index)
+
+
+def _number(blocks: tuple[Block, ...], block: Block) -> int:
+    """The place of this very block; -1 where it is not among them."""
+    return next((index for index, other in enumerate(blocks) if other is block), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A pipeline cut where its stages cost most alike. `layers` counts those of each stage; `even_s` is the step of the
+    cut with equally many layers, `step_s` of this one, both priced alike."""
+
+    plan: Plan
+    layers: tuple[int, ...]
+    step_s: float
+    even_s: float
+
+
+def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
+    """The cut of a pipeline's layers whose costliest stage costs least, of those that fit.
+
+    The first stage holds the embedding and the last one the head, and stage k of p keeps min(m, p - k) of m
+    micro-batches. With T the costliest stage, the step is (m - 1) T + the sum of all, which no cut changes.
+
+    Returns:
+        None where nothing can be cut: one stage, interleaved stages, or nothing that fits.
+    """
+    if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
+        return None
+    plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
+    sharded, fitted = models.shard(workload, plans), step.constants()
+    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
+    graph = sharded.graph
+    order = [_number(graph.blocks, block) for block in graph.sequence()]
+    seconds, static, kept, working = np.zeros((4, len(graph.blocks)))
+    for number, times in enumerate(priced.blocks):
+        is_layer, alone = _alone(sharded, times.block)
+        parts = step.block_seconds(workload, alone, plans, pool, times, fitted, recomputed=is_layer)
+        seconds[number] = (parts[0] + parts[1] + parts[2])[0]
+        bill = memory.footprint(workload, alone, whole)
+        static[number] = (bill.parameters + bill.gradients + bill.optimizer)[0]
+        kept[number], working[number] = bill.activations[0], bill.working[0]
+    ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
+    depth = len(order) - sum(ends)
+
+    def folded(column: Floats) -> Floats:
+        """Of each layer, (L,); that of the ends added to the first and the last."""
+        every = column[order]
+        layers = every[ends[0] : ends[0] + depth].copy()
+        layers[0] += every[: ends[0]].sum()
+        layers[-1] += every[ends[0] + depth :].sum()
+        return layers
+
+    def between(column: Floats) -> Floats:
+        upto = np.concatenate([[0.0], np.cumsum(folded(column))])
+        return np.asarray(upto[None, :] - upto[:, None])
+
+    count = plan.pipeline
+    alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
+    spread = 1 + memory.FRAGMENTATION
+    groups = sum(degree > 1 for degree in (plan.data, plan.tensor, plan.pipeline, plan.expert))
+    reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
+    room = memory.usable_bytes(pool.gpu) - reserve - working.max() * spread
+    cost = folded(seconds)
+    first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
+    if first is None or depth % count:
+        return None
+    straggle = float(step.straggle(plans, fitted)[0])
+    repeats = plan.gradient_accumulation
+
+    def slowest(starts: Ints) -> float:
+        return float(np.add.reduceat(cost, starts).max())
+
+    even = np.arange(count) * (depth // count)
+    return Stages(
+        plan=plan,
+        layers=tuple(np.diff([*first, depth]).tolist()),
+        step_s=((repeats - 1) * slowest(first) + cost.sum()) * straggle,
+        even_s=((repeats - 1) * slowest(even) + cost.sum()) * straggle,
+    )

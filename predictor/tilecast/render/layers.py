@@ -1,0 +1,92 @@
+"""Strategies per layer, below the first screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilecast.advise import Offer
+from tilecast.perlayer import TIDY, Group, PerLayer, Stages
+from tilecast.render.units import duration, gibibytes
+
+_WORTH = 0.005
+"""Savings below this share are not told apart from none."""
+
+
+def screen(offer: Offer, found: PerLayer | None, cut: Stages | None) -> str:
+    """What varying strategies and an uneven cut would give on an offer's GPUs: lines of text, ending in a newline."""
+    where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
+    return "\n".join([*_strategies(where, found), *_cut(cut)]) + "\n"
+
+
+def document(found: PerLayer | None, cut: Stages | None) -> dict[str, Any]:
+    """The same as values: seconds, bytes, layers counted from 1."""
+    told: dict[str, Any] = {}
+    if found is not None:
+        told["strategies"] = {
+            "groups": [
+                {"name": group.name, "layers": list(group.layers), "plan": str(group.plan)} for group in found.groups
+            ],
+            "stepSeconds": found.step_s,
+            "boundSeconds": found.bound_s,
+            "reshardingSeconds": found.resharding_s,
+            "memoryBytes": {"used": found.memory_bytes, "available": found.memory_available_bytes},
+            "varies": list(found.varies),
+            "frameworks": list(found.frameworks),
+        }
+        if found.uniform is not None:
+            told["strategies"]["uniform"] = {"plan": str(found.uniform), "stepSeconds": found.uniform_s}
+    if cut is not None:
+        told["stages"] = {
+            "layers": list(cut.layers), "stepSeconds": cut.step_s, "evenStepSeconds": cut.even_s
+        }  # fmt: skip
+    return told
+
+
+def _strategies(where: str, found: PerLayer | None) -> list[str]:
+    if found is None:
+        return [f"Per layer on {where}: no choice without a pipeline fits, or the model is priced as one block."]
+    memory = f"{gibibytes(found.memory_bytes)}/{gibibytes(found.memory_available_bytes)} GiB"
+    if not found.varies or (found.saving is not None and found.saving < _WORTH):
+        same = f"{found.uniform}, {duration(found.uniform_s)}" if found.uniform_s is not None else "none fits"
+        return [f"Per layer on {where}: the same everywhere is best without a pipeline ({same})."]
+    if found.uniform_s is None:
+        told = "no plan without a pipeline fits that is the same everywhere"
+    else:
+        told = f"{found.saving:.1%} less than the best that is the same everywhere ({found.uniform})"
+    lines = [f"Per layer on {where}: {duration(found.step_s)}, {told}"]
+    names = [_name(group) for group in found.groups]
+    width = max(len(name) for name in names)
+    lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, found.groups, strict=True)]
+    gap = found.step_s / found.bound_s - 1
+    proof = "no choice is better" if gap < 2 * TIDY else f"at most {gap:.1%} above the best choice"
+    lines.append(f"  {memory}; {duration(found.resharding_s)} of it moves activations between layouts; {proof}")
+    able = ", ".join(found.frameworks) if found.frameworks else "none of the known frameworks; Alpa and Galvatron do"
+    lines.append(f"  varies: {', '.join(found.varies)}; can be run by: {able}")
+    return lines
+
+
+def _name(group: Group) -> str:
+    return f"{group.name} {_ranges(group.layers)}" if group.layers else group.name
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as people write them: `1-12,25-32`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _cut(cut: Stages | None) -> list[str]:
+    if cut is None or cut.step_s > cut.even_s * (1 - _WORTH):
+        return []
+    layers = "+".join(str(count) for count in cut.layers)
+    saved = f"{1 - cut.step_s / cut.even_s:.1%}"
+    return [
+        f"Uneven pipeline: {layers} layers instead of equally many make a step {saved} shorter",
+        "  can be run by: megatron (--pipeline-model-parallel-layout), torchtitan (module_fqns_per_model_part)",
+    ]

@@ -1,0 +1,180 @@
+"""Strategies per layer are priced by the step's own formulas, never lose to a plan that is the same everywhere, and
+gain where layers or memory are unlike."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import chain, memory, models, perlayer, search
+from tilecast.cli import main
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.manifests import trainingjob
+from tilecast.spec import Model, Plan, Plans, SpecError, Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "jobs" / "gpt2-xl-fp16.yaml"
+
+
+def pool(gpu: str, per_node: int = 8, nodes: int = 4) -> Pool:
+    found = find_gpu(gpu)
+    return Pool(found.name, found, per_node, nodes, find_link(found.intra_link), find_link("ethernet-100"))
+
+
+def small(**dimensions: float) -> Model:
+    table = {"name": "small", "family": "decoder", "layers": 3, "hidden": 512, "heads": 8, "vocab": 8000}
+    return models.model_from({**table, "tied_embeddings": False, **dimensions})
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "gpu", "gpus"),
+    [
+        ("llama-2-7b", 4096, "a100-80", 8),
+        ("llama-3.1-8b", 8192, "h100-sxm", 16),
+        ("gpt2-xl", 1024, "t4", 8),
+        ("t5-v1.1-large", 512, "a100-40", 8),
+        ("mixtral-8x7b", 4096, "h100-sxm", 32),
+        ("bert-large", 512, "l4", 1),
+    ],
+)
+def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequence: int, gpu: str, gpus: int) -> None:
+    workload = Workload(models.preset(name), sequence, 128, "fp16")
+    on = pool(gpu)
+    ratios, over = [], []
+    for _, _, family in perlayer.families(workload, on, gpus):
+        one, plans = family.chain, family.plans
+        priced = search.price(workload, plans, on)
+        for row in range(len(plans)):
+            cost, held = chain.price(one, np.full(len(one.cost), row))
+            ratios.append((cost + perlayer.step.constants().step_s["eager"]) / priced.step_s[row])
+            over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
+    ratios = np.array(ratios)
+    # A chain hides exchanges behind neighbours only, the step behind the whole pass.
+    assert np.median(np.abs(ratios - 1)) < 0.02
+    assert np.quantile(ratios, 0.02) > 0.95
+    # It reserves the communicators of every strategy, and never needs the largest gathered block and scratch
+    # of different blocks at once.
+    assert np.quantile(over, 0.98) < 2.1 * memory.COMMUNICATOR_BYTES
+    assert np.quantile(over, 0.02) > -0.05 * find_gpu(gpu).memory_bytes
+    if gpus == 1:
+        assert ratios == pytest.approx(1, rel=1e-9)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    layers=st.integers(1, 3),
+    experts=st.sampled_from([0, 4]),
+    vocab=st.sampled_from([1000, 200_000]),
+    shrink=st.sampled_from([1.0, 0.05, 0.02]),
+    gpus=st.sampled_from([2, 4]),
+)
+def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int, shrink: float, gpus: int) -> None:
+    extra = {"experts": experts, "top_k": 2, "moe_every": 2, "family": "moe"} if experts else {}
+    workload = Workload(small(layers=layers, vocab=vocab, **extra), 512, 8, "bf16", micro_batch=2)
+    gpu = find_gpu("a100-40")
+    on = replace(pool("l4"), gpu=replace(gpu, memory_bytes=gpu.memory_bytes * shrink))
+    vary = ("recomputation", "zero") if layers > 1 else ("zero", "tensor")
+    best = np.inf
+    for _, _, family in perlayer.families(workload, on, gpus, vary=vary):
+        one = family.chain
+        for path in itertools.product(range(len(family.plans)), repeat=len(one.cost)):
+            cost, held = chain.price(one, np.array(path))
+            if held <= one.budget:
+                best = min(best, cost)
+    found = perlayer.best(workload, on, gpus, vary=vary)
+    assert (found is None) == (best == np.inf)
+    if found is not None:
+        fixed_s = perlayer.step.constants().step_s["eager"]
+        assert best <= (found.step_s - fixed_s) * (1 + 1e-11)
+        assert found.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
+        assert found.bound_s - fixed_s == pytest.approx(best, rel=1e-10)
+        assert found.memory_bytes <= found.memory_available_bytes
+        assert found.uniform_s is None or found.uniform_s >= best + fixed_s - 1e-9
+
+
+def test_the_example_gains_more_than_three_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = trainingjob.read(yaml.safe_load(EXAMPLE.read_text())).workload
+    found = perlayer.best(workload, pool("t4", nodes=1), 8)
+    assert found is not None
+    assert found.saving is not None
+    assert found.saving >= 0.03
+    assert found.memory_bytes <= found.memory_available_bytes
+    assert found.varies == ("recomputation",)
+    assert {"fsdp2", "megatron"} <= set(found.frameworks)
+    assert sum(len(group.layers) for group in found.groups) == workload.model.layers
+    assert main(["advise", str(EXAMPLE), "--gpus", "t4:8", "--per-layer"]) == 0
+    screen = capsys.readouterr().out
+    assert f"{found.saving:.1%} less than the best that is the same everywhere" in screen
+    assert "ac-full" in screen.split("Per layer on", 1)[1]
+
+
+def test_a_framework_limits_what_varies() -> None:
+    workload = Workload(models.preset("llama-2-7b"), 4096, 64, "bf16")
+    free = perlayer.best(workload, pool("l4"), 32)
+    bound = perlayer.best(replace(workload, framework="megatron"), pool("l4"), 32)
+    assert free is not None
+    assert bound is not None
+    assert "tensor" in free.varies
+    assert free.frameworks == ()
+    assert set(bound.varies) <= {"recomputation"}
+    assert free.step_s <= bound.step_s
+
+
+def test_layers_that_alternate_stand_where_they_are() -> None:
+    model = small(family="moe", layers=6, experts=4, top_k=2, moe_every=2, tied_embeddings=True)
+    workload = Workload(model, 512, 64, "bf16")
+    sharded = models.shard(workload, Plans.of(Plan()))
+    names = [block.name for block in sharded.graph.sequence()]
+    assert names == ["embedding", *["layer", "expert-layer"] * 3, "head"]
+    (_, order, family), *_ = perlayer.families(workload, pool("a100-40"), 4)
+    assert [sharded.graph.blocks[number].name for number in order] == names
+    assert (np.diagonal(family.moving, axis1=1, axis2=2) == 0).all()
+    assert family.moving[0].max() > 0
+
+
+def test_tied_weights_share_a_layout() -> None:
+    workload = Workload(small(vocab=200_000, tied_embeddings=True), 512, 64, "bf16")
+    found = perlayer.best(workload, pool("l4"), 8)
+    assert found is not None
+    ends = {group.name: group.plan for group in found.groups if not group.layers}
+    assert ends["embedding"].tensor == ends["head"].tensor
+    assert ends["embedding"].zero_stage == ends["head"].zero_stage
+
+
+def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
+    workload = Workload(small(layers=16, vocab=200_000), 2048, 256, "bf16")
+    plan = Plan(data=1, tensor=2, pipeline=4, micro_batch=4, gradient_accumulation=64, sequence_parallel=True)
+    found = perlayer.stages(workload, pool("a100-80"), plan)
+    assert found is not None
+    assert sum(found.layers) == 16
+    assert found.layers[-1] < 4
+    assert found.step_s < 0.9 * found.even_s
+
+
+@pytest.mark.parametrize("plan", [Plan(data=8), Plan(pipeline=4, virtual_stages=2, gradient_accumulation=8)])
+def test_nothing_is_cut_without_stages_to_cut(plan: Plan) -> None:
+    assert perlayer.stages(Workload(small(layers=16), 512, 8, "bf16"), pool("a100-80"), plan) is None
+
+
+def test_what_has_no_strategies_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SpecError, match="for training"):
+        perlayer.best(Workload(small(), 512, 8, "bf16", training=False), pool("a100-80"), 8)
+    with pytest.raises(SpecError, match="offload"):
+        perlayer.best(Workload(small(), 512, 8, "bf16", offload="optimizer"), pool("a100-80"), 8)
+    assert main(["advise", "resnet-50", "--batch", "256", "--gpus", "t4:8", "--precision", "fp16", "--per-layer"]) == 0
+    assert "priced as one block" in capsys.readouterr().out
+
+
+def test_programs_read_it_as_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(EXAMPLE), "--gpus", "t4:8", "--per-layer", "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["perLayer"]["strategies"]
+    assert told["boundSeconds"] <= told["stepSeconds"] < 0.97 * told["uniform"]["stepSeconds"]
+    assert sorted(layer for group in told["groups"] for layer in group["layers"]) == list(range(1, 49))
