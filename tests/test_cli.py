@@ -125,11 +125,60 @@ def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:
     assert expected in error
 
 
-@pytest.mark.parametrize("what", ["gpus", "models", "links"])
-def test_show_lists_what_is_known(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", what]) == 0
-    expected = {"gpus": "h100-sxm", "models": "llama-2-7b", "links": "nvlink4"}[what]
-    assert expected in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gpus"], ["h100-sxm", "989.4"]),
+        (["models"], ["llama-2-7b", "6,738M"]),
+        (["links"], ["nvlink4", "450"]),
+        (["gpus", "NVIDIA H100 80GB HBM3"], ["sm_count", "132", "sources", "data sheet"]),
+        (["models", "llama-3.1-8b"], ["ffn_hidden", "14336", "8,030,261,248"]),
+        (["links", "nvlink4"], ["bandwidth_gb_per_s", "900 GB/s both directions"]),
+        (["pools", "--nodes", MIXED], ["a100-80", "4x8", "nvlink3", "USD"]),
+        (["pools", "l4", "--nodes", MIXED], ["g6.48xlarge", "gpu-feature-discovery", "NVIDIA-L4"]),
+    ],
+)
+def test_show_lists_what_is_known(
+    arguments: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *arguments]) == 0
+    screen = capsys.readouterr().out
+    assert all(word in screen for word in expected)
+    assert main(["show", *arguments, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gpus", "h1000"], "unknown GPU"),
+        (["models", "lama-2-7b"], "did you mean llama-2-7b"),
+        (["links", "string"], "unknown link"),
+        (["pools"], "no pools are given"),
+        (["pools", "--gpus", "t4:4"], "names no nodes"),
+        (["pools", "b300", "--nodes", MIXED], "there is no pool"),
+        (["gpus", "--nodes", MIXED], "says nothing of gpus"),
+    ],
+)
+def test_show_of_what_is_not_there_is_one_line(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", *arguments]) == 2
+    _one_line(capsys, expected)
+
+
+def test_show_pools_says_why_a_node_is_not_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = tmp_path / "nodes.yaml"
+    label = "nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB\n    nvidia.com/mig.strategy: mixed"
+    resources = "{nvidia.com/mig-1g.10gb: 7}"
+    nodes.write_text(
+        f"apiVersion: v1\nkind: Node\nmetadata:\n  name: sliced\n  labels:\n    {label}\nspec: {{}}\n"
+        f"status: {{capacity: {resources}, allocatable: {resources}}}\n"
+    )
+    assert main(["show", "pools", "--nodes", str(nodes)]) == 0
+    assert "1 nodes not priced (MigPartitioned)" in capsys.readouterr().out
+    assert main(["show", "pools", "sliced", "--nodes", str(nodes)]) == 0
+    assert "MIG" in capsys.readouterr().out
 
 
 def test_a_config_without_its_type_is_told_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,10 +22,12 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
+    "sweep": "the advice for one value of a number after another: GPUs, batch, bandwidth, price …",
     "show": "what Tilecast knows, and what it sees in a cluster",
     "trace": "a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx",
     "validate": "forecasts against measurements",
     "calibrate": "a link of yours, from nccl-tests' logs",
+    "completion": "what bash, zsh or fish need to complete the command line",
 }
 """Every verb, a module of this package, and what it is for."""
 

@@ -85,6 +85,13 @@ class Job:
             place.pop("tokens", None)
         return replace(self, document=document, flags={**self.flags, ".".join(("spec", *path)): flag})
 
+    def number(self, path: Sequence[str]) -> float | None:
+        """The number in a field of the spec; None if there is none."""
+        place: Any = self.document.get("spec")
+        for part in path:
+            place = place.get(part) if isinstance(place, Mapping) else None
+        return float(place) if isinstance(place, int | float) and not isinstance(place, bool) else None
+
 
 def job_arguments(parser: argparse.ArgumentParser) -> None:
     """The job, and what is said of it beside a file."""

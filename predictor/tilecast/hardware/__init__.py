@@ -335,11 +335,16 @@ def links() -> Mapping[str, Link]:
 
 
 @cache
-def _links(folder: str) -> Mapping[str, Link]:
+def _link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
         raise SpecError("TILECAST_LINKS", f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
-    facts = {item.name: item for path in [*_toml_files("links"), *mine] for item in [_read(path, LinkFile)]}
+    return {item.name: item for path in [*_toml_files("links"), *mine] for item in [_read(path, LinkFile)]}
+
+
+@cache
+def _links(folder: str) -> Mapping[str, Link]:
+    facts = _link_files(folder)
     plain = {name: item.link({}) for name, item in facts.items() if not item.beyond}
     joined = [item for item in facts.values() if item.beyond]
     for item in joined:
@@ -351,6 +356,24 @@ def _links(folder: str) -> Mapping[str, Link]:
 def _chained(item: LinkFile) -> SpecError:
     problem = f"{item.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
+
+
+def gpu_facts(name: str) -> GpuFile:
+    """The shipped file of a GPU, sources among it.
+
+    Raises:
+        SpecError: no shipped GPU answers to the name.
+    """
+    return _read(files("tilecast.hardware").joinpath("gpus", f"{find_gpu(name).name}.toml"), GpuFile)
+
+
+def link_facts(name: str) -> LinkFile:
+    """The file of a link, sources among it, shipped or from the folder that `TILECAST_LINKS` names.
+
+    Raises:
+        SpecError: there is no such link.
+    """
+    return _named(_link_files(os.environ.get("TILECAST_LINKS", "")), find_link(name).name, "link")
 
 
 def load_link(path: Path | Traversable) -> Link:

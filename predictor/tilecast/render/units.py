@@ -21,7 +21,7 @@ _SCALES = (
 def duration(seconds: float) -> str:
     """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`."""
     _, unit, name = _scale(seconds)
-    return f"{_three(seconds / unit)}{name}"
+    return f"{_three(seconds / unit)}{name}" if seconds else "0s"
 
 
 def interval(lower: float, upper: float) -> str:

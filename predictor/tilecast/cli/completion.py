@@ -1,0 +1,61 @@
+"""`tilecast completion`: what a shell needs to complete verbs, options, presets and files, without running Tilecast."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tilecast import cli, models
+from tilecast.spec import SpecError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        'bash: eval "$(tilecast completion bash)" in ~/.bashrc; zsh: tilecast completion zsh > _tilecast, in a '
+        "folder of $fpath; fish: tilecast completion fish > ~/.config/fish/completions/tilecast.fish"
+    )
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        import shtab
+    except ImportError:
+        raise SpecError("completion", "needs shtab, which is not installed", "pip install shtab") from None
+    whole = cli.parser()
+    presets = " ".join(sorted({model.name for model in models.presets().values()}))
+    for action in _actions(whole):
+        if action.dest == "job":
+            action.complete = _job(presets)  # type: ignore[attr-defined]
+        elif action.type is Path or action.dest in ("files", "nodes", "target"):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(whole, options.shell))
+    return cli.EXIT_OK
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of a parser and of the parsers below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _actions(below)
+        else:
+            yield action
+
+
+def _job(presets: str) -> dict[str, Any]:
+    """A preset or a file, in the words of each shell."""
+    return {
+        "bash": "_tilecast_job",
+        "zsh": "_tilecast_job",
+        "fish": "(_tilecast_job)",
+        "preamble": {
+            "bash": f'_tilecast_job() {{ compgen -W "{presets}" -- "$1"; compgen -f -- "$1"; }}',
+            "zsh": f"_tilecast_job() {{ _alternative 'presets:model preset:({presets})' 'files:file:_files' }}",
+            "fish": f"function _tilecast_job; printf '%s\\n' {presets}; __fish_complete_path (commandline -ct); end",
+        },
+    }

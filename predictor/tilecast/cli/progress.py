@@ -1,0 +1,30 @@
+"""A bar for who waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+PATIENCE_S = 2.0
+"""What is done within this shows no bar."""
+
+ItemT = TypeVar("ItemT")
+
+
+def track(items: Sequence[ItemT], what: str) -> Iterator[ItemT]:
+    """The items, one after the other, with a bar on standard error from two seconds on, if somebody looks there."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    began = time.monotonic()
+    with Progress(console=Console(stderr=True), transient=True, disable=False, auto_refresh=False) as bar:
+        task = bar.add_task(what, total=len(items), visible=False)
+        for done, item in enumerate(items):
+            if time.monotonic() - began > PATIENCE_S:
+                bar.update(task, completed=done, visible=True, refresh=True)
+            yield item

@@ -1,0 +1,88 @@
+"""`tilecast sweep`: the advice for one value of a number after another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tilecast.advise import advise
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
+from tilecast.cli.progress import track
+from tilecast.hardware import Pool
+from tilecast.render import charts
+from tilecast.render import sweep as render
+from tilecast.spec import SpecError
+from tilecast.sweep import FIELDS, Over, Row, Value, vary
+
+_FIELDS = ", ".join(f"{name} ({field.unit})" if field.unit else name for name, field in FIELDS.items())
+EPILOG = f"""\
+A field is a number of the job's spec (training.globalBatchSize, constraints.gpus, model.transformer.layers …) or one
+of every pool: {_FIELDS}. Values are numbers, x0.5 for a share of what is there, 8..512 for every doubling and 8..64..8
+for even steps."""
+
+Writer = Callable[[str, str, Sequence[Row]], str]
+_TEXTS: Mapping[str, Writer] = {
+    "table": render.table,
+    "wide": lambda field, unit, rows: render.table(field, unit, rows, wide=True),
+    "csv": render.to_csv,
+    "json": render.to_json,
+}
+_PICTURES = (".svg", ".png")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    inputs.job_arguments(parser)
+    inputs.pool_arguments(parser)
+    parser.add_argument("--over", required=True, metavar="FIELD=VALUES", help="the number to change, and to what")
+    parser.add_argument("--plot", choices=render.MEASURES, default="step", help="what a picture shows; step if absent")
+    told = f"{', '.join(_TEXTS)}, or FILE.svg or FILE.png"
+    parser.add_argument("-o", "--output", default="table", metavar="FORMAT|FILE", help=told)
+
+
+def run(options: argparse.Namespace) -> int:
+    picture = Path(options.output) if options.output.endswith(_PICTURES) else None
+    if picture is None and options.output not in _TEXTS:
+        raise SpecError(
+            "--output", f"{options.output!r} is no format", f"use {', '.join(_TEXTS)}, FILE.svg or FILE.png"
+        )
+    over = Over.parse(options.over)
+    job, pools = inputs.job(options), inputs.pools(options)
+    rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
+    unit = FIELDS[over.field].unit if over.is_of_pools else ""
+    if picture is not None:
+        _draw(picture, render.chart(over.field, unit, rows, options.plot))
+        print(f"wrote {picture}")
+    else:
+        sys.stdout.write(_TEXTS[options.output](over.field, unit, rows))
+    return EXIT_OK if any(row.best for row in rows) else EXIT_NO_RECOMMENDATION
+
+
+def _row(job: inputs.Job, pools: Sequence[Pool], over: Over, value: Value) -> Row:
+    told = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
+    if over.is_of_pools:
+        return Row(value.number, told, advise(job.request(), vary(pools, over.field, value)))
+    path = over.field.split(".")
+    number = value.of(job.number(path), "--over")
+    whole = int(number) if number == int(number) else number
+    return Row(number, told, advise(job.having(path, whole, "--over").request(), pools))
+
+
+def _draw(path: Path, chart: charts.Chart) -> None:
+    """Write a picture.
+
+    Raises:
+        SpecError: nothing that draws PNG is installed, or the file cannot be written.
+    """
+    try:
+        if path.suffix == ".svg":
+            path.write_text(charts.svg(chart, "sweep", charts.STYLE) + "\n", encoding="utf-8")
+        else:
+            path.write_bytes(charts.png(chart))
+    except ImportError:
+        remedy = "pip install 'tilecast[plot]', or write a .svg, which needs nothing"
+        raise SpecError(str(path), "PNG needs matplotlib, which is not installed", remedy) from None
+    except OSError as error:
+        raise SpecError(str(path), "cannot be written", str(error.strerror or error)) from None

@@ -1,0 +1,236 @@
+"""Charts as values; as SVG that needs neither network nor script and follows the reader's light or dark; as PNG.
+
+A series has a colour and a mark of its own, so that colour alone tells nothing; every mark carries its figures as a
+title, which browsers show and screen readers say.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 640.0, 340.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84.0, 24.0, 14.0, 50.0
+_LEGEND_ROW = 22.0
+_MOST_TICKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a side of a chart counts, and how its figures are written."""
+
+    title: str
+    told: Callable[[float], str] = "{:g}".format
+    base: int = 0
+    """Base of a logarithmic axis; 0 is a linear one that begins at zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point, what is said of it, and what is written beside it."""
+
+    x: float
+    y: float
+    label: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one name, joined in their order or not."""
+
+    name: str
+    points: tuple[Point, ...]
+    joined: bool = True
+    quiet: bool = False
+    """A line that others are held against: grey, dashed, without marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Some series over two axes; values on a logarithmic axis are positive."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+
+
+STYLE = """\
+.chart{--c0:#0063a8;--c1:#b3480a;--c2:#00735a;--c3:#a03c78;--c4:#7a5c00;--c5:#5a4fcf;--ink:#1c2024;--faint:#dde1e6;
+--soft:#5c6670;font:12px system-ui,sans-serif;max-width:100%;height:auto}
+.chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}.chart .grid{stroke:var(--faint)}
+.chart .quiet{stroke:var(--soft);stroke-dasharray:5 4;fill:none}.chart .line{fill:none;stroke-width:2}
+@media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
+--ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
+"""
+"""What a page, or a picture alone, needs once for its charts."""
+
+COLORS = 6
+_SHAPES = (
+    '<circle r="4.5"/>',
+    '<path d="M-4.5-4.5h9v9h-9z"/>',
+    '<path d="M0-6 5.5 4.5h-11z"/>',
+    '<path d="M0-6 6 0 0 6-6 0z"/>',
+    '<path d="M0 6 5.5-4.5h-11z"/>',
+    '<path d="M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z"/>',
+)
+_MATPLOTLIB = "os^Dv*"
+"""The same marks in the letters of matplotlib."""
+
+
+def svg(chart: Chart, name: str, style: str = "") -> str:
+    """The chart as an `<svg>` element.
+
+    Args:
+        chart: what to draw.
+        name: begins the identifiers inside, so it has to be the only one on its page.
+        style: put inside, for a picture that is a file of its own.
+    """
+    x = _Scale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
+    y = _Scale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
+    legend, height = _legend(chart)
+    size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
+    parts = [
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{name}-title">',
+        f'<title id="{name}-title">{escape(chart.title)}</title>',
+        *([f"<style>{style}</style>"] if style else []),
+        *_frame(chart, x, y),
+    ]
+    for color, series in _colored(chart):
+        places = [(x.place(point.x), y.place(point.y)) for point in series.points]
+        if (series.joined or series.quiet) and len(places) > 1:
+            path = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
+            look = 'class="quiet"' if series.quiet else f'class="line" stroke="var(--c{color % COLORS})"'
+            parts.append(f'<polyline {look} points="{path}"/>')
+        for point, (left, top) in zip(series.points, places, strict=True):
+            if not series.quiet:
+                told = escape(f"{series.name}: {point.label or f'{x.axis.told(point.x)}, {y.axis.told(point.y)}'}")
+                mark = f'<g transform="translate({left:.1f} {top:.1f})" fill="var(--c{color % COLORS})">'
+                parts.append(f"{mark}{_SHAPES[color % COLORS]}<title>{told}</title></g>")
+            if point.text:
+                end = left > WIDTH * 0.7
+                parts.append(_soft(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
+    return "\n".join([*parts, *legend, "</svg>"])
+
+
+def _colored(chart: Chart) -> list[tuple[int, Series]]:
+    """Every series with the number of its colour; quiet ones take none."""
+    found, color = [], 0
+    for series in chart.series:
+        found.append((color, series))
+        color += not series.quiet
+    return found
+
+
+class _Scale:
+    """From values of an axis to places in the picture."""
+
+    def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
+        self.axis, self.start, self.end = axis, start, end
+        low, high = min(values, default=1.0), max(values, default=1.0)
+        self.ticks = _powers(low, high, axis.base) if axis.base else _steps(high)
+        low, high = min(low, self.ticks[0]), max(high, self.ticks[-1])
+        self.low, self.span = self._inner(low), max(self._inner(high) - self._inner(low), 1e-12)
+
+    def _inner(self, value: float) -> float:
+        return math.log(value) if self.axis.base else value
+
+    def place(self, value: float) -> float:
+        return self.start + (self._inner(value) - self.low) / self.span * (self.end - self.start)
+
+
+def _steps(high: float) -> list[float]:
+    """Round values from zero to the first one at or above `high`."""
+    rough = (high or 1.0) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * round_ for round_ in (1, 2, 2.5, 5, 10) if power * round_ >= rough * 0.999)
+    return [step * count for count in range(math.ceil(high / step - 1e-9) + 1 or 1)] or [0.0, step]
+
+
+def _powers(low: float, high: float, base: int) -> list[float]:
+    """Powers of the base around the values; of ten also twice and five times, where there would be few."""
+    first = math.floor(math.log(low, base) + 1e-9)
+    last = max(math.ceil(math.log(high, base) - 1e-9), first + 1)
+    stride = -(-(last - first) // _MOST_TICKS)
+    ticks = [float(base) ** power for power in range(first, last + 1, stride)]
+    if base == 10 and last - first <= 2:
+        finer = sorted(tick * factor for tick in ticks for factor in (1, 2, 5))
+        inside = [tick for tick in finer if low * 0.999 <= tick <= high * 1.001]
+        below, above = [tick for tick in finer if tick < low * 0.999], [tick for tick in finer if tick > high * 1.001]
+        return [*below[-1:], *inside, *above[:1]]
+    return ticks if ticks[-1] >= high * 0.999 else [*ticks, ticks[-1] * float(base) ** stride]
+
+
+def _frame(chart: Chart, x: _Scale, y: _Scale) -> list[str]:
+    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+    parts = []
+    for tick in y.ticks:
+        top = y.place(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
+        parts.append(_soft(_LEFT - 8, top + 4, chart.y.told(tick), "end"))
+    for tick in x.ticks:
+        left = x.place(tick)
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+        parts.append(_soft(left, bottom + 18, chart.x.told(tick), "middle"))
+    center, middle = (_LEFT + right) / 2, (_TOP + bottom) / 2
+    turned = f'transform="translate(16 {middle}) rotate(-90)"'
+    parts.append(f'<text x="{center}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x.title)}</text>')
+    parts.append(f'<text {turned} text-anchor="middle">{escape(chart.y.title)}</text>')
+    return parts
+
+
+def _soft(left: float, top: float, text: str, anchor: str) -> str:
+    return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _legend(chart: Chart) -> tuple[list[str], float]:
+    """The names of the series below the picture, and the height of all."""
+    parts, left, top = [], _LEFT, HEIGHT + 6
+    for color, series in _colored(chart):
+        width = 26 + 7.2 * len(series.name)
+        if left + width > WIDTH and left > _LEFT:
+            left, top = _LEFT, top + _LEGEND_ROW
+        mark = f'<g fill="var(--c{color % COLORS})">{_SHAPES[color % COLORS]}</g>'
+        mark = '<path class="quiet" d="M-8 0h16"/>' if series.quiet else mark
+        words = f'<text x="14" y="4">{escape(series.name)}</text>'
+        parts.append(f'<g transform="translate({left + 8:.1f} {top:.1f})">{mark}{words}</g>')
+        left += width + 16
+    return parts, top + _LEGEND_ROW - 6
+
+
+def png(chart: Chart) -> bytes:
+    """The chart as a picture of 1,200 by 675 dots.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for color, series in _colored(chart):
+        look = "--" if series.quiet else ("-" if series.joined else "") + _MATPLOTLIB[color % COLORS]
+        axes.plot([point.x for point in series.points], [point.y for point in series.points], look, label=series.name)
+    axes.set(title=chart.title, xlabel=chart.x.title, ylabel=chart.y.title)
+    for axis, lines, scale, limit in (
+        (chart.x, axes.xaxis, axes.set_xscale, axes.set_xlim),
+        (chart.y, axes.yaxis, axes.set_yscale, axes.set_ylim),
+    ):
+        if axis.base:
+            scale("log", base=axis.base)
+        else:
+            limit(0)
+        lines.set_major_formatter(_formatter(axis))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _formatter(axis: Axis) -> Callable[[float, float], str]:
+    return lambda value, _: axis.told(value)

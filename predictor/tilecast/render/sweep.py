@@ -1,0 +1,150 @@
+"""A sweep as a table with bars, as plain data, and as a chart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tilecast.advise import Offer
+from tilecast.render.charts import Axis, Chart, Point, Series
+from tilecast.render.columns import columns
+from tilecast.render.document import alternative, figures, rejection
+from tilecast.render.units import count, duration, interval, money
+from tilecast.sweep import Row, efficiency, per_gpu
+
+Measure = Literal["step", "cost", "throughput"]
+MEASURES: tuple[Measure, ...] = ("step", "cost", "throughput")
+
+BAR = 24
+"""Columns of the longest bar."""
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> str:
+    """The best of every value, or with `wide` every pool's best, as a screen ending in a newline."""
+    titles = (_titled(field, unit), "POOL", "GPUS", "PLAN", "STEP", "(90%)", "COST/1K", "/S/GPU", "EFF", "STEP")
+    longest = max((offer.step_s for row in rows for offer in _shown(row, wide)), default=1.0)
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        found = _shown(row, wide)
+        if not found:
+            why = row.advice.rejections[0] if row.advice.rejections else None
+            told = f"{why.pool}: {why.message}" if why else "no pool"
+            lines.append((row.told, told, *[""] * (len(titles) - 2)))
+        for offer in found:
+            cost = offer.cost_per_1000_steps
+            lines.append(
+                (
+                    row.told,
+                    offer.pool.name,
+                    f"{offer.nodes}x{offer.gpus_per_node}",
+                    str(offer.plan),
+                    duration(offer.step_s),
+                    interval(offer.lower_s, offer.upper_s),
+                    money(cost, offer.pool.currency) if cost is not None else "",
+                    count(per_gpu(offer)),
+                    f"{efficiency(rows, offer):.0%}",
+                    bar(offer.step_s / longest),
+                )
+            )
+    right = (titles[0], "GPUS", "COST/1K", "/S/GPU", "EFF")
+    unit_told = "tokens" if rows[0].advice.request.workload.samples_are_tokens else "samples"
+    note = f"/S/GPU: {unit_told} per second and GPU; EFF: of the best that the same pool reaches here."
+    return "\n".join([*columns(titles, lines, right), "", note]) + "\n"
+
+
+def bar(share: float) -> str:
+    """A bar of so much of `BAR` columns, to an eighth of one."""
+    eighths = max(1, round(min(share, 1.0) * BAR * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
+    """One line per value and pool."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
+                     "costPer1000Steps", "tokensPerSecond", "efficiency", "best"])  # fmt: skip
+    for row in rows:
+        for offer in row.advice.offers:
+            cost = "" if offer.cost_per_1000_steps is None else f"{offer.cost_per_1000_steps:.6g}"
+            times = [f"{value:.6g}" for value in (offer.step_s, offer.lower_s, offer.upper_s)]
+            shares = [f"{offer.tokens_per_s:.6g}", f"{efficiency(rows, offer):.4g}", str(offer is row.best).lower()]
+            place = [offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan]
+            writer.writerow([f"{row.value:g}", *place, *times, cost, *shares])
+    return out.getvalue()
+
+
+def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:
+    """Every value with the offers and rejections it leads to."""
+    document = {
+        "schemaVersion": "1",
+        "field": field,
+        **({"unit": unit} if unit else {}),
+        "rows": [
+            {
+                "value": figures(row.value),
+                "offers": [_offer(rows, offer) for offer in row.advice.offers],
+                "rejected": [rejection(item) for item in row.advice.rejections],
+            }
+            for row in rows
+        ],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step") -> Chart:
+    """A line for every pool over the values."""
+    names = sorted({offer.pool.name for row in rows for offer in row.advice.offers})
+    values = [row.value for row in rows]
+    is_wide = min(values, default=0) > 0 and max(values) > 4 * min(values)
+    series = []
+    for name in names:
+        found = [(row, offer) for row in rows for offer in row.advice.offers if offer.pool.name == name]
+        points = [
+            Point(row.value, number, f"{field} {row.told}, {_told(measure, offer, number)}, {offer.plan}")
+            for row, offer in found
+            if (number := _measured(measure, offer)) is not None
+        ]
+        series.append(Series(name, tuple(points)))
+    request, currency = rows[0].advice.request, _currency(rows)
+    heights = [point.y for one in series for point in one.points]
+    base = 10 if min(heights, default=0) > 0 and max(heights) > 20 * min(heights) else 0
+    y = {
+        "step": Axis("step time", duration, base),
+        "cost": Axis("cost of 1,000 steps", lambda value: money(value, currency), base),
+        "throughput": Axis("tokens/s" if request.workload.samples_are_tokens else "samples/s", count, base),
+    }[measure]
+    x = Axis(f"{field}{f' ({unit})' if unit else ''}", lambda value: f"{value:g}", base=2 if is_wide else 0)
+    return Chart(f"{request.name}: {y.title} over {field}", x, y, tuple(series))
+
+
+def _shown(row: Row, wide: bool) -> Sequence[Offer]:
+    return row.advice.offers if wide else row.advice.offers[:1]
+
+
+def _titled(field: str, unit: str) -> str:
+    name = field.rpartition(".")[2] if not field.startswith("link.") else field.removeprefix("link.")
+    return f"{name} {unit}".strip().upper()
+
+
+def _measured(measure: Measure, offer: Offer) -> float | None:
+    return {"step": offer.step_s, "cost": offer.cost_per_1000_steps, "throughput": offer.tokens_per_s}[measure]
+
+
+def _told(measure: Measure, offer: Offer, number: float) -> str:
+    if measure == "step":
+        return duration(number)
+    return money(number, offer.pool.currency) if measure == "cost" else f"{count(number)}/s"
+
+
+def _currency(rows: Sequence[Row]) -> str:
+    return next((offer.pool.currency for row in rows for offer in row.advice.offers), "USD")
+
+
+def _offer(rows: Sequence[Row], offer: Offer) -> dict[str, Any]:
+    more = {"tokensPerSecond": figures(offer.tokens_per_s), "efficiency": figures(efficiency(rows, offer))}
+    return alternative(offer) | more
