@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import itertools
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +22,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from kopf._cogs.clients import watching
+from kopf._cogs.clients.errors import APIClientError
+from kopf._cogs.clients.watching import WatchingError
 
 from advice_values import advice, offer
 from tilecast.advise import Advice, Request
@@ -435,13 +440,39 @@ async def test_a_job_deleted_meanwhile_is_forgotten() -> None:
     assert len(store.writes) == 1 and not store.events
 
 
-async def test_content_that_is_refused_is_not_sent_again() -> None:
+async def test_content_that_is_refused_is_sent_again_after_the_longest_wait() -> None:
     store = Store()
     store.faults = [ApiError(422, "invalid")]
     store.put(f"{JOBS}/a", job())
     async with operator(store) as corridor:
+        await until(lambda: len(store.writes) == 1)
+        (due,) = (due for key, due in corridor.queue._due.items() if key.name == "a")
+        assert due - time.monotonic() > QUICK.retry_most_s - QUICK.retry_first_s
         await settled(corridor)
-    assert len(store.writes) == 1
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+
+
+@pytest.mark.parametrize(("status", "is_lost"), [(403, True), (409, True), (422, True), (429, False), (503, False)])
+async def test_an_event_waits_for_an_api_server_that_is_busy_and_for_nothing_else(status: int, is_lost: bool) -> None:
+    class Refusing(Store):
+        async def create(self, path: str, document: Any) -> dict[str, Any]:
+            if self.faults:
+                raise self.faults.pop()
+            return await super().create(path, document)
+
+        async def apply(self, path: str, document: Any) -> dict[str, Any]:
+            kept, self.faults = self.faults, []
+            answer = await super().apply(path, document)
+            self.faults = kept
+            return answer
+
+    store = Refusing()
+    store.faults = [ApiError(status, "no")]
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+    assert len(store.events) == (not is_lost)
 
 
 async def test_a_spec_that_changes_during_a_write_is_not_lost() -> None:
@@ -730,5 +761,30 @@ def test_kopf_is_configured_to_leave_no_trace() -> None:
     own = handlers._configure(kopf_settings := kopf.OperatorSettings())
     assert own == Settings()
     assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
+    waits = list(itertools.islice(kopf_settings.networking.error_backoffs, 1000))
+    assert waits == sorted(waits) and max(waits) <= 10, "an API server that is away for long is not given up"
     assert kopf_settings.queueing.worker_limit is None, "a limit below the number of nodes never starts"
     assert kopf_settings.process.ultimate_exiting_timeout < 30
+
+
+async def test_a_watch_that_ends_in_an_error_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ending(**_: Any) -> AsyncIterator[str]:
+        yield "listed"
+        raise errors.pop()
+
+    monkeypatch.setattr(handlers, "REREAD_S", 0.0)
+    gone = APIClientError("gone", status=410, headers={})
+    errors: list[Exception] = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON"), OSError()]
+    watch = handlers._enduring(ending)
+    with pytest.raises(OSError):
+        _ = [event async for event in watch(resource="jobs")]
+    for _ in range(len(errors)):
+        assert [event async for event in watch(resource="jobs")] == ["listed"]
+    assert watching.continuous_watch.__module__ == handlers.__name__, "kopf's own is replaced"
+
+
+def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:
+    depth = 9_990
+    body = job()
+    body["spec"]["model"] = json.loads('{"huggingFace": {"config": ' + '{"a":' * depth + "1" + "}" * depth + "}}")
+    assert View.of(body).document

@@ -6,12 +6,16 @@ waits for this process to be deleted, and whatever they miss is seen again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import sys
+from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import kopf
+from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
 from tilecast_operator import server, settings
@@ -26,6 +30,13 @@ WATCH_CLIENT_S = 660
 CHUNK = 500
 EXIT_S = 25
 """Below the 30 s that a pod is given."""
+REREAD_S = 1.0
+"""Wait before objects are listed anew after a watch that ended in an error."""
+RECURSION_LIMIT = 60_000
+"""The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such job, and nobody's would
+be seen again. A level takes up to four calls here."""
+
+log = logging.getLogger("tilecast")
 
 
 @kopf.on.startup()
@@ -89,6 +100,35 @@ async def job_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any
     act(body)
 
 
+class Backoffs:
+    """Waits between tries of a request, in seconds: growing, and without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        wait_s = 0.5
+        while True:
+            yield wait_s
+            wait_s = min(2 * wait_s, 10.0)
+
+
+def _enduring(watch: Any) -> Any:
+    """A watch that lists its objects anew, as after a broken connection, where kopf's own ends the process: when the
+    API server refuses a list, or ends a watch in an error other than 410."""
+
+    async def endure(**kwargs: Any) -> AsyncIterator[Any]:
+        try:
+            async for event in watch(**kwargs):
+                yield event
+        except (errors.APIError, watching.WatchingError, ValueError, RecursionError) as error:
+            log.warning("%s: %s; reading them anew", kwargs.get("resource"), error)
+            await asyncio.sleep(REREAD_S)
+
+    return endure
+
+
+watching.continuous_watch = _enduring(watching.continuous_watch)
+sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+
+
 def _configure(kopf_settings: kopf.OperatorSettings) -> settings.Settings:
     own = settings.from_environment(os.environ)
     kopf_settings.peering.standalone = True
@@ -99,6 +139,7 @@ def _configure(kopf_settings: kopf.OperatorSettings) -> settings.Settings:
     kopf_settings.watching.client_timeout = WATCH_CLIENT_S
     kopf_settings.watching.chunk_size = CHUNK
     kopf_settings.networking.request_timeout = own.request_timeout_s
+    kopf_settings.networking.error_backoffs = Backoffs()
     kopf_settings.process.ultimate_exiting_timeout = EXIT_S
     if own.node_selector:
         kopf_settings.watching.label_selectors["nodes"] = own.node_selector

@@ -262,16 +262,16 @@ class Corridor:
                 self.metrics.queue.set(len(self.queue))
 
     def _retry(self, key: Key, error: Exception | None) -> None:
-        """Try again later, unless the object is gone or the API server will not take this content."""
+        """Try again later, unless the object is gone. Content that the API server will not take may be taken once the
+        CRDs are as new as this process."""
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self._objects.pop(key, None)
             return
-        if code == 422:
-            log.error("%s: refused by the API server: %s", key, error)
-            return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
         wait_s = min(self.settings.retry_first_s * 2 ** min(attempt - 1, 16), self.settings.retry_most_s)
+        if code == 422:
+            wait_s = self.settings.retry_most_s
         if isinstance(error, ApiError) and error.retry_after_s is not None:
             wait_s = max(wait_s, error.retry_after_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)
@@ -449,6 +449,8 @@ class Corridor:
         try:
             await self._counted("events", self._client.create(f"/api/v1/namespaces/{key.namespace}/events", body))
         except ApiError as error:
+            if error.status == 429 or error.status >= 500:
+                raise
             if error.status != 409:
                 log.warning("%s: Event not written: %s", key, error)
 
