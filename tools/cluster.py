@@ -85,6 +85,7 @@ class Cluster:
         self.folder = _clusters_folder() / self.name
         self.kubeconfig = self.folder / "kubeconfig.yaml"
         self.audit_log = self.folder / "clusters" / self.name / "logs" / "audit.log"
+        self.certificates = self.folder / "clusters" / self.name / "pki"
         self._nodes = nodes
         self._audit_policy = audit_policy
 

@@ -1,0 +1,296 @@
+"""Kueue, JobSet, Kubeflow Trainer and the training operator against a control plane of `cluster.py`.
+
+    with Cluster(nodes=...) as cluster, Controllers(cluster, "jobset", "trainer", "kueue"):
+        cluster.apply(Path("examples/existing/job.yaml"))
+
+Each is the released program, built from its Go module by `binaries.py`, started as a plain process on loopback ports.
+Its CRDs and webhooks are those that lie in the module, with `clientConfig.service` turned into a URL of 127.0.0.1;
+its certificate is the one that kwokctl made for the API server, which names 127.0.0.1 and Kueue's own service.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+import binaries
+from cluster import Cluster, ClusterError, free_ports, wait_for
+
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 20
+
+_WATCHED = ("kueue.x-k8s.io", "batch", "jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org")
+"""API groups whose webhooks are installed. Kueue's manifests name many more, which it serves only when asked to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a controller listens, on 127.0.0.1."""
+
+    webhook: int
+    health: int
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """How one of the programs is started."""
+
+    crds: str
+    """Folder of its CRDs, below the manifests of its toolset."""
+    webhooks: str
+    """File of its webhooks; empty where none are installed."""
+    configuration: Callable[[Ports, Path], Mapping[str, Any]] | None
+    """Content of its `--config`, from its ports and the folder of its certificate."""
+    arguments: Callable[[Ports], tuple[str, ...]]
+    runtimes: str = ""
+    """What is applied once it runs."""
+    needs: tuple[str, ...] = ()
+
+
+def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": "kueue-system",
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": ports.webhook, "host": "127.0.0.1", "certDir": str(certificates)},
+        # With it Kueue takes the certificate from a Secret; without, from a fixed folder under /etc.
+        "internalCertManagement": {"enable": True},
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"qps": 200, "burst": 400},
+        "featureGates": {"AdmissionGatedBy": True, "VisibilityOnDemand": False},
+        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
+    }
+
+
+def _jobset(ports: Ports, certificates: Path) -> Mapping[str, Any]:
+    return {
+        "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": ports.webhook, "host": "127.0.0.1", "certDir": str(certificates)},
+        "internalCertManagement": {"enable": False},
+        "leaderElection": {"leaderElect": False},
+    }
+
+
+def _trainer(ports: Ports, certificates: Path) -> Mapping[str, Any]:
+    return {
+        "apiVersion": "config.trainer.kubeflow.org/v1alpha1",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"port": ports.webhook, "host": "127.0.0.1"},
+        "certManagement": {"enable": False},
+        "leaderElection": {"leaderElect": False},
+    }
+
+
+CONTROLLERS: Mapping[str, Controller] = {
+    "jobset": Controller("crd/bases", "webhook/manifests.yaml", _jobset, lambda ports: ()),
+    "trainer": Controller(
+        crds="crds",
+        webhooks="webhook/manifests.yaml",
+        configuration=_trainer,
+        arguments=lambda ports: (),
+        runtimes="runtimes/torch_distributed.yaml",
+        needs=("jobset",),
+    ),
+    "training-operator": Controller(
+        crds="crds",
+        webhooks="",
+        configuration=None,
+        arguments=lambda ports: (
+            "--enable-scheme=pytorchjob",
+            "--metrics-bind-address=0",
+            f"--health-probe-bind-address=127.0.0.1:{ports.health}",
+            f"--webhook-server-port={ports.webhook}",
+        ),
+    ),
+    "kueue": Controller("crd/bases", "webhook/manifests.yaml", _kueue, lambda ports: ()),
+}
+"""Every program by its toolset."""
+
+
+class Controllers:
+    """Some of `CONTROLLERS`, running against a cluster; a context manager.
+
+    Args:
+        cluster: the control plane, started.
+        names: which; what they need starts before them.
+
+    Raises:
+        ClusterError: one ended, or is not ready in time; the message ends with its last log lines.
+        binaries.BinariesError: a program is missing and cannot be built.
+    """
+
+    def __init__(self, cluster: Cluster, *names: str) -> None:
+        needed = {other for name in names for other in (*CONTROLLERS[name].needs, name)}
+        self.names = [name for name in CONTROLLERS if name in needed]
+        self._cluster = cluster
+        self._folder = cluster.folder / "controllers"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Install the CRDs, start the programs, and point the API server at their webhooks."""
+        try:
+            for name in self.names:
+                self._start(name, CONTROLLERS[name])
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the programs; their CRDs stay."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def log(self, name: str) -> Path:
+        """Where a program writes what it has to say."""
+        return self._folder / name / "log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, name: str, controller: Controller) -> None:
+        programs = binaries.ensure(name)
+        manifests = programs / "manifests"
+        webhook, health = free_ports(2)
+        ports = Ports(webhook, health)
+        folder = self._folder / name
+        # controller-runtime looks for a certificate below $TMPDIR unless told otherwise.
+        certificates = folder / "k8s-webhook-server" / "serving-certs"
+        certificates.mkdir(parents=True)
+        own = self._cluster.certificates
+        for given, wanted in (("admin.crt", "tls.crt"), ("admin.key", "tls.key"), ("ca.crt", "ca.crt")):
+            shutil.copyfile(own / given, certificates / wanted)
+        authority = base64.b64encode((own / "ca.crt").read_bytes()).decode()
+        self._apply(_convertible(_documents(manifests / controller.crds), ports, authority))
+        # kubectl trips over a CRD that has no condition yet.
+        self._patiently("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        if name == "kueue":
+            self._apply(_secret("kueue-system", "kueue-webhook-server-cert", own))
+        arguments = [*controller.arguments(ports)]
+        if controller.configuration is not None:
+            config = folder / "config.yaml"
+            config.write_text(yaml.safe_dump(dict(controller.configuration(ports, certificates))))
+            arguments.append(f"--config={config}")
+        environment = self._cluster.environment() | {
+            "KUBECONFIG": str(self._cluster.kubeconfig),
+            "TMPDIR": str(folder),
+        }
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [str(programs / name), *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        port = ports.webhook if controller.webhooks else ports.health
+        wait_for(lambda: self._listens(name, port), f"{name} on port {port}", START_TIMEOUT_S)
+        if controller.webhooks:
+            found = _documents(manifests / controller.webhooks)
+            self._apply(_pointed(found, name, ports, authority))
+        if controller.runtimes:
+            # A webhook must let it pass that may not answer yet.
+            self._patiently("apply", "--server-side", "-f", str(manifests / controller.runtimes))
+
+    def _listens(self, name: str, port: int) -> bool:
+        if (status := self._processes[name].poll()) is not None:
+            tail = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+            raise ClusterError(f"{name} ended with status {status}; its last words:\n" + "\n".join(tail))
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def _apply(self, documents: Iterable[Mapping[str, Any]]) -> None:
+        # Server-side: the CRDs are too long for the annotation that kubectl apply writes.
+        text = "\n---\n".join(json.dumps(document) for document in documents)
+        self._cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=text)
+
+    def _patiently(self, *arguments: str) -> None:
+        """Run kubectl until it succeeds."""
+
+        def done() -> bool:
+            try:
+                self._cluster.kubectl(*arguments)
+            except ClusterError:
+                return False
+            return True
+
+        wait_for(done, f"kubectl {' '.join(arguments)}", START_TIMEOUT_S)
+
+
+def _documents(path: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted(path.glob("*.yaml")) if path.is_dir() else [path]:
+        for document in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+            if document and document.get("kind") != "Kustomization":
+                yield document
+
+
+def _convertible(crds: Iterable[dict[str, Any]], ports: Ports, authority: str) -> Iterator[dict[str, Any]]:
+    """CRDs, those of several versions converted by the controller."""
+    for crd in crds:
+        if len(crd["spec"]["versions"]) > 1:
+            client = {"url": f"https://127.0.0.1:{ports.webhook}/convert", "caBundle": authority}
+            webhook = {"conversionReviewVersions": ["v1"], "clientConfig": client}
+            crd["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
+        yield crd
+
+
+def _pointed(
+    configurations: Iterable[dict[str, Any]], name: str, ports: Ports, authority: str
+) -> Iterator[dict[str, Any]]:
+    """Webhook configurations that call 127.0.0.1."""
+    for found in configurations:
+        kind = "mutating" if found["kind"].startswith("Mutating") else "validating"
+        found["metadata"]["name"] = f"{name}-{kind}-webhook-configuration"
+        found["webhooks"] = [
+            {**item, "clientConfig": _client(item["clientConfig"], ports, authority)}
+            for item in found["webhooks"]
+            if any(group in _WATCHED for rule in item["rules"] for group in rule["apiGroups"])
+        ]
+        yield found
+
+
+def _client(config: Mapping[str, Any], ports: Ports, authority: str) -> dict[str, str]:
+    return {"url": f"https://127.0.0.1:{ports.webhook}{config['service']['path']}", "caBundle": authority}
+
+
+def _secret(namespace: str, name: str, certificates: Path) -> list[dict[str, Any]]:
+    """The namespace and the Secret that a certificate manager would keep there."""
+    files = {"tls.crt": "admin.crt", "tls.key": "admin.key", "ca.crt": "ca.crt", "ca.key": "ca.key"}
+    data = {key: base64.b64encode((certificates / file).read_bytes()).decode() for key, file in files.items()}
+    metadata = {"name": name, "namespace": namespace}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data},
+    ]
