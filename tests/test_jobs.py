@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.advise import advise
+from tilecast.cli import main
 from tilecast.hardware import Pool
 from tilecast.manifests import documents, kueue, nodes, trainingjob
 from tilecast.manifests.candidates import Candidates, candidates, exported, placement, request, settled
@@ -506,6 +507,55 @@ def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None
     choice += ("tolerations:", "key:", "operator:", "value:", "effect:")
     assert lines and all(any(word in line for word in (*numbers, *choice)) for line in lines), lines
     assert [line for line in text.splitlines() if "#" in line] == [line for line in after.splitlines() if "#" in line]
+
+
+NODES = str(EXAMPLES / "clusters" / "mixed.yaml")
+
+
+@pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
+def test_the_command_line_prints_the_manifest_to_commit(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
+    text = capsys.readouterr().out
+    assert text != path.read_text() and text.startswith(path.read_text().split("\n")[0])
+    assert documents.load(text)[0]["metadata"] == example(path.stem)["metadata"]
+    assert main(["advise", str(path), "--nodes", NODES]) == 0
+    assert "h100-sxm" in capsys.readouterr().out
+
+
+def test_a_manifest_is_exported_for_pools_without_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(EXAMPLES / "existing" / "jobset.yaml"), "--gpus", "a100-80:16", "-o", "yaml"]) == 0
+    changed = capsys.readouterr().out
+    assert "nodeSelector" not in changed and "nvidia.com/gpu: 8" in changed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("tilecast.dev/model: resnet-50", "tilecast.dev/other: x", ("tilecast.dev/model: is missing", "annotate")),
+        ("model: resnet-50", "model: resnet-5", ("tilecast.dev/model", "resnet-5", "did you mean")),
+        ('"globalBatchSize"', '"batch"', ("tilecast.dev/training.batch", "unknown field")),
+    ],
+)
+def test_a_wrong_file_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((EXAMPLES / "existing" / "job.yaml").read_text().replace(old, new))
+    assert main(["advise", str(path), "--nodes", NODES]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words) and told.count("\n") == 1
+
+
+def test_a_runtime_in_the_same_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beneath = {**runtime(), "apiVersion": "trainer.kubeflow.org/v1alpha1", "metadata": {"name": "torch-distributed"}}
+    document = example("trainjob")
+    document["spec"]["trainer"] = {"image": "x"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump_all([beneath, document], sort_keys=False))
+    assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
+    first, second = documents.load(capsys.readouterr().out)
+    assert first == beneath
+    assert second["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["name"]
 
 
 HAND = """\

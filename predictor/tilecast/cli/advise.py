@@ -10,6 +10,7 @@ from tilecast import perlayer, search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
 from tilecast.explain import explain
+from tilecast.manifests.candidates import settled
 from tilecast.render import explain as explained
 from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
@@ -42,13 +43,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    request = inputs.job(options).request()
+    job = inputs.job(options)
+    request, pools = job.request(), inputs.pools(options)
     if options.baseline:
         request = replace(request, baseline=_baseline(options.baseline))
     if options.launch:
         request = _kept_to(request, options.launch)
-    advice = advise(request, inputs.pools(options))
-    sys.stdout.write(_text(options, advice))
+    if job.source is None:
+        advice = advise(request, pools)
+        sys.stdout.write(_text(options, advice))
+    else:
+        request, found = job.source.narrowed(request, pools, inputs.node_labels(options))
+        advice = settled(advise(request, found.pools), found)
+        is_manifest = options.output == "yaml"
+        sys.stdout.write(job.source.committed(advice, found) if is_manifest else _text(options, advice))
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 

@@ -11,13 +11,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tilecast import models
 from tilecast.advise import Request
+from tilecast.cli.existing import Source
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
-from tilecast.manifests import documents, instances, nodes, trainingjob
+from tilecast.manifests import documents, instances, jobs, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
@@ -53,6 +55,8 @@ class Job:
     config_maps: Mapping[str, documents.Document] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     """Fields of the spec that a flag filled, and that flag."""
+    source: Source | None = None
+    """The job of another kind that it stands for."""
 
     def request(self) -> Request:
         """The advice that the job asks for.
@@ -64,7 +68,7 @@ class Job:
             return trainingjob.read(self.document, self.config_maps)
         except SpecError as error:
             if error.field not in self.flags:
-                raise
+                raise (jobs.in_annotations(error) if self.source else error) from None
             raise SpecError(self.flags[error.field], error.problem, error.remedy) from None
 
     def having(self, path: Sequence[str], value: object, flag: str) -> Job:
@@ -97,8 +101,8 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     """The job, and what is said of it beside a file."""
     parser.add_argument(
         "job",
-        help="a TrainingJob file, a Hugging Face config.json, an ONNX file, a graph that `tilecast trace` wrote, "
-        "or the name of a model preset",
+        help="a file with a TrainingJob, or with an annotated TrainJob, PyTorchJob, JobSet or Job; a Hugging Face "
+        "config.json, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
     )
     parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
     parser.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
@@ -204,13 +208,25 @@ def nodes_report(options: argparse.Namespace) -> nodes.NodesReport:
     Raises:
         SpecError: neither is given, or it cannot be read.
     """
-    if options.context:
-        text, name = _kubectl(options.context), f"context {options.context}"
-    elif options.nodes:
-        text, name = read_text(options.nodes), options.nodes
-    else:
-        raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
-    return nodes.pools(*nodes.parse(text, name))
+    return nodes.pools(*nodes.parse(*_cluster(options.context, options.nodes)))
+
+
+def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
+    """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
+    if options.gpus:
+        return []
+    everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
+    return [node.labels for node in everyone if node.gpus or node.other_devices]
+
+
+@cache
+def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
+    """Nodes and pools as text, and what to call it; standard input is read once."""
+    if context:
+        return _kubectl(context), f"context {context}"
+    if file:
+        return read_text(file), file
+    raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
 
 
 def pair(flag: str, text: str) -> tuple[str, int]:
@@ -250,7 +266,8 @@ def _is_file(job: str) -> bool:
 
 
 def _from_file(options: argparse.Namespace) -> Job:
-    found = documents.load(read_text(options.job), options.job)
+    text = read_text(options.job)
+    found = documents.load(text, options.job)
     if len(found) == 1 and graph_document.is_document(found[0]):
         graph_document.read(found[0], options.job)
         return _bare(options, *_stored(Path(options.job).stem, json.dumps(found[0])))
@@ -262,13 +279,21 @@ def _from_file(options: argparse.Namespace) -> Job:
     if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
-    jobs = [document for document in found if document.get("kind") == trainingjob.KIND] or found
-    if len(jobs) != 1:
-        raise SpecError(options.job, f"holds {len(jobs)} jobs", "give a file with one TrainingJob")
+    own = [document for document in found if document.get("kind") == trainingjob.KIND]
+    source = None if own else Source.of(text, found)
+    if source is not None:
+        spec = jobs.described(source.job)
+        own = [
+            {"apiVersion": API_VERSION, "kind": trainingjob.KIND, "metadata": {"name": source.job.name}, "spec": spec}
+        ]
+    own = own or found
+    if len(own) != 1:
+        raise SpecError(options.job, f"holds {len(own)} jobs", "give a file with one TrainingJob")
     for flag in _BARE:
         if getattr(options, flag) is not None:
             raise SpecError(_flag(flag), "describes a bare model", f"change {options.job} instead")
-    return Job(jobs[0], {_name(item): item for item in found if item.get("kind") == "ConfigMap"})
+    config_maps = {_name(item): item for item in found if item.get("kind") == "ConfigMap"}
+    return Job(own[0], config_maps, source=source)
 
 
 def _tell_quantization(name: str, quantization: object) -> None:

@@ -288,6 +288,12 @@ def in_annotations(error: SpecError) -> SpecError:
     return error
 
 
+def in_words(text: str) -> str:
+    """The message of an error about a TrainingJob, with the annotation's name in place of the field."""
+    found = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
+    return text if found is None else _FIELDS[found] + text.removeprefix(found)
+
+
 _FIELDS = {
     "spec.model": MODEL,
     "spec.training": TRAINING,
@@ -330,7 +336,8 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
         wanted += _train_job(document, job, placement, runtime_patches)
     else:
         for pods in job.workers:
-            wanted.append(Change((*pods.path, "nodeSelector"), selector(pods, placement.node_selector)))
+            if (chosen := selector(pods, placement.node_selector)) != dict(pods.node_selector):
+                wanted.append(Change((*pods.path, "nodeSelector"), chosen))
             if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
                 wanted.append(Change((*pods.path, "tolerations"), tolerations))
     return [change for change in wanted if _at(document, change.path) != change.value]

@@ -1,0 +1,65 @@
+"""Files with a TrainJob, PyTorchJob, JobSet or Job: advised as they stand, and printed as they should be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilecast.advise import Advice, Request
+from tilecast.hardware import Pool
+from tilecast.manifests import candidates, documents, jobs
+from tilecast.manifests.edit import edited
+from tilecast.spec import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A job in the text of a file."""
+
+    text: str
+    index: int
+    """Of its document in the file."""
+    document: documents.Document
+    job: jobs.Job
+
+    @classmethod
+    def of(cls, text: str, found: Sequence[documents.Document]) -> Source | None:
+        """The one job of a file; None where it has none.
+
+        Raises:
+            SpecError: it has several, or the job is not shaped like its kind.
+        """
+        places = [index for index, document in enumerate(found) if jobs.is_job(document)]
+        if not places:
+            return None
+        if len(places) > 1:
+            raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
+        document = found[places[0]]
+        named = jobs.runtime_of(document)
+        runtimes = (item for item in found if named and (item.get("kind"), _name(item)) == named)
+        return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
+
+    def narrowed(
+        self, request: Request, pools: Sequence[Pool], labels: Iterable[Mapping[str, str]]
+    ) -> tuple[Request, candidates.Candidates]:
+        """The request with the job's own GPUs as the baseline, and the pools that it may use.
+
+        Raises:
+            SpecError: the job may use none of the pools that it allows.
+        """
+        # A manifest can be given any number of pods, but for kinds and jobs where it takes more than a number.
+        is_placed = not self.job.is_countable
+        found = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
+        return candidates.request(request, self.job, found, is_placed=is_placed), found
+
+    def committed(self, advice: Advice, found: candidates.Candidates) -> str:
+        """The file with the advised fields of the job changed and every other byte as it was."""
+        if advice.best is None:
+            return self.text
+        put = candidates.exported(advice.best, self.job, found)
+        return edited(self.text, jobs.changes(self.document, self.job, put), self.index)
+
+
+def _name(document: Mapping[str, object]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
