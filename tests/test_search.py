@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tilecast import models, search
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
-from tilecast.spec import Plan, Plans, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct
 from tilecast.step import PARTS
 
 
@@ -22,29 +23,118 @@ def pool(gpu: str = "a100-80", nodes: int = 2, per_node: int = 8) -> Pool:
     return Pool(found.name, found, per_node, nodes, find_link(found.intra_link), find_link("infiniband-hdr-8x200"))
 
 
-def test_enumeration_is_every_divisible_plan_of_a_small_space() -> None:
-    workload = Workload(models.preset("gpt2"), 1024, 8, "bf16")
-    found = {
-        (one.data, one.tensor, one.pipeline, one.micro_batch, one.zero_stage, one.checkpointing, one.virtual_stages)
-        for one in search.enumerate_plans(workload, pool(nodes=1), Limits(gpus=8))
-    }
-    expected = set()
-    for data, tensor, pipeline in itertools.product(range(1, 9), repeat=3):
-        if data * tensor * pipeline != 8 or 12 % tensor or 12 % pipeline or 8 % data:
+def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
+    """Every plan of a small pool, by loops over everything and one question at a time."""
+    model, found = workload.model, []
+    counts = range(1, where.max_gpus + 1)
+    frameworks = [search.FRAMEWORKS[workload.framework]] if workload.framework else list(search.FRAMEWORKS.values())
+    able = [one for one in frameworks if workload.precision in one.precisions and workload.offload in one.offload]
+    for tensor, context, pipeline, data in itertools.product(counts, repeat=4):
+        gpus = tensor * context * pipeline * data
+        if gpus > where.max_gpus or (gpus % where.gpus_per_node and where.gpus_per_node % gpus):
             continue
-        share = 8 // data
-        for micro in (1, 2, 4, 8):
-            if share % micro or (share // micro < pipeline and micro > 1):
+        if tensor > where.gpus_per_node or (gpus > where.gpus_per_node and where.gpus_per_node % tensor):
+            continue
+        if model.heads % tensor or model.kv_heads % tensor or model.ffn_hidden % tensor:
+            continue
+        if workload.global_batch % data or -(-model.layers // pipeline) * (pipeline - 1) >= model.layers:
+            continue
+        tokens = workload.sequence_length // context
+        if context > 1 and (workload.sequence_length % (2 * context) or tokens < search.MIN_CONTEXT_TOKENS):
+            continue
+        share = workload.global_batch // data
+        for micro, expert, zero, mode, virtual, spread in itertools.product(
+            range(1, share + 1), range(1, experts + 1), range(4), CHECKPOINTING, range(1, 5), (False, True)
+        ):
+            repeats = share // micro
+            if share % micro or (micro & (micro - 1) and micro != share) or (repeats < pipeline and micro > 1):
                 continue
-            stages = [0] if data == 1 else [0, 1] if pipeline > 1 else [0, 1, 3]
-            expected |= {
-                (data, tensor, pipeline, micro, stage, mode, virtual)
-                for stage in stages
-                for mode in ("none", "selective", "full")
-                for virtual in ((1, 2, 3, 4) if pipeline > 1 else (1,))
-                if 12 // pipeline % virtual == 0 and (virtual == 1 or share // micro % pipeline == 0)
-            }
-    assert found == expected
+            if experts % expert or data * tensor % expert or (zero and data * context == 1):
+                continue
+            if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual) or repeats % pipeline):
+                continue
+            if (spread and (tensor == 1 or tokens % tensor)) or workload.checkpointing not in (None, mode):
+                continue
+            plan = Plan(data, tensor, pipeline, context, expert, zero, micro, repeats, mode, spread, virtual)
+            if any(framework.executes(Plans.of(plan))[0] for framework in able):
+                found.append(plan)
+    return found
+
+
+SMALL = [
+    ("gpt2", 2048, 8, {}, 1),
+    ("gpt2", 2048, 12, {"framework": "megatron"}, 1),
+    ("gpt2", 2048, 12, {"framework": "torchtitan"}, 1),
+    ("gpt2", 1024, 12, {"framework": "deepspeed", "checkpointing": "full"}, 1),
+    ("mixtral-8x7b", 2048, 4, {"checkpointing": "none"}, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "sequence", "batch", "job", "experts"), SMALL)
+def test_what_is_found_is_every_plan_and_its_best_is_the_best(
+    name: str, sequence: int, batch: int, job: dict[str, Any], experts: int
+) -> None:
+    workload, where = Workload(models.preset(name), sequence, batch, **job), pool("h100-sxm", nodes=2, per_node=3)
+    found, expected = search.find(workload, where), naive(workload, where, experts)
+    assert len(found) == len(expected) == len(set(found.plans))
+    assert set(found.plans) == set(expected)
+    alone = [search.price(workload, Plans.of(plan), where) for plan in expected]
+    best = min((float(one.step_s[0]) for one in alone if one.fits[0]), default=np.inf)
+    assert found.step_s[found.fits].min(initial=np.inf) == best
+    assert not found.is_bounded
+
+
+def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
+    jobs: list[tuple[str, int, int, Pool, dict[str, Any]]] = [
+        ("gpt3-175b", 2048, 1536, pool("h100-sxm", nodes=64), {}),
+        ("llama-2-7b", 16384, 64, pool("l4", nodes=8, per_node=4), {}),
+        ("mixtral-8x7b", 4096, 96, pool(nodes=4), {}),
+        ("deepseek-v3", 4096, 480, pool("h100-sxm", nodes=32), {"framework": "torchtitan"}),
+        ("t5-v1.1-large", 512, 64, pool(), {}),
+        ("resnet-50", 1, 256, pool("t4"), {"precision": "fp16"}),
+        ("llama-2-7b", 2048, 64, pool(), {"offload": "optimizer", "framework": "deepspeed"}),
+        ("qwen3-8b", 8192, 64, pool("h100-sxm", nodes=8), {"lora_rank": 16, "execution": "compiled"}),
+        ("bert-large", 512, 60, pool("h100-sxm"), {"framework": "megatron", "precision": "fp8"}),
+        ("vit-l-16", 1, 512, pool("a100-40"), {"framework": "fsdp2"}),
+    ]
+    rng, told = np.random.default_rng(0), 0
+    for name, sequence, batch, where, job in jobs:
+        workload = Workload(models.preset(name), sequence, batch, **job)
+        found = search.find(workload, where)
+        for row in rng.permutation(len(found))[:130].tolist():
+            alone = search.price(workload, Plans.of(found.plans.row(row)), where)
+            assert alone.step_s[0] == found.step_s[row], found.plans.row(row)
+            assert alone.memory_bytes[0] == found.memory_bytes[row], found.plans.row(row)
+            told += 1
+    assert told >= 1000
+
+
+def test_too_many_plans_leave_out_node_counts_and_say_so() -> None:
+    workload, where = Workload(models.preset("gpt2"), 1024, 1024), pool(nodes=32)
+    whole = search.find(workload, where)
+    few = search.find(workload, where, Limits(max_plans=len(whole) - 1))
+    assert few.is_bounded
+    assert len(few) < len(whole)
+    assert set(few.plans) < set(whole.plans)
+    assert few.plans.gpus.max() == whole.plans.gpus.max()
+    fewest = search.find(workload, where, Limits(max_plans=1))
+    assert set((fewest.plans.gpus // 8).tolist()) == {0, 1, 2, 4, 8, 16, 32}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_distinct_rows_are_the_distinct_rows(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(0, 40))
+    values = st.integers(-3, 3) | st.integers(-(10**12), 10**12)
+    columns = [
+        np.array(data.draw(st.lists(values, min_size=rows, max_size=rows)), dtype=np.int64)
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    table, found = np.column_stack(columns), distinct(*columns)
+    assert (table[found.first][found.index] == table).all()
+    assert len(np.unique(table, axis=0)) == len(found)
+    assert table[found.first].tolist() == sorted(table[found.first].tolist())
+    assert all((table[:row] != table[row]).any(axis=1).all() for row in found.first)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "bert-large", "mixtral-8x7b", "t5-v1.1-large", "resnet-50"])
@@ -96,6 +186,13 @@ def test_a_faster_network_never_makes_a_step_slower(name: str) -> None:
     slow, fast = (replace(pool(nodes=4), inter=find_link(link)) for link in ("ethernet-25", "infiniband-ndr-8x400"))
     plans = search.enumerate_plans(workload, slow)
     assert np.all(search.price(workload, plans, fast).step_s <= search.price(workload, plans, slow).step_s)
+
+
+def test_a_number_of_gpus_that_is_asked_for_need_not_divide_a_node() -> None:
+    workload = Workload(models.preset("gpt2"), 1024, 24)
+    assert set(search.find(workload, pool(nodes=1)).plans.gpus.tolist()) == {1, 2, 4, 8}
+    assert set(search.find(workload, pool(nodes=1), Limits(gpus=6)).plans.gpus.tolist()) == {6}
+    assert not len(search.find(workload, pool(nodes=2), Limits(gpus=12)))
 
 
 def test_tensor_groups_stay_inside_nodes() -> None:

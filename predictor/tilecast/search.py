@@ -1,29 +1,31 @@
 """Every plan of a pool as columns. No formula lives here: `step` and `memory` price what this enumerates.
 
-The space is pools x GPU counts x tensor x pipeline x data x expert x micro-batch x ZeRO stage x
-recomputation x virtual stages, under exact divisibility: tensor divides heads and key/value heads (or
-replicates them) and stays inside a node unless the job allows more, pipeline divides the layers, data divides
-the global batch, micro-batches divide a rank's share. The order of rows is fixed, so that equal prices always
-choose the same plan.
+The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x micro-batch x ZeRO stage x
+recomputation x sequence parallelism x virtual stages, under exact divisibility: a count of GPUs divides a node or fills
+nodes, tensor divides heads, key/value heads (or replicates them) and the MLP and stays inside a node unless the job
+allows more, context divides the sequence, every pipeline stage has layers, data divides the global batch, micro-batches
+divide a rank's share. A plan is one that the job's framework executes, or any framework where it names none. Precision
+and global batch make a workload of their own; overlap is none of the dimensions, since a step without is never faster.
+The order of rows is fixed, so that equal prices always choose the same plan.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import memory, models, step
+from tilecast import fuse, memory, models, step
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memory import Footprint
 from tilecast.models import Sharded, traced
-from tilecast.spec import CHECKPOINTING, Floats, Framework, Plans, Precision, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Plans, Precision, SpecError, Workload
 from tilecast.step import Constants, StepTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -38,6 +40,8 @@ class Limits:
     max_tensor: int | None = None
     tensor_across_nodes: bool = False
     """Whether tensor parallelism may leave the node, as measured runs sometimes do."""
+    max_plans: int = 2_000_000
+    """Where there are more, node counts are left out until there are fewer: from all to powers of two alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Found:
     step_s: Floats
     memory_bytes: Floats
     usable_bytes: float
+    is_bounded: bool = False
+    """Whether there were more plans than the limit, so that not every node count was tried."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -99,6 +105,8 @@ class Abilities:
     """How norms and residuals may be split where tensor parallelism is on."""
     per_layer: tuple[Dimension, ...] = ()
     """What may differ from layer to layer."""
+    experts_fold_over_tensor: bool = True
+    """Whether tensor ranks may hold different experts, or only data ranks."""
 
     def executes(self, plans: Plans) -> Mask:
         """Whether it can run each plan, (n,)."""
@@ -136,11 +144,22 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    plans = enumerate_plans(workload, pool, limits)
-    if not len(plans):
-        return Found(plans, np.zeros(0), np.zeros(0), memory.usable_bytes(pool.gpu))
-    priced = price(workload, plans, pool)
-    return Found(plans, priced.step_s, priced.memory_bytes, priced.usable_bytes)
+    plans, is_bounded = _enumerate(workload, pool, limits)
+    step_s, memory_bytes = np.empty((2, len(plans)))
+    if len(plans):
+        sharded = models.shard(workload, plans)
+        priced = step.kernel_seconds(workload, sharded, pool.gpu)
+        steps = step.Steps.of(workload, sharded, plans, pool, priced)
+        bills = memory.Bills.of(workload, sharded, plans)
+        for start in range(0, len(plans), CHUNK):
+            rows = slice(start, start + CHUNK)
+            step_s[rows] = steps.rows(rows).total
+            memory_bytes[rows] = bills.rows(rows).total
+    return Found(plans, step_s, memory_bytes, memory.usable_bytes(pool.gpu), is_bounded)
+
+
+CHUNK = 1 << 13
+"""Plans that are put together at once: their columns stay in the processor's second-level cache."""
 
 
 def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
@@ -149,23 +168,10 @@ def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workl
     return (workload, *(replace(workload, precision=name) for name in others))
 
 
-def _require_framework(workload: Workload) -> None:
-    if workload.framework is None:
-        return
-    able = FRAMEWORKS[workload.framework]
-    for field, value, known in (
-        ("training.precision", workload.precision, able.precisions),
-        ("training.offload", workload.offload, able.offload),
-        ("training.activationCheckpointing", workload.checkpointing or able.checkpointing[0], able.checkpointing),
-    ):
-        if value not in known:
-            raise SpecError(
-                field, f"{workload.framework} has no {value}", f"use one of {', '.join(known)}, or another framework"
-            )
-
-
 MAX_VIRTUAL = 4
 """More virtual stages than this send more than they save."""
+MIN_CONTEXT_TOKENS = 1024
+"""Context ranks with fewer tokens than this send more than they save."""
 
 
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
@@ -197,31 +203,9 @@ def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -
     """Every divisible plan of a pool that the workload's framework executes, as one table; empty if there is none.
 
     Raises:
-        SpecError: the framework cannot run the workload's precision, offloading or recomputation.
+        SpecError: no framework, or not the one of the workload, runs its precision, offloading or recomputation.
     """
-    _require_framework(workload)
-    tables = [
-        _expand(workload, data, tensor, pipeline)
-        for gpus in gpu_counts(pool, limits)
-        for tensor, pipeline, data in _splits(workload, pool, gpus, limits)
-    ]
-    if not any(map(len, tables)):
-        return Plans.of()
-    plans = Plans.concatenate([table for table in tables if len(table)])
-    return plans if workload.framework is None else plans.take(FRAMEWORKS[workload.framework].executes(plans))
-
-
-def gpu_counts(pool: Pool, limits: Limits) -> list[int]:
-    """GPU counts worth trying: powers of two inside a node, then whole nodes."""
-    most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus)
-    if limits.gpus is not None:
-        whole = limits.gpus <= pool.gpus_per_node or limits.gpus % pool.gpus_per_node == 0
-        return [limits.gpus] if limits.gpus <= most and whole else []
-    inside = [n for n in (1, 2, 4, 8, 16) if n < pool.gpus_per_node]
-    nodes = range(1, pool.max_nodes + 1)
-    # Beyond eight nodes, multiples of ever larger powers of two: what schedulers and rings like.
-    chosen = [n for n in nodes if n <= 8 or n % (1 << (n.bit_length() - 4)) == 0 or n == pool.max_nodes]
-    return [n for n in inside + [n * pool.gpus_per_node for n in chosen] if n <= most]
+    return _enumerate(workload, pool, limits)[0]
 
 
 def divisors(number: int) -> list[int]:
@@ -230,23 +214,76 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _splits(workload: Workload, pool: Pool, gpus: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
+_Table: TypeAlias = dict[str, Ints]
+"""Columns of plans that are not complete yet, by name."""
+
+
+def _enumerate(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
+    """The plans, and whether node counts were left out to keep them few."""
+    ways, allowed = _ways(workload)
+    for digits in (64, 4, 3, 2, 1):
+        outer = _batches(workload, _splits(workload, pool, limits, digits))
+        mask = _combined(workload, outer, ways, allowed)
+        if np.count_nonzero(mask) <= limits.max_plans:
+            break
+    rows, chosen = np.nonzero(mask)
+    names = [item.name for item in fields(Plans)]
+    columns = {name: column[rows] for name, column in outer.items()} | {
+        name: column[chosen] for name, column in ways.items()
+    }
+    return Plans(*(columns[name] for name in names)), digits < 64
+
+
+def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
+    """Tensor, context, pipeline and data ranks: numbers of GPUs that divide a node, or whole nodes. `digits`
+    leaves only numbers of nodes that are zero after so many binary digits: 4, say, all up to 16, then every other."""
+    most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, limits.gpus or pool.max_gpus)
+    widest = most if limits.tensor_across_nodes else min(most, pool.gpus_per_node)
+    tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if _splits_heads(workload, t)]
+    pipelines = [p for p in range(1, most + 1) if p == 1 or _stages_are_full(workload, p)]
+    contexts = [c for c in range(1, most + 1) if c == 1 or _splits_sequence(workload, c)]
+    datas = [d for d in divisors(workload.global_batch) if d <= most]
+    grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
+    tensor, context, pipeline, data = (column.ravel() for column in grid)
+    gpus = tensor * context * pipeline * data
+    nodes = gpus // pool.gpus_per_node
+    whole = gpus % pool.gpus_per_node == 0
+    inside = gpus if limits.tensor_across_nodes else pool.gpus_per_node
+    # Of several nodes each holds whole tensor-parallel groups.
+    keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
+    if limits.gpus is None:
+        keep &= whole | (pool.gpus_per_node % gpus == 0)  # what remains of a node is of use to others
+    length = np.frexp(nodes)[1]
+    keep &= (nodes <= 1) | (nodes % (1 << np.maximum(length - digits, 0)) == 0) | (nodes == pool.max_nodes)
+    if limits.gpus is not None:
+        keep &= gpus == limits.gpus
+    rows = np.flatnonzero(keep)
+    rows = rows[np.argsort(gpus[rows], kind="stable")]
+    kind = np.int32 if workload.global_batch < 1 << 31 else np.int64
+    names = ("tensor", "context", "pipeline", "data")
+    return {name: column.ravel()[rows].astype(kind) for name, column in zip(names, grid, strict=True)}
+
+
+def _splits_heads(workload: Workload, tensor: int) -> bool:
+    """Whether heads, key and value heads (or copies of them) and the MLP divide by so many ranks."""
     model = workload.model
-    inside = gpus if limits.tensor_across_nodes else min(gpus, pool.gpus_per_node)
-    most = min(limits.max_tensor or inside, inside)
-    splittable = model.hidden > 0
-    tensors = [t for t in divisors(gpus) if t <= most and splittable and model.heads % t == 0] if splittable else [1]
-    for tensor in tensors or [1]:
-        if tensor > 1 and model.kv_heads % tensor and tensor % model.kv_heads:
-            continue
-        if gpus > pool.gpus_per_node and inside % tensor:
-            continue  # a group would straddle two nodes
-        for pipeline in divisors(gpus // tensor):
-            if pipeline > 1 and not _stages_are_full(workload, pipeline):
-                continue
-            data = gpus // (tensor * pipeline)
-            if workload.global_batch % data == 0:
-                yield tensor, pipeline, data
+    if tensor == 1:
+        return True
+    is_whole = model.hidden > 0 and model.heads % tensor == 0 and model.ffn_hidden % tensor == 0
+    return is_whole and (model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0)
+
+
+def _splits_sequence(workload: Workload, context: int) -> bool:
+    """Whether fused attention may be spread over so many ranks: each takes two pieces of a causal sequence, one of
+    another (zig-zag), and enough tokens that sending keys and values can pay."""
+    if workload.model.family not in _CONTEXTUAL or "attention" not in fuse.passes(workload) or not workload.training:
+        return False
+    pieces = 2 * context if workload.model.causal else context
+    return workload.sequence_length % pieces == 0 and workload.sequence_length // context >= MIN_CONTEXT_TOKENS
+
+
+_CONTEXTUAL = ("decoder", "encoder", "moe", "deepseek")
+"""Families of which each layer's queries and keys are of one sequence."""
 
 
 def _stages_are_full(workload: Workload, pipeline: int) -> bool:
@@ -259,46 +296,99 @@ def _stages_are_full(workload: Workload, pipeline: int) -> bool:
     return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and model.family != "encdec"
 
 
-def _expand(workload: Workload, data: int, tensor: int, pipeline: int) -> Plans:
-    """The plans of one (data, tensor, pipeline): micro-batch x ZeRO x recomputation x expert x virtual stages."""
+def _batches(workload: Workload, splits: _Table) -> _Table:
+    """Each split with every micro-batch (a power of two, or the whole share of a rank) and expert-parallel degree."""
+    batch = workload.global_batch
+    share = batch // splits["data"][:, None]
+    micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), splits["data"].dtype)
+    keep = share % micro == 0
+    if workload.micro_batch is None:
+        keep &= (micro & (micro - 1) == 0) | (share == micro)
+        keep &= (share // micro >= splits["pipeline"][:, None]) | (micro == 1)
+    rows, chosen = np.nonzero(keep)
+    found = {name: column[rows] for name, column in splits.items()}
+    found["micro_batch"] = micro[chosen]
+    found["gradient_accumulation"] = share[rows, 0] // micro[chosen]
+    experts = int(workload.model.extra.get("experts", 1))
+    degrees = np.array(divisors(experts) if experts > 1 else [1], splits["data"].dtype)
+    ranks = found["data"] * (found["tensor"] if _experts_fold_over_tensor(workload) else 1)
+    rows, chosen = np.nonzero(ranks[:, None] % degrees == 0)
+    return {name: column[rows] for name, column in found.items()} | {"expert": degrees[chosen]}
+
+
+def _experts_fold_over_tensor(workload: Workload) -> bool:
+    return workload.framework is None or FRAMEWORKS[workload.framework].experts_fold_over_tensor
+
+
+def _ways(workload: Workload) -> tuple[_Table, Mask]:
+    """ZeRO stage, recomputation, sequence parallelism and virtual stages, each with each: W combinations; and which of
+    them go with each set of degrees above one, (2 ** degrees, W)."""
     model = workload.model
-    per_rank = workload.global_batch // data
-    if workload.micro_batch is not None:
-        micro = [workload.micro_batch] if per_rank % workload.micro_batch == 0 else []
-    else:
-        micro = [b for b in divisors(per_rank) if b & (b - 1) == 0 or b == per_rank]
-        micro = [b for b in micro if per_rank // b >= pipeline or b == 1]
-    zero = [0] if data == 1 or not workload.training else ([0, 1] if pipeline > 1 else [0, 1, 3])
-    if workload.offload == "parameters":
-        zero = [3] if pipeline == 1 else []
+    zero = [3] if workload.offload == "parameters" else [0, 1, 2, 3] if workload.training else [0]
+    recompute = [0]
     if workload.checkpointing is not None:
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
-    else:
-        is_in_layers = model.hidden > 0 or model.trace is not None
-        recompute = list(range(len(CHECKPOINTING))) if is_in_layers and workload.training else [0]
-    experts = int(model.extra.get("experts", 1))
-    expert = [e for e in divisors(experts) if data * tensor % e == 0] if experts > 1 else [1]
-    is_even = pipeline > 1 and model.layers % pipeline == 0
-    virtual = [v for v in divisors(max(1, model.layers // pipeline)) if v <= MAX_VIRTUAL] if is_even else [1]
-    columns = np.meshgrid(micro, zero, recompute, expert, virtual, indexing="ij")
-    grid = np.array(columns, dtype=np.int64).reshape(len(columns), -1)
-    # Interleaving needs the micro-batches to divide by the stages (arXiv 2104.04473, section 2.2).
-    grid = grid[:, (grid[4] == 1) | (per_rank // np.maximum(grid[0], 1) % pipeline == 0)]
-    rows = grid.shape[1]
-
-    def constant(value: int) -> npt.NDArray[np.int64]:
-        return np.full(rows, value, dtype=np.int64)
-
-    return Plans(
-        data=constant(data),
-        tensor=constant(tensor),
-        pipeline=constant(pipeline),
-        context=constant(1),
-        expert=grid[3],
-        zero_stage=grid[1],
-        micro_batch=grid[0],
-        gradient_accumulation=per_rank // grid[0] if rows else grid[0],
-        checkpointing=grid[2],
-        sequence_parallel=constant(int(tensor > 1)),
-        virtual_stages=grid[4],
+    elif workload.training and (model.hidden > 0 or model.trace is not None):
+        recompute = list(range(len(CHECKPOINTING)))
+    sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
+    names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
+    grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
+    ways = {name: column.ravel() for name, column in zip(names, grid, strict=True)}
+    kinds = np.arange(1 << len(_DEGREES), dtype=np.int32)
+    degrees = {name: 1 + (kinds >> place & 1) for place, name in enumerate(_DEGREES)}
+    count = len(ways["zero_stage"])
+    one = np.ones(count * len(kinds), np.int32)
+    table = Plans(
+        **{name: np.repeat(column, count) for name, column in degrees.items()},
+        **{name: np.tile(column, len(kinds)) for name, column in ways.items()},
+        micro_batch=one,
+        gradient_accumulation=one,
     )
+    allowed = np.any([framework.executes(table) for framework in _frameworks_for(workload)], axis=0)
+    allowed &= (table.sequence_parallel == 0) | (table.tensor > 1)
+    allowed &= (table.virtual_stages == 1) | (table.pipeline > 1)
+    if workload.offload == "parameters":
+        allowed &= table.pipeline == 1
+    else:
+        allowed &= (table.zero_stage == 0) | (table.replicas > 1)
+    return ways, allowed.reshape(len(kinds), count)
+
+
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+
+
+def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
+    """Which rows of `outer` go with which of the W ways, (rows, W)."""
+    kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(_DEGREES)], axis=0)
+    virtual = np.arange(1, MAX_VIRTUAL + 1)
+    pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
+    layers = max(1, workload.model.layers)
+    # Interleaving needs equal pieces, and micro-batches that divide by the stages (arXiv 2104.04473, section 2.2).
+    interleaves = (virtual == 1) | ((layers % (pipeline * virtual) == 0) & (repeats % pipeline == 0))
+    spread = workload.sequence_length // outer["context"] % outer["tensor"] == 0
+    # A matrix of rows x ways at a time, and of the narrow columns instead of the wide.
+    mask: Mask = allowed[kind] & interleaves[:, ways["virtual_stages"] - 1]
+    mask &= spread[:, None] | (ways["sequence_parallel"] == 0)
+    return mask
+
+
+def _frameworks_for(workload: Workload) -> list[Abilities]:
+    """What may run the workload: its framework, or all that have its precision and offloading.
+
+    Raises:
+        SpecError: there is none.
+    """
+    asked = list(FRAMEWORKS.values()) if workload.framework is None else [FRAMEWORKS[workload.framework]]
+    for field, value, names in (
+        ("training.precision", workload.precision, "precisions"),
+        ("training.offload", workload.offload, "offload"),
+        ("training.activationCheckpointing", workload.checkpointing, "checkpointing"),
+    ):
+        able = [one for one in asked if value is None or value in getattr(one, names)]
+        if not able:
+            known = ", ".join(dict.fromkeys(name for one in asked for name in getattr(one, names)))
+            who = workload.framework or "no framework with the rest of the job"
+            problem = f"{who} has no {value}" if workload.framework else f"{who} has {value}"
+            raise SpecError(field, problem, f"use one of {known}, or another framework")
+        asked = able
+    return asked

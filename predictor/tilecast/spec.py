@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ import numpy.typing as npt
 from tilecast.trace import Trace
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Ints: TypeAlias = npt.NDArray[np.int64]
+Ints: TypeAlias = npt.NDArray[np.signedinteger[Any]]
+
+Rows: TypeAlias = npt.NDArray[np.intp]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -227,7 +229,75 @@ _PLAN_KEYS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class Columns:
+    """Columns of one length."""
+
+    def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
+        """The chosen rows, in the order given."""
+        return type(self)(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """The distinct rows of some columns. A formula over them is priced on `first`, one row of each, shape (k,),
+    and spread to all rows by `index`, the place of each row among them, shape (n,)."""
+
+    first: Rows
+    index: Rows
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def distinct(*columns: Ints) -> Distinct:
+    """The distinct rows of integer columns of shape (n,), in the order of their values.
+
+    Neighbours that are alike count once, and rows are told apart by one number each, into which a column enters as a
+    digit; no sort is needed.
+    """
+    rows = len(columns[0])
+    if not rows:
+        return Distinct(np.zeros(0, np.intp), np.zeros(0, np.intp))
+    differs = np.zeros(rows, bool)
+    differs[0] = True
+    for column in columns:
+        differs[1:] |= column[1:] != column[:-1]
+    heads = np.flatnonzero(differs)
+    code, size, room = np.zeros(len(heads), np.intp), 1, max(_ROOM, 4 * len(heads))
+    for column in columns:
+        values = column[heads]
+        low = int(values.min())
+        digit, span = values - low, int(values.max()) - low + 1
+        if span > room:
+            distinct_values, digit = np.unique(values, return_inverse=True)
+            span = len(distinct_values)
+        if size * span > room:
+            code, size = _renumbered(code, size)
+        code = code * span + digit
+        size *= span
+    code, size = _renumbered(code, size)
+    first = np.empty(size, np.intp)
+    first[code[::-1]] = heads[::-1]
+    return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
+
+
+_ROOM = 1 << 16
+"""Numbers that it is always worth keeping a table of."""
+
+
+def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
+    """Codes below `size` as 0, 1, 2, … in the same order, and how many there are."""
+    if size > max(_ROOM, 8 * len(code)):
+        values, found = np.unique(code, return_inverse=True)
+        return found.reshape(-1), len(values)
+    seen = np.zeros(size, bool)
+    seen[code] = True
+    places = np.cumsum(seen, dtype=np.intp) - 1
+    return places[code], int(places[-1]) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plans(Columns):
     """A table of plans as integer columns, each of shape (n,).
 
     `expert` divides `data` x `tensor` (experts fold over those ranks, as in Megatron-Core); `checkpointing` holds
@@ -264,10 +334,6 @@ class Plans:
     def expert_replicas(self) -> Floats:
         """Ranks that hold the same experts, which fold over tensor and data ranks, (n,)."""
         return np.maximum(self.replicas * self.tensor / self.expert, 1.0)
-
-    def take(self, rows: Ints | npt.NDArray[np.bool_] | slice) -> Plans:
-        """The chosen rows, in the order given."""
-        return Plans(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def row(self, index: int) -> Plan:
         """One row as a `Plan`."""

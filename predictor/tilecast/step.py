@@ -14,20 +14,19 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
-from tilecast.graph import KIND_NAMES, Block, Op, Transfer
+from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
-from tilecast.spec import CHECKPOINTING, Floats, Plans, Workload
+from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Plans, Rows, Workload, distinct
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
@@ -229,7 +228,7 @@ def operator_seconds(
     workload: Workload,
     op: Op,
     times: kernels.KernelTimes,
-    rows: npt.NDArray[np.intp],
+    rows: Rows,
     fitted: Constants | None = None,
 ) -> Floats:
     """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
@@ -252,30 +251,7 @@ def step(
     fitted: Constants | None = None,
 ) -> StepTimes:
     """The step of every plan on a pool. `priced` are the graph's kernels on the pool's GPU."""
-    fitted = fitted or constants()
-    micro = _micro_batch(workload, sharded, plans, pool, priced, fitted)
-    stages = plans.pipeline.astype(float)
-    repeats = plans.gradient_accumulation.astype(float)
-    boundary = boundary_seconds(workload, sharded, plans, pool)
-    bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
-    bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
-
-    sync, contention = _gradient_sync(workload, sharded, plans, pool, micro, fitted)
-    fetched = repeats * _fetch(workload, sharded, plans, micro)
-    communication = repeats * (micro.communication_s + boundary) + sync + fetched
-    compute = repeats * micro.gpu_s + contention
-    launch = repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25)
-    optimizer = optimizer_seconds(workload, sharded, plans, pool.gpu, fitted)
-    waited = straggle(plans, fitted)
-    return StepTimes(
-        compute=compute * waited,
-        communication=communication * waited,
-        bubble=bubble * waited,
-        optimizer=optimizer,
-        launch=launch,
-        input=_input(sharded, plans, compute),
-        spread=sharded.gather(priced.spread),
-    )
+    return Steps.of(workload, sharded, plans, pool, priced, fitted).rows(slice(None))
 
 
 def straggle(plans: Plans, fitted: Constants) -> Floats:
@@ -284,42 +260,152 @@ def straggle(plans: Plans, fitted: Constants) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Micro:
+class Steps:
+    """The steps of a plan table but for what is each plan's own. Plans share most of what a step consists of, so each
+    formula is evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
+
+    workload: Workload
+    sharded: Sharded
+    plans: Plans
+    fitted: Constants
+    stage: Distinct
+    """Rows alike in shard, recomputation, ranks of a node and pipeline: those share a micro-batch."""
+    micro: _Micro
+    split: Distinct
+    """Rows alike in all degrees: those share their weights' communication and update."""
+    shared: _Shared
+    hop: Distinct
+    """Rows alike in shard, degrees and virtual stages: those share what stages hand over."""
+    boundary_s: Floats
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        sharded: Sharded,
+        plans: Plans,
+        pool: Pool,
+        priced: KernelSeconds,
+        fitted: Constants | None = None,
+    ) -> Steps:
+        """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU."""
+        fitted = fitted or constants()
+        node = np.minimum(pool.gpus_per_node, plans.gpus)
+        cell = distinct(sharded.index, plans.checkpointing, node)
+        stage = distinct(cell.index, plans.pipeline)
+        split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        hop = distinct(sharded.index, split.index, plans.virtual_stages)
+
+        def at(rows: Rows) -> tuple[Sharded, Plans]:
+            return sharded.take(rows), plans.take(rows)
+
+        passes = _passes(workload, *at(cell.first), pool, priced, fitted)
+        return cls(
+            workload,
+            sharded,
+            plans,
+            fitted,
+            stage,
+            _micro_batch(*at(stage.first), priced, passes, cell.index[stage.first]),
+            split,
+            _shared(workload, *at(split.first), pool, fitted),
+            hop,
+            boundary_seconds(workload, *at(hop.first), pool),
+        )
+
+    def rows(self, rows: slice) -> StepTimes:
+        """The steps of these rows of the table."""
+        workload, fitted = self.workload, self.fitted
+        plans = self.plans.take(rows)
+        micro = self.micro.take(self.stage.index[rows])
+        shared = self.shared.take(self.split.index[rows])
+        boundary = self.boundary_s[self.hop.index[rows]]
+        stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
+        bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
+        bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
+
+        sync, contention = _gradient_sync(workload, plans, micro, shared, fitted)
+        communication = repeats * (micro.communication_s + boundary) + sync
+        if workload.offload == "parameters":
+            communication += repeats * _fetch(workload, plans, micro, shared)
+        compute = repeats * micro.gpu_s + contention
+        return StepTimes(
+            compute=compute * shared.waited,
+            communication=communication * shared.waited,
+            bubble=bubble * shared.waited,
+            optimizer=np.where(plans.zero_stage >= 1, shared.update_own_s, shared.update_s),
+            launch=repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25),
+            input=_input(self.sharded.graph, plans, compute),
+            spread=micro.spread,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Micro(Columns):
     """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, (n,)."""
 
     gpu_s: Floats
     stall_s: Floats
     communication_s: Floats
     backward_s: Floats
+    slowest_s: Floats
     all_s: Floats
+    spread: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes(Columns):
+    """A micro-batch's way through some blocks, forward and backward, (n,)."""
+
+    gpu_s: Floats
+    stall_s: Floats
+    communication_s: Floats
+    backward_s: Floats
 
     @property
-    def slowest_s(self) -> Floats:
+    def total_s(self) -> Floats:
         return self.gpu_s + self.stall_s + self.communication_s
 
 
-def _micro_batch(
+def _passes(
     workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> tuple[_Passes, _Passes, _Passes]:
+    """The ways through the blocks before the layers, through all layers, and through the blocks after them."""
+    graph, nil = sharded.graph, np.zeros(len(plans))
+    found = []
+    for blocks in (graph.first, graph.layers, graph.last):
+        sums = [nil, nil, nil, nil]
+        for times in priced.blocks:
+            if any(times.block is block for block in blocks):
+                parts = block_seconds(workload, sharded, plans, pool, times, fitted, recomputed=blocks is graph.layers)
+                sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
+        found.append(_Passes(*sums))
+    return found[0], found[1], found[2]
+
+
+def _micro_batch(
+    sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: tuple[_Passes, _Passes, _Passes], cells: Rows
 ) -> _Micro:
+    """The stages of each plan, put together from the passes of its cell."""
     share = sharded.layer_share(plans)
-    nil = np.zeros(len(plans))
-    kinds = {name: [nil, nil, nil, nil] for name in ("first", "layers", "last")}
-    for times in priced.blocks:
-        where = next(name for name in kinds if any(times.block is block for block in getattr(sharded.graph, name)))
-        parts = block_seconds(workload, sharded, plans, pool, times, fitted, recomputed=where == "layers")
-        kinds[where] = [old + new * times.block.repeat for old, new in zip(kinds[where], parts, strict=True)]
+    first, layers, last = (one.take(cells) for one in passes)
+    heavier = first.total_s > last.total_s
 
-    def total(parts: list[Floats]) -> Floats:
-        return parts[0] + parts[1] + parts[2]
+    def slowest(column: str) -> Floats:
+        before, inside, after = (getattr(one, column) for one in (first, layers, last))
+        ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
+        return np.asarray(inside * share + ends)
 
-    heavier = total(kinds["first"]) > total(kinds["last"])
-    slowest = []
-    for layers, first, last in zip(kinds["layers"], kinds["first"], kinds["last"], strict=True):
-        ends = np.where(plans.pipeline > 1, np.where(heavier, first, last), first + last)
-        slowest.append(layers * share + ends)
-    gpu_s, stall_s, communication_s, backward_s = slowest
-    everything = sum((total(parts) for parts in kinds.values()), nil)
-    return _Micro(gpu_s, stall_s, communication_s, backward_s, everything)
+    gpu_s, stall_s, communication_s = slowest("gpu_s"), slowest("stall_s"), slowest("communication_s")
+    return _Micro(
+        gpu_s,
+        stall_s,
+        communication_s,
+        slowest("backward_s"),
+        gpu_s + stall_s + communication_s,
+        first.total_s + layers.total_s + last.total_s,
+        sharded.gather(priced.spread),
+    )
 
 
 def block_seconds(
@@ -421,14 +507,12 @@ def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: P
 def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
     """Bytes per parameter of a gradient on the wire. Plain data parallelism under automatic mixed precision
     keeps FP32 gradients (PyTorch DDP); sharded and model-parallel engines reduce in the compute type."""
-    if not workload.is_mixed:
-        return np.full(len(plans), 4.0)
     plain = (plans.zero_stage == 0) & (plans.tensor * plans.pipeline == 1)
-    return np.where(plain, 4.0, 2.0)
+    return np.where(plain, 4.0 if workload.is_mixed else workload.weight_bytes, workload.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class SyncSeconds:
+class SyncSeconds(Columns):
     """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the gradients summed, the
     gradients scattered, the weights gathered, the updated weights gathered."""
 
@@ -451,53 +535,92 @@ def sync_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool,
             size = parameters * bytes_each / parts
             return collectives.seconds(collective, size, group, pool.intra, pool.inter) * parts
 
-        return run(everything - experts, dense_group) + np.where(experts > 0, run(experts, expert_group), 0.0)
+        whole = run(everything - experts, dense_group)
+        return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
 
-    wire = gradient_bytes(workload, plans) * trainable
     weight = workload.weight_bytes
     return SyncSeconds(
-        reduce_s=both("all_reduce", wire),
-        scatter_s=both("reduce_scatter", wire, buckets),
+        reduce_s=both("all_reduce", gradient_bytes(workload, _at_stage(0, plans)) * trainable),
+        scatter_s=both("reduce_scatter", weight * trainable, buckets),
         gather_s=both("all_gather", weight, buckets),
         updated_s=both("all_gather", weight * trainable, buckets),
     )
 
 
+def _at_stage(zero_stage: int, plans: Plans) -> Plans:
+    """The same plans at that ZeRO stage."""
+    return replace(plans, zero_stage=np.full(len(plans), zero_stage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared(Columns):
+    """What plans of equal degrees share, (n,): seconds of the collectives over their replicas, 0 without any, and what
+    the weights of a rank ask."""
+
+    reduce_s: Floats
+    scatter_s: Floats
+    gather_s: Floats
+    updated_s: Floats
+    tail: Floats
+    """The share of a collective that is its last bucket, which nothing hides."""
+    update_s: Floats
+    """The optimizer on all parameters of a stage, and on the rank's own share of them."""
+    update_own_s: Floats
+    held: Floats
+    """Parameters of a stage, and the rank's own share of them."""
+    own: Floats
+    waited: Floats
+    """The slowest of so many ranks against their mean."""
+
+
+def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
+    layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
+    active = plans.replicas > 1
+    nil = np.zeros(len(plans))
+    sync = SyncSeconds(nil, nil, nil, nil)
+    if workload.training and active.any():
+        sync = sync_seconds(workload, sharded, plans, pool, layers)
+    held, own = sharded.held_parameters(plans)
+    return _Shared(
+        np.where(active, sync.reduce_s, 0.0),
+        np.where(active, sync.scatter_s, 0.0),
+        np.where(active, sync.gather_s, 0.0),
+        np.where(active, sync.updated_s, 0.0),
+        1.0 / np.maximum(layers, 4.0),
+        optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
+        optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),
+        held,
+        own,
+        straggle(plans, fitted),
+    )
+
+
 def _gradient_sync(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, micro: _Micro, fitted: Constants
+    workload: Workload, plans: Plans, micro: _Micro, shared: _Shared, fitted: Constants
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
-    nil = np.zeros(len(plans))
-    replicas = plans.replicas
-    if not workload.training or not np.any(replicas > 1):
-        return nil, nil
     stage = plans.zero_stage
-    layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
-    sync = sync_seconds(workload, sharded, plans, pool, layers)
-    reduce_s, scatter_s, gather_s, updated_s = sync.reduce_s, sync.scatter_s, sync.gather_s, sync.updated_s
-    window = micro.backward_s * fitted.hidden_share * (1.0 if workload.overlap else 0.0)
-
-    tail = 1.0 / np.maximum(layers, 4.0)
+    repeats = plans.gradient_accumulation
+    window = micro.backward_s * fitted.hidden_share
 
     def exposed(busy: Floats, room: Floats) -> Floats:
         """What does not fit behind the room; the last bucket never does."""
-        return np.maximum(busy - room, busy * tail)
+        return np.maximum(busy - room, busy * shared.tail)
 
-    plain = exposed(reduce_s, window)
-    repeats = plans.gradient_accumulation
+    free = window if workload.overlap else np.zeros(1)
+    plain = exposed(shared.reduce_s, free)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     scatters = np.where(stage == 2, repeats, 1)
-    distributed = scatters * exposed(scatter_s, window) + exposed(updated_s, window * 0.5)
+    distributed = scatters * exposed(shared.scatter_s, free) + exposed(shared.updated_s, free * 0.5)
     forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
-    sharded_s = repeats * (
-        exposed(gather_s, forward) + exposed(gather_s + scatter_s, micro.backward_s * fitted.hidden_share)
+    both = shared.gather_s + shared.scatter_s
+    sharded = repeats * (exposed(shared.gather_s, forward) + exposed(both, window))
+    visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded))
+    whole = repeats * (shared.gather_s + both)
+    busy = np.where(
+        stage == 0, shared.reduce_s, np.where(stage < 3, scatters * shared.scatter_s + shared.updated_s, whole)
     )
-    visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded_s))
-    whole = repeats * (2 * gather_s + scatter_s)
-    busy = np.where(stage == 0, reduce_s, np.where(stage < 3, scatters * scatter_s + updated_s, whole))
-    hidden = np.maximum(busy - visible, 0.0)
-    active = replicas > 1
-    return np.where(active, visible, 0.0), np.where(active, hidden * fitted.slowdown, 0.0)
+    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
 
 
 def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
@@ -515,21 +638,18 @@ def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: G
     return crossing / _HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
 
 
-def _fetch(workload: Workload, sharded: Sharded, plans: Plans, micro: _Micro) -> Floats:
+def _fetch(workload: Workload, plans: Plans, micro: _Micro, shared: _Shared) -> Floats:
     """Seconds of a micro-batch in which weights that live on the host are waited for: they come once for the forward
     and once for the backward pass, the next block's while this one computes."""
-    if workload.offload != "parameters":
-        return np.zeros(len(plans))
-    parameters, shared = sharded.held_parameters(plans)
-    own = np.where(plans.zero_stage >= 3, shared, parameters)
-    crossing = 2.0 * workload.weight_bytes * own / _HOST_BYTES_PER_S
+    parameters = np.where(plans.zero_stage >= 3, shared.own, shared.held)
+    crossing = 2.0 * workload.weight_bytes * parameters / _HOST_BYTES_PER_S
     return np.maximum(crossing - micro.gpu_s, 0.0)
 
 
-def _input(sharded: Sharded, plans: Plans, compute: Floats) -> Floats:
+def _input(graph: Graph, plans: Plans, compute: Floats) -> Floats:
     """The copy of a batch to the GPU, where it does not hide behind the step (loaders prefetch one)."""
     samples = plans.micro_batch * plans.gradient_accumulation
-    host = samples * sharded.graph.host_bytes_per_sample / _HOST_BYTES_PER_S
+    host = samples * (graph.host_bytes_per_sample / _HOST_BYTES_PER_S)
     return np.maximum(host - compute, 0.0)
 
 

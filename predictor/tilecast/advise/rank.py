@@ -157,9 +157,10 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         if exactly is not None:
             every.append((index, search.price(workload, exactly, pool)))
             continue
-        every.append((index, search.find(workload, pool, limits)))
+        found = search.find(workload, pool, limits)
+        every.append((index, found))
         exact = request.constraints.gpus
-        if exact is not None and limits.gpus is None and exact not in search.gpu_counts(pool, limits):
+        if exact is not None and limits.gpus is None and not np.any(found.plans.gpus == exact):
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
     every = [item for item in every if len(item[1].plans)]
 

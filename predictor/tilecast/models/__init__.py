@@ -19,12 +19,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
 from tilecast.models import albert, cnn, deepseek, electra, ncf, traced, transformer, transformer_xl, vision
-from tilecast.spec import Floats, Model, Plans, SpecError, Workload
+from tilecast.spec import Floats, Model, Plans, Rows, SpecError, Workload, distinct
 
 Builder = Callable[[Workload, Shards], Graph]
 
@@ -77,7 +76,11 @@ class Sharded:
     """A plan table over its graph: `index[i]` is the shard of plan i, shape (n,)."""
 
     graph: Graph
-    index: npt.NDArray[np.intp]
+    index: Rows
+
+    def take(self, rows: Rows | slice) -> Sharded:
+        """The chosen rows, in the order given."""
+        return Sharded(self.graph, self.index[rows])
 
     def gather(self, column: Floats) -> Floats:
         """A column over shards, (S,) or (1,), as a column over plans, (n,)."""
@@ -120,9 +123,9 @@ class Sharded:
 def shard(workload: Workload, plans: Plans) -> Sharded:
     """The graph over the distinct shards of a plan table."""
     expert = np.minimum(plans.expert, max(1, int(workload.model.extra.get("experts", 1))))
-    key = np.column_stack([plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel])
-    distinct, index = np.unique(key, axis=0, return_inverse=True)
-    return Sharded(build(workload, Shards(*distinct.T)), index.ravel())
+    columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
+    found = distinct(*columns)
+    return Sharded(build(workload, Shards(*(column[found.first] for column in columns))), found.index)
 
 
 def parameters(workload: Workload) -> float:

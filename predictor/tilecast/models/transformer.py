@@ -188,6 +188,8 @@ def layer(
             numerics.element * rank.outer_tokens * model.hidden,
         ]
     )
+    gathered = sum((one.size_bytes for one in transfers if one.group == "context"), np.zeros(1))
+    working = sum((part.kept for part in parts), np.zeros(1)) * 0.5 + np.where(rank.context > 1, gathered, 0.0)
     return Block(
         name,
         repeat,
@@ -196,7 +198,7 @@ def layer(
         activation_bytes=kept,
         transfers=transfers,
         expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
-        working_bytes=sum((part.kept for part in parts), np.zeros(1)) * 0.5,
+        working_bytes=working,
         frozen_parameters=frozen,
         remembered_bytes=numerics.element * memory.outer_tokens * model.hidden if memory else np.zeros(1),
     )
