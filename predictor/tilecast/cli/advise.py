@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilecast import perlayer, search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
 from tilecast.explain import explain
+from tilecast.hardware import Pool
 from tilecast.manifests.candidates import settled
 from tilecast.render import explain as explained
 from tilecast.render import layers
@@ -39,7 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--per-layer", action="store_true", help="also the best strategy of each layer, and the best cut of a pipeline"
     )
-    parser.add_argument("-o", "--output", choices=tuple(FORMATS), default="table")
+    parser.add_argument("-o", "--output", choices=(*FORMATS, *_MORE), default="table")
+
+
+_MORE = ("html",)
+"""Formats that say more than the advice alone."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,12 +57,13 @@ def run(options: argparse.Namespace) -> int:
         request = _kept_to(request, options.launch)
     if job.source is None:
         advice = advise(request, pools)
-        sys.stdout.write(_text(options, advice))
+        text = _text(options, advice, pools)
     else:
         request, found = job.source.narrowed(request, pools, inputs.node_labels(options))
         advice = settled(advise(request, found.pools), found)
         is_manifest = options.output == "yaml"
-        sys.stdout.write(job.source.committed(advice, found) if is_manifest else _text(options, advice))
+        text = job.source.committed(advice, found) if is_manifest else _text(options, advice, found.pools)
+    sys.stdout.write(text)
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 
@@ -75,7 +82,18 @@ def _kept_to(request: Request, launcher: str) -> Request:
     return replace(request, workload=replace(request.workload, framework=framework))
 
 
-def _text(options: argparse.Namespace, advice: Advice) -> str:
+def _page(advice: Advice, pools: Sequence[Pool]) -> str:
+    from tilecast.render import html
+    from tilecast.scaling import curves
+
+    best = advice.best
+    found = explain(best.workload, best.plan, best.pool, best.step_s) if best else None
+    return html.page(advice, found, curves(advice.request, pools))
+
+
+def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) -> str:
+    if options.output == "html":
+        return _page(advice, pools)
     best = advice.best
     if best is None:
         return FORMATS[options.output](advice)

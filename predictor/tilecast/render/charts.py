@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 640.0, 340.0
+from tilecast.render.units import duration
+
+WIDTH, HEIGHT = 560.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84.0, 24.0, 14.0, 50.0
 _LEGEND_ROW = 22.0
 _MOST_TICKS = 8
@@ -57,6 +59,11 @@ class Chart:
     x: Axis
     y: Axis
     series: tuple[Series, ...]
+
+
+def seconds(value: float) -> str:
+    """Seconds at a tick, in one unit from a second on."""
+    return f"{value:,g}s" if value >= 1 else duration(value)
 
 
 STYLE = """\

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tilecast.advise import Offer
-from tilecast.render.charts import Axis, Chart, Point, Series
+from tilecast.render.charts import Axis, Chart, Point, Series, seconds
 from tilecast.render.columns import columns
 from tilecast.render.document import alternative, figures, rejection
 from tilecast.render.units import count, duration, interval, money
@@ -114,7 +114,7 @@ def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step")
     heights = [point.y for one in series for point in one.points]
     base = 10 if min(heights, default=0) > 0 and max(heights) > 20 * min(heights) else 0
     y = {
-        "step": Axis("step time", duration, base),
+        "step": Axis("step time", seconds, base),
         "cost": Axis("cost of 1,000 steps", lambda value: money(value, currency), base),
         "throughput": Axis("tokens/s" if request.workload.samples_are_tokens else "samples/s", count, base),
     }[measure]

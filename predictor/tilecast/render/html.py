@@ -1,0 +1,425 @@
+"""The advice as one page that needs nothing but itself: no network, no script, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from tilecast.advise import Advice, Offer
+from tilecast.explain import Explanation
+from tilecast.render import charts
+from tilecast.render.charts import Axis, Chart, Point, Series
+from tilecast.render.explain import SHOWN, shape
+from tilecast.render.units import count, duration, interval, money, size
+from tilecast.scaling import Curve
+from tilecast.step import PARTS
+
+LEGEND: Mapping[str, str] = {
+    "dp16": "data parallel over 16 replicas",
+    "zero1, zero2, fsdp": "ZeRO stage 1, 2 or 3 over them",
+    "tp2": "tensor parallel",
+    "pp2": "pipeline stages",
+    "vp2": "virtual stages of each pipeline rank",
+    "cp2": "context parallel",
+    "ep8": "expert parallel",
+    "mb2": "samples of one micro-batch",
+    "ac-sel, ac-full": "attention, or every layer, computed again in the backward pass",
+}
+"""How a plan reads."""
+
+_STYLE = """\
+:root{color-scheme:light dark;--page:#fbfbfa;--ink:#1c2024;--soft:#5c6670;--line:#dde1e6;--card:#fff;--good:#00735a;
+--bar:#0063a8}
+@media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaed;--soft:#a2acb8;--line:#343a42;--card:#1c2024;
+--good:#4fc9a8;--bar:#5cb3f2}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}
+h1{font-size:26px;line-height:1.2;margin:0 0 4px}h2{font-size:18px;margin:40px 0 10px}
+p{margin:6px 0}.soft,caption,figcaption{color:var(--soft)}
+.card{background:var(--card);border:1px solid var(--line);border-left:4px solid var(--good);border-radius:8px;
+padding:16px 20px;margin:20px 0}
+.card strong{font-size:20px}
+dl.facts{display:flex;flex-wrap:wrap;gap:8px 32px;margin:12px 0 0}dl.facts div{min-width:90px}
+dt{color:var(--soft);font-size:13px}dd{margin:0;font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;background:var(--card);
+border:1px solid var(--line)}
+caption{text-align:left;padding:0 0 6px;font-size:13px}
+th,td{text-align:left;padding:6px 12px;border-bottom:1px solid var(--line);white-space:nowrap;vertical-align:top}
+td.wrap{white-space:normal;min-width:260px}
+thead th{font-size:13px;color:var(--soft);font-weight:600}
+th[scope=row]{font-weight:600}
+.n{text-align:right}tr.best{background:color-mix(in srgb,var(--good) 12%,transparent)}
+tr.out td,tr.out th{color:var(--soft)}
+.meter{display:inline-block;height:10px;background:var(--bar);border-radius:2px;vertical-align:middle;min-width:1px}
+code{font:13px ui-monospace,monospace}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:24px}
+figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
+figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-bottom:20px}
+footer{margin-top:48px;font-size:13px;color:var(--soft)}
+"""
+
+
+def page(advice: Advice, found: Explanation | None, curves: Sequence[Curve]) -> str:
+    """The whole page.
+
+    Args:
+        advice: what to tell.
+        found: the recommended plan taken apart; None where there is no recommendation.
+        curves: how every pool scales.
+    """
+    request, workload = advice.request, advice.request.workload
+    unit = "tokens" if workload.samples_are_tokens else "samples"
+    told = f"{workload.model.name}, {workload.precision}, {count(workload.tokens_per_step)} {unit} a step"
+    body = [
+        f"<h1>{escape(request.name)}</h1>",
+        f'<p class="soft">{escape(told)}; objective: {escape(request.objective)}</p>',
+        _recommendation(advice, found),
+        _pools(advice),
+        _why_not(advice),
+        _plots(advice, curves),
+    ]
+    best = advice.best
+    if best is not None and found is not None:
+        body += [_parts(advice), _memory(best), _kernels(best, found), _exchanges(best, found)]
+    body += [_legend(), _provenance(advice)]
+    title = f"{request.name}: advice by Tilecast"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
+        f"<style>\n{_STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(part for part in body if part)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
+    return f'<dl class="facts">{items}</dl>'
+
+
+def _recommendation(advice: Advice, found: Explanation | None) -> str:
+    best = advice.best
+    if best is None:
+        return '<div class="card"><strong>No pool can run this job.</strong><p>See why below.</p></div>'
+    currency = best.pool.currency
+    facts = [
+        ("step", duration(best.step_s)),
+        ("90 % range", interval(best.lower_s, best.upper_s)),
+        ("whole run", duration(best.finish_s) if best.finish_s is not None else ""),
+        ("its cost", money(best.cost_to_finish, currency) if best.cost_to_finish is not None else ""),
+        ("1,000 steps", money(best.cost_per_1000_steps, currency) if best.cost_per_1000_steps is not None else ""),
+        ("MFU", f"{found.mfu:.1%}" if found else ""),
+        ("memory", f"{size(best.memory_bytes)} of {size(best.memory_available_bytes)}"),
+        ("node type", best.pool.node_type),
+    ]
+    selector = ", ".join(f"{key}={value}" for key, value in best.pool.node_selector.items())
+    lines = [
+        f"<p>{escape(selector)}</p>" if selector else "",
+        f"<p>{escape(best.reason)}. {escape(_ties(advice))}</p>",
+        *(f"<p>{escape(note)}</p>" for note in advice.notes),
+    ]
+    where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
+    plan = f"<code>{escape(str(best.plan))}</code>"
+    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{_facts(facts)}</div>'
+
+
+def _ties(advice: Advice) -> str:
+    if not advice.ties:
+        return ""
+    return f"{advice.ties} other plan{'s tie' if advice.ties > 1 else ' ties'} within the forecast's error."
+
+
+def _table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = "") -> str:
+    """Rows with their class; the first cell of each is its header. `figures` are the titles of cells of figures."""
+    right = [title in figures.split("|") for title in titles]
+    head = "".join(
+        f'<th scope="col"{_class("n" if is_right else "")}>{escape(title)}</th>'
+        for title, is_right in zip(titles, right, strict=True)
+    )
+    lines = []
+    for kind, cells in rows:
+        found = [f'<th scope="row">{cells[0]}</th>']
+        for cell, is_right, title in zip(cells[1:], right[1:], titles[1:], strict=True):
+            found.append(f"<td{_class('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
+        lines.append(f"<tr{_class(kind)}>{''.join(found)}</tr>")
+    inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{inside}</table></div>'
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
+
+def _pools(advice: Advice) -> str:
+    rows = [("best" if offer is advice.best else "", _offer(offer)) for offer in advice.offers]
+    if advice.baseline is not None:
+        rows.append(("", _offer(advice.baseline)))
+    for item in advice.rejections:
+        plan = f"<code>{escape(str(item.plan))}</code>" if item.plan else ""
+        memory = size(item.memory_bytes) if item.memory_bytes is not None else ""
+        why = escape(f"{item.message}: {item.remedy}")
+        rows.append(("out", [escape(item.pool), "", plan, "", "", "", "", memory, why]))
+    titles = ("pool", "GPUs", "plan", "step", "90 % range", "whole run", "1,000 steps", "memory", "why")
+    told = "The best plan of every pool, best first; pools that cannot run the job below"
+    return "<h2>Pools</h2>" + _table(told, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
+
+
+def _offer(offer: Offer) -> list[str]:
+    cost, currency = offer.cost_per_1000_steps, offer.pool.currency
+    return [
+        escape(offer.pool.name),
+        f"{offer.nodes} x {offer.gpus_per_node}",
+        f"<code>{escape(str(offer.plan))}</code>",
+        duration(offer.step_s),
+        interval(offer.lower_s, offer.upper_s),
+        duration(offer.finish_s) if offer.finish_s is not None else "",
+        money(cost, currency) if cost is not None else "",
+        size(offer.memory_bytes),
+        escape(offer.reason),
+    ]
+
+
+def _why_not(advice: Advice) -> str:
+    if not advice.why_not:
+        return ""
+    rows = []
+    for item in advice.why_not:
+        change = f"{item.change.text} ({item.change.effect})" if item.change else ""
+        cells = (item.subject, item.pool, str(item.plan), item.message, change)
+        rows.append(("", [escape(cell) for cell in cells]))
+    titles = ("instead of", "pool", "plan", "why", "what would change that")
+    return "<h2>Why not …</h2>" + _table("What binds the others, and the smallest change that helps", titles, rows)
+
+
+def _plots(advice: Advice, curves: Sequence[Curve]) -> str:
+    found = [("Pareto", _pareto(advice)), *_scaling(curves)]
+    figures = [
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>{charts.svg(chart, name)}</figure>"
+        for name, chart in found
+        if chart is not None
+    ]
+    return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
+
+
+def _pareto(advice: Advice) -> Chart | None:
+    """Step time over cost, or over GPUs where nothing has a price: no plan shown is beaten in everything."""
+    best = {(offer.pool.name, str(offer.plan), offer.gpus): offer for offer in (*advice.pareto, *advice.offers)}
+    shown = list(best.values())
+    if not shown:
+        return None
+    priced = all(offer.cost_per_1000_steps is not None for offer in shown)
+    names = sorted({offer.pool.name for offer in shown})
+    currency = shown[0].pool.currency
+
+    def place(offer: Offer) -> float:
+        return offer.cost_per_1000_steps or 0.0 if priced else float(offer.gpus)
+
+    series = [
+        Series(
+            name,
+            tuple(
+                Point(
+                    place(offer),
+                    offer.step_s,
+                    f"{offer.plan} on {offer.gpus} GPUs, {duration(offer.step_s)}",
+                    f"{offer.gpus} GPUs",
+                )
+                for offer in shown
+                if offer.pool.name == name
+            ),
+            joined=False,
+        )
+        for name in names
+    ]
+    x = Axis("cost of 1,000 steps", lambda value: money(value, currency)) if priced else Axis("GPUs", count)
+    title = "Plans that no other beats in time, cost and GPUs at once, and the best of every pool"
+    return Chart(title, x, Axis("step time", charts.seconds, _base([offer.step_s for offer in shown])), tuple(series))
+
+
+def _base(values: Sequence[float]) -> int:
+    """Ten for an axis of values far apart."""
+    return 10 if min(values, default=0.0) > 0 and max(values) > 8 * min(values) else 0
+
+
+def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
+    if not curves:
+        return []
+    gpus = Axis("GPUs", count, base=2)
+    steps = [
+        Series(
+            curve.pool,
+            tuple(Point(p.gpus, p.step_s, f"{p.gpus} GPUs, {duration(p.step_s)}, {p.plan}") for p in curve.points),
+        )
+        for curve in curves
+    ]
+    times = [point.y for series in steps for point in series.points]
+    found: list[tuple[str, Chart | None]] = [
+        (
+            "scaling",
+            Chart(
+                "Step time of the best plan by GPUs",
+                gpus,
+                Axis("step time", charts.seconds, _base(times)),
+                tuple(steps),
+            ),
+        )
+    ]
+    costs = [
+        Series(
+            curve.pool,
+            tuple(
+                Point(p.gpus, p.cost_per_1000_steps, f"{p.gpus} GPUs, {money(p.cost_per_1000_steps, curve.currency)}")
+                for p in curve.points
+                if p.cost_per_1000_steps is not None
+            ),
+        )
+        for curve in curves
+    ]
+    costs = [series for series in costs if series.points]
+    if costs:
+        currency = curves[0].currency
+        axis = Axis("cost of 1,000 steps", lambda value: money(value, currency))
+        found.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, tuple(costs))))
+    return found
+
+
+def _meter(share: float) -> str:
+    return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'
+
+
+def _parts(advice: Advice) -> str:
+    shown = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
+    rows = [
+        ("", [part, *(_part(offer, part) for offer in shown)])
+        for part in PARTS
+        if any(offer.breakdown[part] >= 0.0005 * offer.step_s for offer in shown)
+    ]
+    rows.append(("", ["step", *(duration(offer.step_s) for offer in shown)]))
+    titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
+    told = "What remains visible of each part; the parts sum to the step"
+    return "<h2>Where the time goes</h2>" + _table(told, titles, rows)
+
+
+def _part(offer: Offer, part: str) -> str:
+    seconds = offer.breakdown[part]
+    return f"{duration(seconds)}<br>{_meter(seconds / offer.step_s)}" if seconds else ""
+
+
+def _memory(best: Offer) -> str:
+    available = best.memory_available_bytes
+    rows = [
+        ("", [name, size(value), f"{value / available:.1%}", _meter(value / available)])
+        for name, value in best.memory.items()
+        if value
+    ]
+    free = available - best.memory_bytes
+    rows.append(("", ["left", size(free), f"{free / available:.1%}", _meter(free / available)]))
+    told = f"The fullest GPU of the recommendation: {size(best.memory_bytes)} of {size(available)}"
+    return "<h2>Memory</h2>" + _table(told, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
+
+
+def _kernels(best: Offer, found: Explanation) -> str:
+    rows = []
+    for one in found.operators[:SHOWN]:
+        tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
+        cells = (one.name, duration(one.seconds), f"{one.seconds / found.seconds:.1%}", shape(one), f"{one.runs:,.0f}")
+        rest = (duration(one.kernel_s), f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
+        rows.append(("", [escape(cell) for cell in (*cells, *rest)]))
+    titles = ("operator", "time", "share", "kernel", "runs", "each", "FLOP/B", "bound by", "reaches", "tiles")
+    told = (
+        f"The costliest of {len(found.operators)} operators of one micro-batch through every stage, "
+        f"{duration(found.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
+    )
+    chart = _roofline(found)
+    figure = (
+        f'<figure class="wide"><figcaption>{escape(chart.title)}</figcaption>{charts.svg(chart, "roofline")}</figure>'
+    )
+    return f"<h2>Kernels</h2>{figure}" + _table(told, titles, rows, "time|share|runs|each|FLOP/B|reaches")
+
+
+def _roofline(found: Explanation) -> Chart:
+    """FLOP/s that each operator reaches over the FLOP it does for every byte."""
+    gpu, peak = found.gpu, found.gpu.peak(found.precision)
+    bandwidth = gpu.memory_bandwidth_bytes_per_s
+    shown = [one for one in found.operators if one.flops > 0 and one.intensity > 0 and one.precision == found.precision]
+    low = min([one.intensity for one in shown] + [found.balance / 10])
+    high = max([one.intensity for one in shown] + [found.balance * 10])
+    roof = Series(
+        f"roofline of {gpu.name}",
+        (Point(low, low * bandwidth), Point(found.balance, peak), Point(high, peak)),
+        quiet=True,
+    )
+    kinds = list(dict.fromkeys(one.kind for one in shown))[: charts.COLORS]
+    marks = [
+        Series(
+            kind,
+            tuple(
+                Point(one.intensity, one.flops / one.kernel_s, f"{one.name}, {shape(one)}, {one.utilization:.0%} of it")
+                for one in shown
+                if one.kind == kind
+            ),
+            joined=False,
+        )
+        for kind in kinds
+    ]
+    title = f"Roofline: {count(peak)}FLOP/s in {found.precision}, {count(bandwidth)}B/s of memory"
+    x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", count, 10)
+    return Chart(title, x, y, (roof, *marks))
+
+
+def _exchanges(best: Offer, found: Explanation) -> str:
+    if not found.exchanges and not found.gradient_bytes:
+        return ""
+    rows = [
+        (
+            "",
+            [
+                escape(cell)
+                for cell in (
+                    f"{one.name} ({one.group})",
+                    duration(one.seconds),
+                    one.collective,
+                    f"{one.ranks}",
+                    size(one.size_bytes),
+                    f"{one.runs:,.0f}",
+                )
+            ],
+        )
+        for one in found.exchanges
+    ]
+    if found.gradient_bytes:
+        ranks = best.plan.data * best.plan.context
+        collective = "all_reduce" if best.plan.zero_stage == 0 else "reduce_scatter, all_gather"
+        rows.append(("", ["gradients", "", collective, f"{ranks}", size(found.gradient_bytes), ""]))
+    titles = ("what", "time", "collective", "ranks", "buffer", "runs")
+    exposed = duration(best.breakdown["communication"])
+    told = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
+    return "<h2>Communication</h2>" + _table(told, titles, rows, "time|ranks|buffer|runs")
+
+
+def _legend() -> str:
+    items = "".join(
+        f"<div><dt><code>{escape(key)}</code></dt><dd>{escape(value)}</dd></div>" for key, value in LEGEND.items()
+    )
+    return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
+
+
+def _provenance(advice: Advice) -> str:
+    found = advice.provenance
+    prices = {
+        offer.pool.name: money(offer.pool.price_per_gpu_hour, offer.pool.currency)
+        for offer in advice.offers
+        if offer.pool.price_per_gpu_hour is not None
+    }
+    told = ", ".join(f"{name} {price}" for name, price in prices.items())
+    lines = [
+        f"How sure? {advice.confidence}",
+        f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {told}" if told else "",
+        f"{advice.plans_evaluated:,} plans priced by Tilecast {found.version}; "
+        f"utilization model {found.model_version}, {found.model_sha256[:12]}; "
+        f"constants {found.constants_sha256[:12]}; facts {found.data_sha256[:12]}; inputs {advice.inputs_hash}.",
+    ]
+    return f"<footer>{''.join(f'<p>{escape(line)}</p>' for line in lines if line)}</footer>"

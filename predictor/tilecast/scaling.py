@@ -1,0 +1,56 @@
+"""How the best step of each pool changes with the GPUs it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.advise import Constraints, Request
+from tilecast.advise.rank import field
+from tilecast.hardware import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest plan of a pool on so many GPUs."""
+
+    gpus: int
+    plan: str
+    step_s: float
+    cost_per_1000_steps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The best of one pool over its GPU counts, ascending; counts without a plan that fits are left out."""
+
+    pool: str
+    currency: str
+    points: tuple[Best, ...]
+
+
+def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
+    """A curve for every pool that can run the job, its constraints and objective left aside."""
+    free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
+    found = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
+    return tuple(curve for curve in found if curve.points)
+
+
+def _curve(request: Request, pool: Pool) -> Curve:
+    every = field(request, pool)
+    points = []
+    for gpus in np.unique(every.gpus[every.fits]):
+        rows = np.flatnonzero(every.fits & (every.gpus == gpus))
+        row = int(rows[np.argmin(every.step_s[rows])])
+        cost = every.hourly[row] * every.step_s[row] / 3.6 if pool.price_per_gpu_hour is not None else None
+        points.append(
+            Best(
+                int(gpus),
+                str(every.plans.row(row)),
+                float(every.step_s[row]),
+                None if cost is None else float(cost),
+            )
+        )
+    return Curve(pool.name, pool.currency, tuple(points))
