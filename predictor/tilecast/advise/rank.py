@@ -187,11 +187,27 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
 class Choice:
     """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
 
+    found: Field
+    kept: Mask
+    """Rows that it was chosen from."""
     row: int
     value: float
     ties: int
     ratio: float
     """Value of the recommended plan over that of the best."""
+    details: Details
+    place: int
+    """Of the recommended plan in `details`."""
+    errors: Errors
+    """What may be off in its forecast, columns of length one."""
+
+    @property
+    def gpus(self) -> int:
+        return int(self.found.gpus[self.row])
+
+    def offer(self) -> Offer:
+        """The plan in full."""
+        return self.details.offer(self.place)
 
 
 def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
@@ -207,16 +223,18 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
     near = near[np.argsort(value[near], kind="stable")][:MAX_TIED]
     ratio = value[near] / best if best > 0 else np.ones(len(near))
-    width = _tie_width(found, near)
-    close = np.flatnonzero(np.log(ratio) <= width)
+    details = Details.of(found, near)
+    errors = details.errors()
+    close = np.flatnonzero(np.log(ratio) <= _tie_width(found, near, errors))
     columns = _simplicity(found, near[close])
-    first = int(close[np.lexsort((ratio[close], *columns[::-1]))[0]])
-    return Choice(int(near[first]), float(value[near[first]]), len(close) - 1, float(ratio[first]))
+    place = int(close[np.lexsort((ratio[close], *columns[::-1]))[0]])
+    row = int(near[place])
+    own = errors.take(np.array([place]))
+    return Choice(found, kept, row, float(value[row]), len(close) - 1, float(ratio[place]), details, place, own)
 
 
-def _tie_width(found: Field, rows: Ints) -> Floats:
+def _tie_width(found: Field, rows: Ints, errors: Errors) -> Floats:
     """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
-    errors = Details.of(found, rows).errors()
     plans = found.plans.take(rows)
     columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
     alike = np.all([column == column[0] for column in (*columns, found.variant[rows])], axis=0)

@@ -1,0 +1,145 @@
+"""What became of each pool: a choice among its plans or a reason against it, and the order of the choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast import uncertainty
+from tilecast.advise.rank import PRICED, Choice, Details, Field, choose
+from tilecast.advise.values import Rejection, Request
+from tilecast.hardware import Pool
+from tilecast.search import Mask
+
+
+def judge(request: Request, found: Field) -> Choice | Rejection:
+    """The plan of a pool that is recommended if the pool is, or why it has none."""
+    pool, limits = found.pool, request.constraints
+    within = found.within(limits)
+    kept = within & found.fits & found.allowed(request)
+    if limits.allowed_pools and pool.name not in limits.allowed_pools:
+        return Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
+    if not found.variants:
+        return _no_units(request, pool)
+    if not within.any():
+        return _no_plan(request, pool)
+    if not (within & found.fits).any():
+        return _too_large(found, within)
+    if request.objective in PRICED and pool.price_per_gpu_hour is None:
+        return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
+    return choose(request, found, kept) or _out_of_reach(request, found, within & found.fits)
+
+
+def order(request: Request, choice: Choice) -> tuple[float, float, int, str]:
+    """What sorts choices, best first."""
+    few = choice.gpus if request.objective == "fewestGpus" else 0
+    return few, choice.value, choice.gpus, choice.found.pool.name
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The choices of all pools, the recommended one first and the others by their value."""
+
+    choices: tuple[Choice, ...]
+    ties: int
+    """Plans that the forecast cannot tell from the recommended one."""
+    ratio: float
+    """Value of the recommended plan over that of the best forecast."""
+
+
+def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
+    """Of the pools that tie with the best the one that needs fewest GPUs is recommended."""
+    ranked = sorted(choices, key=lambda choice: order(request, choice))
+    if not ranked:
+        return Ranking((), 0, 1.0)
+    first = ranked[0]
+    tied = [choice for choice in ranked if choice is first or is_tie(request, first, choice)]
+    chosen = min(tied, key=lambda choice: choice.gpus)
+    least = min(first.value / first.ratio, chosen.value / chosen.ratio)
+    others = (choice for choice in ranked if choice is not chosen)
+    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, chosen.value / least if least > 0 else 1.0)
+
+
+def is_tie(request: Request, best: Choice, other: Choice) -> bool:
+    """Whether the forecast cannot tell the choices of two pools apart, of which the first is not behind."""
+    if order(request, best)[0] != order(request, other)[0] or best.value <= 0:
+        return False
+    width = uncertainty.tie_between(best.errors, other.errors)
+    return bool(np.log(other.value / best.value) <= width[0])
+
+
+def _no_units(request: Request, pool: Pool) -> Rejection:
+    usable = next((name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)), "another precision")
+    asked = " or ".join(name.upper() for name in dict.fromkeys((request.workload.precision, *request.precisions)))
+    return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {usable}")
+
+
+def _no_plan(request: Request, pool: Pool) -> Rejection:
+    """Why nothing could be enumerated."""
+    batch, limits = request.workload.global_batch, request.constraints
+    most = min(
+        pool.max_gpus,
+        limits.max_gpus or pool.max_gpus,
+        limits.max_nodes * pool.gpus_per_node if limits.max_nodes else pool.max_gpus,
+    )
+    if pool.max_gpus == 0:
+        return Rejection(pool.name, "EmptyPool", "the pool has no node", "raise its maxNodes")
+    if limits.gpus is not None and limits.gpus > most:
+        remedy = f"ask for at most {most}" if most == pool.max_gpus else "raise maxGpus or maxNodes"
+        return Rejection(pool.name, "TooFewGpus", f"{limits.gpus} GPUs asked, {most} may be used", remedy)
+    if limits.gpus is not None and limits.gpus > pool.gpus_per_node and limits.gpus % pool.gpus_per_node:
+        message = f"{limits.gpus} GPUs do not fill nodes of {pool.gpus_per_node} evenly"
+        return Rejection(pool.name, "UnevenNodes", message, f"ask for a multiple of {pool.gpus_per_node}")
+    count = "no GPU count" if limits.gpus is None else f"no split of {limits.gpus} GPUs"
+    message = f"{count} divides batch {batch} and the model"
+    other = "" if limits.gpus is None else "ask for another GPU count, or "
+    return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
+
+
+def _too_large(found: Field, within: Mask) -> Rejection:
+    """The leanest plan and the line of its bill that breaks it."""
+    rows = np.flatnonzero(within)
+    leanest = Details.of(found, rows[[int(np.argmin(found.memory_bytes[rows]))]]).offer(0)
+    bill = leanest.memory
+    largest = max(bill, key=lambda name: bill[name])
+    over = leanest.memory_bytes - leanest.memory_available_bytes
+    gib = 2**30
+    message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    code = "OutOfMemory"
+    workload = leanest.workload
+    if workload.model.trace is not None:
+        code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
+    return Rejection(
+        found.pool.name,
+        code,
+        message,
+        _REMEDIES["samples" if largest == "activations" and not workload.samples_are_tokens else largest],
+        leanest.plan,
+        leanest.memory_bytes,
+        leanest.memory_available_bytes,
+    )
+
+
+_REMEDIES: Mapping[str, str] = {
+    "parameters": "more GPUs per job, or GPUs with more memory",
+    "gradients": "more GPUs per job, or GPUs with more memory",
+    "optimizer": "more GPUs per job, or a leaner optimizer",
+    "activations": "a shorter sequence, or a smaller micro-batch",
+    "samples": "a smaller micro-batch",
+    "working": "a shorter sequence, or a loss computed in chunks",
+    "reserve": "GPUs with more memory",
+}
+"""What helps against each line of the memory bill."""
+
+
+def _out_of_reach(request: Request, found: Field, fitting: Mask) -> Rejection:
+    """Nothing finishes before the deadline, or nothing is as cheap as the budget."""
+    if request.budget is not None:
+        least = float(found.cost_to_finish[fitting].min())
+        message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
+        return Rejection(found.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
+    least = float(found.finish_s[fitting].min())
+    message = f"the fastest plan takes {least:,.0f} s, not {request.deadline_s or 0:,.0f} s"
+    return Rejection(found.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")

@@ -1,0 +1,121 @@
+"""Inputs of an advice, each with how it is changed: what a remedy names, anyone can apply and see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from tilecast.advise.values import Change, Request
+from tilecast.hardware import Link, Pool
+
+Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
+
+
+def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
+    """The request and the pool after a change.
+
+    Raises:
+        KeyError: the change is one of a plan (`plan.…`), which is no input.
+    """
+    return CHANGES[change.input](request, pool, change.value)
+
+
+def _training(name: str, kind: type = str) -> Apply:
+    def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+        return replace(request, workload=replace(request.workload, **{name: kind(value)})), pool
+
+    return run
+
+
+def _precision(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return replace(request, workload=replace(request.workload, precision=value), precisions=()), pool
+
+
+def _batch(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    low, high = request.batches or (int(value), int(value))
+    batches = (min(low, int(value)), max(high, int(value))) if request.batches else None
+    return replace(request, workload=replace(request.workload, global_batch=int(value)), batches=batches), pool
+
+
+def _constraint(name: str) -> Apply:
+    def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+        changed: dict[str, Any] = {name: int(value)}
+        return replace(request, constraints=replace(request.constraints, **changed)), pool
+
+    return run
+
+
+def _allowed(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    limits = request.constraints
+    return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value)))), pool
+
+
+def _deadline(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return replace(request, deadline_s=float(value)), pool
+
+
+def _budget(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    if request.budget is None:
+        return request, pool
+    return replace(request, budget=replace(request.budget, amount=float(value))), pool
+
+
+def _nodes(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return request, replace(pool, max_nodes=int(value))
+
+
+def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return request, replace(pool, price_per_gpu_hour=float(value))
+
+
+def _memory(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return request, replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))
+
+
+def _links(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return request, faster(pool, float(value))
+
+
+def faster(pool: Pool, factor: float) -> Pool:
+    """The pool with every link that many times as fast, in bandwidth as in latency."""
+    return replace(pool, intra=_faster(pool.intra, factor), inter=_faster(pool.inter, factor))
+
+
+def _faster(link: Link, factor: float) -> Link:
+    return replace(
+        link,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
+        protocols={
+            name: replace(one, start_s=one.start_s / factor, hop_s=one.hop_s / factor)
+            for name, one in link.protocols.items()
+        },
+        peer_s=link.peer_s / factor,
+        reduction_bytes_per_s=link.reduction_bytes_per_s * factor,
+        reduction_start_s=link.reduction_start_s / factor,
+        beyond=_faster(link.beyond, factor) if link.beyond else None,
+    )
+
+
+CHANGES: Mapping[str, Apply] = {
+    "training.precision": _precision,
+    "training.globalBatchSize": _batch,
+    "training.sequenceLength": _training("sequence_length", int),
+    "training.microBatchSize": _training("micro_batch", int),
+    "training.activationCheckpointing": _training("checkpointing"),
+    "training.fusedLoss": _training("fused_loss", bool),
+    "training.offload": _training("offload"),
+    "constraints.gpus": _constraint("gpus"),
+    "constraints.maxGpus": _constraint("max_gpus"),
+    "constraints.maxNodes": _constraint("max_nodes"),
+    "constraints.maxTensorParallel": _constraint("max_tensor"),
+    "constraints.allowedPools": _allowed,
+    "deadlineSeconds": _deadline,
+    "budget.amount": _budget,
+    "pool.maxNodes": _nodes,
+    "pool.price.perGpuHour": _price,
+    "pool.gpu.memoryGib": _memory,
+    "pool.links": _links,
+}
+"""Every input that a remedy may name: paths of a TrainingJob's spec, and `pool.…` for those of the pool; `pool.links`
+is how many times as fast the links are."""

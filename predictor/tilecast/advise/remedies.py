@@ -1,0 +1,224 @@
+"""The nearest change of one input that gives a pool without an offer one: found by trying, never by rule of thumb."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilecast import search
+from tilecast.advise.boards import judge, settle
+from tilecast.advise.changes import apply
+from tilecast.advise.rank import Choice, Field, field
+from tilecast.advise.values import Change, Rejection, Request
+from tilecast.search import Limits
+
+GIB = 2**30
+FURTHER = (2, 4, 8)
+"""How many times as many nodes a pool is imagined to have."""
+MAX_COUNTS = 3
+"""GPU counts tried to see whether a changed job fits, the largest first."""
+
+
+def remedied(request: Request, found: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
+    """The rejection with the first change that helps, if one does; `others` are the choices of the other pools."""
+    if rejection.code == "PriceUnknown":
+        change = _price(request, found, others)
+        return rejection if change is None else replace(rejection, remedy=change.text, change=change)
+    remedy = rejection.remedy
+    for change in _CANDIDATES[rejection.code](request, found, rejection):
+        judged = _judged(change, request, found)
+        if isinstance(judged, Choice):
+            return replace(rejection, remedy=change.text, change=change)
+        if judged.code != rejection.code and remedy is rejection.remedy:
+            remedy = f"{change.text}, and then: {judged.message}"
+    return replace(rejection, remedy=remedy)
+
+
+def _judged(change: Change, request: Request, found: Field) -> Choice | Rejection:
+    """What becomes of a pool after a change."""
+    after, pool = apply(change, request, found.pool)
+    if change.input in _MASKS:
+        return judge(after, found)
+    limits = after.constraints
+    if limits.gpus is not None:
+        counts = [limits.gpus]
+    else:
+        most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
+        counts = search.gpu_counts(pool, Limits(max_gpus=most))[: -MAX_COUNTS - 1 : -1] or [1]
+    judged = [judge(after, field(after, pool, Limits(gpus=count))) for count in counts]
+    return next((item for item in judged if isinstance(item, Choice)), judged[0])
+
+
+_MASKS = (
+    "constraints.allowedPools",
+    "constraints.maxGpus",
+    "constraints.maxNodes",
+    "constraints.maxTensorParallel",
+    "deadlineSeconds",
+    "budget.amount",
+)
+"""Inputs that only choose among plans that are priced already."""
+
+
+def _allow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    yield Change("constraints.allowedPools", found.pool.name, "fits", f"add {found.pool.name} to allowedPools")
+
+
+def _precision(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    for name in ("bf16", "fp16", "fp32"):
+        if found.pool.gpu.supports(name):
+            yield Change("training.precision", name, "fits", f"train in {name}")
+
+
+def _grow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    for nodes in (1, 2, 4, 8, 16, 32):
+        yield Change("pool.maxNodes", nodes, "fits", f"raise its maxNodes to {nodes}")
+
+
+def _count(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    """Other GPU counts, the nearest first."""
+    asked, limits = request.constraints.gpus, request.constraints
+    if asked is not None:
+        possible = search.gpu_counts(found.pool, Limits(max_gpus=limits.max_gpus))
+        for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
+            yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
+        if asked > found.pool.max_gpus and asked % found.pool.gpus_per_node == 0:
+            nodes = asked // found.pool.gpus_per_node
+            yield Change("pool.maxNodes", nodes, "fits", f"raise its maxNodes to {nodes}")
+    yield from _batches(request, found, rejection)
+
+
+def _batches(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    """Global batches that more ranks divide, the nearest first."""
+    own, gpus = request.workload.global_batch, request.constraints.gpus or 1
+    micro = request.workload.micro_batch or 1
+    multiples = {micro * part * max(1, round(own / (micro * part))) for part in search.divisors(gpus)}
+    for batch in sorted(multiples - {own}, key=lambda batch: (abs(batch - own), batch))[:8]:
+        yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
+
+
+def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    """What makes a job smaller on each GPU, what costs the user least first."""
+    yield from _loosened(request, found)
+    workload, pool = request.workload, found.pool
+    micro, over = workload.micro_batch, rejection.memory_bytes or 0.0
+    smaller = search.divisors(micro)[-2::-1] if micro and micro > 1 else []
+    for size in smaller:
+        if workload.global_batch % size == 0:
+            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
+    if workload.checkpointing not in (None, "full") and workload.training:
+        yield Change("training.activationCheckpointing", "full", "fits", "recompute every layer (full)")
+    if workload.model.vocab and workload.training and not workload.fused_loss:
+        yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
+    if request.constraints.gpus is None:
+        for times in FURTHER:
+            nodes = pool.max_nodes * times
+            yield Change("pool.maxNodes", nodes, "fits", f"{nodes} nodes instead of {pool.max_nodes}")
+    if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
+        yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
+    if workload.samples_are_tokens and workload.model.trace is None:
+        for length in (workload.sequence_length // 2, workload.sequence_length // 4):
+            if length:
+                yield Change("training.sequenceLength", length, "fits", f"sequences of {length} tokens")
+    if rejection.memory_available_bytes:
+        wanted = math.ceil(pool.gpu.memory_bytes / GIB * over / rejection.memory_available_bytes)
+        yield Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+
+
+def _loosened(request: Request, found: Field) -> Iterator[Change]:
+    """The job's own limits, each as far as the smallest plan that fits needs it."""
+    limits, per_node = request.constraints, found.pool.gpus_per_node
+    for name, told, key in (
+        ("constraints.gpus", "gpus", found.gpus),
+        ("constraints.maxGpus", "max_gpus", found.gpus),
+        ("constraints.maxNodes", "max_nodes", -(-found.gpus // per_node)),
+        ("constraints.maxTensorParallel", "max_tensor", found.plans.tensor),
+    ):
+        limit = getattr(limits, told)
+        if limit is None:
+            continue
+        # The pools' plans are there already, so which of them the other limits leave is a mask.
+        absent: dict[str, Any] = {told: None}
+        loose = replace(limits, **absent)
+        fitting = found.within(loose) & found.fits & found.allowed(request)
+        if fitting.any():
+            needed = int(key[fitting].min())
+            yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
+
+
+def _deadline(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    fitting = found.within(request.constraints) & found.fits
+    if request.objective == "cheapestBeforeDeadline":
+        needed = math.ceil(float(found.finish_s[fitting].min()))
+        yield Change("deadlineSeconds", needed, "fits", f"deadlineSeconds {request.deadline_s or 0:.0f} -> {needed}")
+    elif request.budget is not None:
+        needed = math.ceil(float(found.cost_to_finish[fitting].min()))
+        yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
+
+
+_CANDIDATES = {
+    "NotAllowed": _allow,
+    "PrecisionNotSupported": _precision,
+    "EmptyPool": _grow,
+    "TooFewGpus": _count,
+    "UnevenNodes": _count,
+    "NoDivisiblePlan": _count,
+    "OutOfMemory": _memory,
+    "TensorParallelUnsupported": _memory,
+    "DeadlineMissed": _deadline,
+    "OverBudget": _deadline,
+}
+"""By the code of a rejection, the changes that are tried, the least first."""
+
+
+def _price(request: Request, found: Field, others: tuple[Choice, ...]) -> Change | None:
+    """The price below which a pool without one would be recommended; any, where no other pool has one."""
+    pool = replace(found.pool, price_per_gpu_hour=1.0)
+    judged = judge(request, replace(found, pool=pool))
+    if not isinstance(judged, Choice):
+        return None
+    if not others:
+        return Change("pool.price.perGpuHour", 1.0, "wins", "give it a price (GPUPool spec.price.perGpuHour)")
+    return cheaper(request, judged, others)
+
+
+def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """The price at which the choice of a pool would be the recommended one, beside the choices of the other pools."""
+    price, pool = choice.found.pool.price_per_gpu_hour, choice.found.pool
+    ratio = largest_winning(request, choice, others)
+    if not price or ratio is None:
+        return None
+    wanted = down(price * ratio)
+    told = f"a price below {wanted:g} {pool.currency} per GPU and hour"
+    return Change("pool.price.perGpuHour", wanted, "wins", told) if wanted > 0 else None
+
+
+STEPS = 40
+
+
+def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]) -> float | None:
+    """The largest factor on a choice's value with which it would be recommended; None if none of sense does."""
+    low, high = math.log(1e-4), math.log(1e4)
+
+    def wins(factor: float) -> bool:
+        scaled = replace(choice, value=choice.value * factor)
+        return settle(request, (scaled, *others)).choices[0] is scaled
+
+    if choice.value <= 0 or not wins(math.exp(low)):
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if wins(math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def down(value: float) -> float:
+    """Three significant figures, never more than the value."""
+    if value <= 0:
+        return 0.0
+    scale = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(np.round(math.floor(value / scale) * scale, 10))

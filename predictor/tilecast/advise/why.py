@@ -1,0 +1,288 @@
+"""Why not the others: the best of every other pool, and every plan one step away from the recommended one.
+
+What binds is looked up in the table that was searched; what would change it is found by pricing with other inputs. A
+change wins for another pool if that pool is recommended then, and for a neighbour if it is then ahead of the plan that
+is recommended now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilecast import search, uncertainty
+from tilecast.advise.boards import is_tie, judge, order, settle
+from tilecast.advise.changes import faster
+from tilecast.advise.rank import PRICED, Choice, Field, field
+from tilecast.advise.remedies import FURTHER, GIB, cheaper
+from tilecast.advise.values import Change, Request, WhyNot
+from tilecast.search import Limits
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
+
+SPEEDS = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+"""How many times as fast a network is imagined to be."""
+
+
+def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
+    """Every choice after the first, and the neighbours of the first; `choices` are those of all pools, ranked."""
+    if not choices:
+        return ()
+    return (*(_pool(request, choices, choice) for choice in choices[1:]), *_neighbours(request, choices[0]))
+
+
+def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot:
+    best = choices[0]
+    ratio = choice.value / best.value if best.value > 0 else None
+    change = _winning(request, choices, choice)
+    if request.objective == "fewestGpus" and choice.gpus > best.gpus:
+        code, ratio = "MoreGpus", choice.gpus / best.gpus
+        message = f"{choice.gpus} GPUs against {best.gpus}"
+    elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
+        code, message = "Tie", f"{ratio:.2f}x, within the forecast's error, with {choice.gpus} GPUs against {best.gpus}"
+    else:
+        code = "Dearer" if _is_price(request) else "Slower"
+        message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {choice.gpus} GPUs"
+    return WhyNot("pool", choice.found.pool.name, choice.found.plans.row(choice.row), code, message, ratio, change)
+
+
+def _is_price(request: Request) -> bool:
+    return request.objective in PRICED and request.objective != "fastestWithinBudget"
+
+
+def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
+    """The smallest change of its pool by which a choice would be the recommended one."""
+    others = tuple(item for item in choices if item is not choice)
+    if request.objective == "fewestGpus":
+        return None
+    if _is_price(request):
+        return cheaper(request, choice, others)
+    return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
+
+
+def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    """Whether a plan of a changed pool makes that pool the recommended one. The changed pool holds better plans too
+    and may recommend one that ties with its best, so the plan has to win by the width of two ties."""
+    widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
+    behind = replace(choice, value=choice.value * math.exp(2 * max(widths, default=0.0)))
+    return settle(request, (behind, *others)).choices[0] is behind
+
+
+def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    pool, limits = choice.found.pool, request.constraints
+    for times in FURTHER:
+        nodes = pool.max_nodes * times
+        gpus = nodes * pool.gpus_per_node
+        is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or nodes > (limits.max_nodes or nodes)
+        # So many GPUs make no plan more than so many times as fast.
+        if is_barred or choice.value / times > best.value:
+            continue
+        judged = judge(request, field(request, replace(pool, max_nodes=nodes), Limits(gpus=gpus)))
+        if isinstance(judged, Choice) and _surely(request, judged, others):
+            return Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
+    return None
+
+
+def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    offer = choice.offer()
+    if choice.value * (1 - offer.breakdown["communication"] / offer.step_s) > best.value:
+        return None
+    workload = choice.found.variants[choice.found.variant[choice.row]]
+    plan = choice.found.plans.take(np.array([choice.row]))
+    for speed in SPEEDS:
+        step_s = float(search.price(workload, plan, faster(choice.found.pool, speed)).step_s[0])
+        if _surely(request, replace(choice, value=choice.value * step_s / offer.step_s), others):
+            return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """Plans one step away: what differs, the plan, and its row in the field; -1 where the search has none such."""
+
+    subjects: tuple[str, ...]
+    plans: Plans
+    rows: Ints
+
+
+def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
+    found, workload = best.found, best.found.variants[best.found.variant[best.row]]
+    plan = found.plans.row(best.row)
+    near = _near(request, found, workload, plan, int(found.variant[best.row]))
+    if not near.subjects:
+        return
+    table = Plans.concatenate([Plans.of(plan), near.plans])
+    priced = search.price(workload, table, found.pool)
+    weight = table.gpus / plan.gpus if _is_price(request) else np.ones(len(table))
+    ratios = priced.step_s * weight / (priced.step_s[0] * weight[0])
+    speeds = _speeds(workload, table, found, weight, ratios)
+    errors = uncertainty.errors(priced)
+    more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
+    ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
+    for index, subject in enumerate(near.subjects, 1):
+        row = int(near.rows[index - 1])
+        one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
+        over = float(priced.memory_bytes[index] - priced.usable_bytes)
+        larger = float(priced.memory_bytes[index]) / priced.usable_bytes
+        yield one.verdict(over, larger, speeds[index])
+
+
+def _near(request: Request, found: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
+    subjects, plans, rows = [], [], []
+    for subject, one in _steps(plan, workload):
+        row = _row(found, one, variant)
+        is_beyond = subject == "gpus" and one.gpus > found.pool.max_gpus
+        if row >= 0 or is_beyond:
+            subjects.append(subject)
+            plans.append(one)
+            rows.append(row)
+    return _Near(tuple(subjects), Plans.of(*plans), np.array(rows, dtype=np.int64))
+
+
+def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+    """The plan with one of its dimensions one step up or down, on as many GPUs but where that is the step."""
+    for name in ("tensor", "pipeline"):
+        degree = getattr(plan, name)
+        up: dict[str, Any] = {name: degree * 2, "data": plan.data // 2}
+        down: dict[str, Any] = {name: degree // 2, "data": plan.data * 2}
+        if plan.data % 2 == 0:
+            yield from _whole(name, replace(plan, **up), workload)
+        if degree % 2 == 0:
+            yield from _whole(name, replace(plan, **down), workload)
+    for name, told in (("expert", "expert"), ("virtual_stages", "virtualStages")):
+        degree = getattr(plan, name)
+        for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
+            changed: dict[str, Any] = {name: other}
+            if other:
+                yield told, replace(plan, **changed)
+    for stage in (0, 1, 2, 3):
+        if stage != plan.zero_stage:
+            yield "zeroStage", replace(plan, zero_stage=stage)
+    for mode in CHECKPOINTING:
+        if mode != plan.checkpointing:
+            yield "activationCheckpointing", replace(plan, checkpointing=mode)
+    for size in (plan.micro_batch * 2, plan.micro_batch // 2):
+        if size:
+            yield from _whole("microBatchSize", replace(plan, micro_batch=size), workload)
+    for data in (plan.data * 2, plan.data // 2 if plan.data % 2 == 0 else 0):
+        if data:
+            yield from _whole("gpus", replace(plan, data=data), workload)
+
+
+def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
+    """The plan with its micro-batches counted anew, if they divide the batch."""
+    each = plan.data * plan.micro_batch
+    if workload.global_batch % each == 0:
+        repeats = workload.global_batch // each
+        yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
+
+
+def _row(found: Field, plan: Plan, variant: int) -> int:
+    rows = np.flatnonzero((found.plans.gpus == plan.gpus) & (found.variant == variant))
+    one = Plans.of(plan)
+    for name in Plans.__dataclass_fields__:
+        rows = rows[getattr(found.plans, name)[rows] == getattr(one, name)[0]]
+    return int(rows[0]) if len(rows) else -1
+
+
+def _speeds(workload: Workload, table: Plans, found: Field, weight: Floats, ratios: Floats) -> list[float | None]:
+    """For each plan, the least of `SPEEDS` of all links that puts it before the first; None where none does."""
+    behind = ratios > 1
+    least: list[float | None] = [None] * len(table)
+    for speed in reversed(SPEEDS):
+        if not behind.any():
+            break
+        rows = np.flatnonzero(behind)
+        some = np.concatenate([[0], rows])
+        step_s = search.price(workload, table.take(some), faster(found.pool, speed)).step_s * weight[some]
+        ahead = step_s[1:] < step_s[0]
+        for row in rows[ahead]:
+            least[row] = speed
+        behind[rows[~ahead]] = False
+    return least
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbour:
+    """One plan a step away from the best, and what is known of it."""
+
+    request: Request
+    best: Choice
+    subject: str
+    plan: Plan
+    row: int
+    ratio: float
+    """Of what the objective makes least, to the best."""
+    is_tie: bool
+
+    def verdict(self, over_bytes: float, larger: float, speed: float | None) -> WhyNot:
+        """What binds it, and the smallest change that would undo that."""
+        if over_bytes > 0:
+            return self._said("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(larger))
+        if self.row < 0:
+            return self._beyond()
+        allowed = self.best.found.allowed(self.request)[self.row]
+        if not allowed:
+            code = "DeadlineMissed" if self.request.objective == "cheapestBeforeDeadline" else "OverBudget"
+            return self._said(code, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None)
+        if not self.best.found.within(self.request.constraints)[self.row]:
+            return self._barred()
+        if self.request.objective == "fewestGpus" and self.plan.gpus > self.best.gpus:
+            return self._said("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
+        if self.is_tie:
+            return self._said("Tie", f"{self.ratio:.2f}x, within the forecast's error and no simpler", self.ratio, None)
+        code = "Dearer" if _is_price(self.request) else "Slower"
+        change = None if speed is None else Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
+        return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
+
+    def _said(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
+        return WhyNot(self.subject, self.best.found.pool.name, self.plan, code, message, value, change)
+
+    def _beyond(self) -> WhyNot:
+        pool = self.best.found.pool
+        nodes = -(-self.plan.gpus // pool.gpus_per_node)
+        change = Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
+        message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
+        return self._said("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
+
+    def _barred(self) -> WhyNot:
+        limits, plan = self.request.constraints, self.plan
+        nodes = -(-plan.gpus // self.best.found.pool.gpus_per_node)
+        for name, limit, needed, is_broken in (
+            ("maxTensorParallel", limits.max_tensor, plan.tensor, plan.tensor > (limits.max_tensor or plan.tensor)),
+            ("gpus", limits.gpus, plan.gpus, limits.gpus not in (None, plan.gpus)),
+            ("maxGpus", limits.max_gpus, plan.gpus, plan.gpus > (limits.max_gpus or plan.gpus)),
+            ("maxNodes", limits.max_nodes, nodes, nodes > (limits.max_nodes or nodes)),
+        ):
+            if is_broken:
+                text = f"{name} {limit} -> {needed}"
+                change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
+                return self._said("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
+        return self._said("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
+
+    def _leaner(self, larger: float) -> Change:
+        """The same degrees with least changed besides that fit; where none do, a GPU of so many times the memory."""
+        found, one = self.best.found, Plans.of(self.plan)
+        kept = found.fits & (found.variant == found.variant[self.best.row])
+        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
+            kept &= getattr(found.plans, name) == getattr(one, name)[0]
+        rows = np.flatnonzero(kept)
+        if not len(rows):
+            wanted = math.ceil(found.pool.gpu.memory_bytes / GIB * larger)
+            return Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+        changes = [getattr(found.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
+        first = rows[np.lexsort((found.step_s[rows], np.sum(changes, axis=0)))[0]]
+        leaner = found.plans.row(int(first))
+        told = [
+            f"{word} {getattr(self.plan, name)} -> {getattr(leaner, name)}"
+            for name, word in _OPEN.items()
+            if getattr(self.plan, name) != getattr(leaner, name)
+        ]
+        return Change("plan", str(leaner), "fits", ", ".join(told))
+
+
+_OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}
+"""What of a plan may change while its degrees stay, and what it is called."""

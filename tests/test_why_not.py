@@ -1,0 +1,179 @@
+"""Every change that an advice names is applied here, and does what the advice says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilecast import models, search
+from tilecast.advise import Advice, Budget, Change, Constraints, Request, advise
+from tilecast.advise.changes import CHANGES, apply
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Objective, Plan, Plans, Workload
+
+
+def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-8x200", per_node: int = 8) -> Pool:
+    found = find_gpu(gpu)
+    inter = find_link(link)
+    return Pool(found.name, found, per_node, nodes, find_link(found.intra_link), inter, price_per_gpu_hour=price)
+
+
+POOLS = [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4), pool("l4", 2, 0.8, "ethernet-25"), pool("t4", 2, 0.5)]
+LLAMA = Workload(models.preset("llama-3.2-1b"), 2048, 64, steps=1000)
+LARGE = Workload(models.preset("llama-2-7b"), 4096, 64, steps=1000)
+GPT = Workload(models.preset("gpt2-xl"), 1024, 64, "fp16", steps=1000)
+RESNET = Workload(models.preset("resnet-50"), 1, 61, "fp16", optimizer="momentum", steps=1000)
+MOE = Workload(models.preset("mixtral-8x7b"), 4096, 64, steps=100)
+
+REQUESTS: dict[str, Request] = {
+    "time": Request("time", LLAMA),
+    "cost": Request("cost", LARGE, "cost"),
+    "finish": Request("finish", GPT, "timeToFinish"),
+    "deadline": Request("deadline", LARGE, "cheapestBeforeDeadline", deadline_s=3000.0),
+    "late": Request("late", LARGE, "cheapestBeforeDeadline", deadline_s=30.0),
+    "budget": Request("budget", LARGE, "fastestWithinBudget", budget=Budget(60.0)),
+    "poor": Request("poor", LARGE, "fastestWithinBudget", budget=Budget(1.0)),
+    "few": Request("few", LARGE, "fewestGpus"),
+    "capped": Request("capped", LARGE, constraints=Constraints(max_gpus=4, max_tensor=1)),
+    "one node": Request("one node", LARGE, constraints=Constraints(max_nodes=1)),
+    "exact": Request("exact", LARGE, constraints=Constraints(gpus=8, max_tensor=2)),
+    "uneven": Request("uneven", LARGE, constraints=Constraints(gpus=12)),
+    "indivisible": Request("indivisible", RESNET, constraints=Constraints(gpus=16)),
+    "many": Request("many", LARGE, constraints=Constraints(gpus=32)),
+    "allowed": Request("allowed", LARGE, constraints=Constraints(allowed_pools=("a100-80",))),
+    "large": Request("large", MOE),
+    "fixed": Request("fixed", replace(LARGE, micro_batch=32, checkpointing="none")),
+}
+
+
+def given(name: str) -> tuple[Advice, list[tuple[str, Plan | None, Change]]]:
+    """The advice, and every change that it names with its pool and the plan that it is for."""
+    advice = advise(REQUESTS[name], POOLS)
+    found = [(item.pool, item.plan, item.change) for item in advice.why_not if item.subject != "pool" and item.change]
+    found += [(item.pool, None, item.change) for item in advice.why_not if item.subject == "pool" and item.change]
+    return advice, [*found, *((item.pool, None, item.change) for item in advice.rejections if item.change)]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_changes_do_what_they_say(name: str) -> None:
+    advice, changes = given(name)
+    for where, plan, change in changes:
+        before = next(item for item in POOLS if item.name == where)
+        if plan is not None:
+            check_plan(advice, before, plan, change)
+            continue
+        request, after = apply(change, advice.request, before)
+        again = advise(request, [after if item.name == where else item for item in POOLS])
+        offered = [offer.pool.name for offer in again.offers]
+        assert where in offered, change
+        if change.effect == "wins":
+            assert offered[0] == where, change
+
+
+def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None:
+    """A neighbour's change: afterwards it fits, or is ahead of the plan that is recommended now."""
+    best = advice.best
+    assert best is not None
+    if change.input == "plan":
+        found = search.find(best.workload, before)
+        row = next(index for index, one in enumerate(found.plans) if str(one) == change.value and found.fits[index])
+        one = found.plans.row(row)
+        assert (one.data, one.tensor, one.pipeline) == (plan.data, plan.tensor, plan.pipeline)
+        return
+    _, after = apply(change, advice.request, before)
+    priced = search.price(best.workload, Plans.of(best.plan, plan), after)
+    assert priced.fits[1], change
+    if change.effect == "wins":
+        costs = advice.request.objective in ("cost", "cheapestBeforeDeadline")
+        weights = (best.plan.gpus, plan.gpus) if costs else (1, 1)
+        assert priced.step_s[1] * weights[1] < priced.step_s[0] * weights[0], change
+
+
+def test_where_one_change_is_not_enough_the_first_is_told_with_what_remains() -> None:
+    """A T4 has no BF16 units, and is too small or too slow besides; every other rejection here needs one change."""
+    for name in REQUESTS:
+        for item in given(name)[0].rejections:
+            if item.change is None:
+                assert item.pool == "t4"
+                assert ", and then: " in item.remedy, item
+
+
+@pytest.mark.parametrize("name", ["deadline", "budget", "late", "poor"])
+def test_just_less_than_the_change_is_not_enough(name: str) -> None:
+    advice, changes = given(name)
+    for where, _, change in changes:
+        if change.input in ("deadlineSeconds", "budget.amount"):
+            request, _ = apply(replace(change, value=float(change.value) - 2), advice.request, POOLS[0])
+            assert where not in [offer.pool.name for offer in advise(request, POOLS).offers]
+
+
+def test_a_price_just_above_the_change_does_not_win() -> None:
+    advice, changes = given("cost")
+    prices = [(where, change) for where, plan, change in changes if change.input == "pool.price.perGpuHour"]
+    assert prices
+    for where, change in prices:
+        dearer = replace(change, value=float(change.value) * 1.02)
+        request, after = apply(dearer, advice.request, next(item for item in POOLS if item.name == where))
+        again = advise(request, [after if item.name == where else item for item in POOLS])
+        assert again.best is not None and again.best.pool.name != where
+
+
+def test_an_unpriced_pool_is_told_the_price_at_which_it_would_win() -> None:
+    pools = [pool("h100-sxm", 2, None), pool("a100-80", 2, 3.4)]
+    advice = advise(Request("cost", LARGE, "cost"), pools)
+    assert [offer.pool.name for offer in advice.offers] == ["a100-80"]
+    (rejection,) = advice.rejections
+    assert rejection.code == "PriceUnknown" and rejection.change is not None
+    request, after = apply(rejection.change, advice.request, pools[0])
+    best = advise(request, [after, pools[1]]).best
+    assert best is not None and best.pool.name == "h100-sxm"
+
+
+@pytest.mark.parametrize("objective", ["cost", "cheapestBeforeDeadline", "fastestWithinBudget"])
+def test_no_price_at_all_is_advice_without_a_recommendation(objective: Objective) -> None:
+    more = {"cheapestBeforeDeadline": {"deadline_s": 1e9}, "fastestWithinBudget": {"budget": Budget(1e9)}}
+    advice = advise(Request("x", LARGE, objective, **more.get(objective, {})), [pool("h100-sxm", 2, None)])  # type: ignore[arg-type]
+    assert advice.best is None
+    assert [item.code for item in advice.rejections] == ["PriceUnknown"]
+    assert "price" in advice.rejections[0].remedy
+
+
+INPUTS = {
+    "training.precision": "fp16",
+    "training.globalBatchSize": 128,
+    "training.sequenceLength": 1024,
+    "training.microBatchSize": 4,
+    "training.activationCheckpointing": "full",
+    "training.fusedLoss": 1,
+    "training.offload": "optimizer",
+    "constraints.gpus": 8,
+    "constraints.maxGpus": 8,
+    "constraints.maxNodes": 1,
+    "constraints.maxTensorParallel": 2,
+    "constraints.allowedPools": "a100-80",
+    "deadlineSeconds": 60.0,
+    "budget.amount": 5.0,
+    "pool.maxNodes": 9,
+    "pool.price.perGpuHour": 1.5,
+    "pool.gpu.memoryGib": 141,
+    "pool.links": 2.0,
+}
+
+
+def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
+    assert INPUTS.keys() == CHANGES.keys()
+    request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0)
+    for name, value in INPUTS.items():
+        after, changed = apply(Change(name, value, "fits", ""), request, POOLS[0])
+        assert (after != request) != (changed != POOLS[0]), name
+        assert (changed != POOLS[0]) == name.startswith("pool."), name
+
+
+def test_faster_links_are_faster_and_leave_the_rest() -> None:
+    workload = replace(LARGE, global_batch=16)
+    _, fast = apply(Change("pool.links", 4.0, "wins", ""), Request("x", workload), POOLS[2])
+    plans = search.enumerate_plans(workload, POOLS[2])
+    slow_times, fast_times = (search.price(workload, plans, item).times for item in (POOLS[2], fast))
+    assert (fast_times.communication <= slow_times.communication).all()
+    assert fast_times.communication.sum() < 0.5 * slow_times.communication.sum()
