@@ -14,6 +14,7 @@ from tilecast.advise.boards import judge, settle
 from tilecast.advise.changes import apply
 from tilecast.advise.rank import Choice, Field, field
 from tilecast.advise.values import Change, Rejection, Request
+from tilecast.hardware import Pool
 from tilecast.search import Limits
 
 GIB = 2**30
@@ -48,9 +49,16 @@ def _judged(change: Change, request: Request, found: Field) -> Choice | Rejectio
         counts = [limits.gpus]
     else:
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
-        counts = search.gpu_counts(pool, Limits(max_gpus=most))[: -MAX_COUNTS - 1 : -1] or [1]
+        counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1] or [1]
     judged = [judge(after, field(after, pool, Limits(gpus=count))) for count in counts]
     return next((item for item in judged if isinstance(item, Choice)), judged[0])
+
+
+def _counts(pool: Pool, most: int) -> list[int]:
+    """GPU counts of a pool, up to a limit, ascending: those that divide a node, whole nodes by powers of two, all."""
+    nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
+    every = {*search.divisors(pool.gpus_per_node), *(count * pool.gpus_per_node for count in nodes)}
+    return sorted(count for count in every if 0 < count <= min(most, pool.max_gpus))
 
 
 _MASKS = (
@@ -83,7 +91,7 @@ def _count(request: Request, found: Field, rejection: Rejection) -> Iterator[Cha
     """Other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
-        possible = search.gpu_counts(found.pool, Limits(max_gpus=limits.max_gpus))
+        possible = _counts(found.pool, limits.max_gpus or found.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
         if asked > found.pool.max_gpus and asked % found.pool.gpus_per_node == 0:
