@@ -95,13 +95,14 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
     }
     assert granted == {
         ("", "nodes"): ["list", "watch"],
+        ("resource.k8s.io", "resourceslices"): ["list", "watch"],
         ("", "namespaces"): ["list", "watch"],
         ("", "events"): ["create"],
         ("", "configmaps"): ["get"],
         ("apiextensions.k8s.io", "customresourcedefinitions"): ["list", "watch"],
         ("tilecast.dev", "trainingjobs"): ["list", "patch", "watch"],
         ("tilecast.dev", "trainingjobs/status"): ["patch"],
-        ("tilecast.dev", "gpupools"): ["list", "watch"],
+        ("tilecast.dev", "gpupools"): ["create", "delete", "list", "patch", "watch"],
         ("tilecast.dev", "gpupools/status"): ["patch"],
     }
 
@@ -109,6 +110,67 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
 def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
     (role,) = of_kind(rendered(helm, "--set", "rbac.readConfigMaps=false"), "ClusterRole")
     assert not any("configmaps" in rule["resources"] for rule in role["rules"])
+    documents = rendered(helm, "--set", "rbac.configMapNamespaces={team-a,team-b}")
+    assert not any("configmaps" in rule["resources"] for rule in of_kind(documents, "ClusterRole")[0]["rules"])
+    for kind in ("Role", "RoleBinding"):
+        assert [item["metadata"]["namespace"] for item in of_kind(documents, kind)] == ["team-a", "team-b"]
+    assert of_kind(documents, "Role")[0]["rules"] == [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "resource", "verbs", "variable"),
+    [
+        (["discovery.enabled=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_DISCOVERY=false"),
+        (["capacity.readPods=true"], ("", "pods"), ["list", "watch"], "TILECAST_READ_PODS=true"),
+        (
+            ["capacity.readKueue=true"],
+            ("kueue.x-k8s.io", "clusterqueues"),
+            ["list", "watch"],
+            "TILECAST_READ_KUEUE=true",
+        ),
+        (
+            ["discovery.readResourceSlices=true"],
+            ("resource.k8s.io", "resourceslices"),
+            ["list", "watch"],
+            "TILECAST_READ_RESOURCE_SLICES=true",
+        ),
+    ],
+)
+def test_rights_and_settings_go_together(
+    helm: Helm, values: list[str], resource: tuple[str, str], verbs: list[str], variable: str
+) -> None:
+    documents = rendered(helm, *(part for value in values for part in ("--set", value)))
+    granted = {
+        (group, name): rule["verbs"]
+        for rule in of_kind(documents, "ClusterRole")[0]["rules"]
+        for group in rule["apiGroups"]
+        for name in rule["resources"]
+    }
+    assert granted[resource] == verbs
+    (container,) = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
+    assert variable in [f"{item['name']}={item['value']}" for item in container["env"]]
+
+
+@pytest.mark.parametrize(("api", "is_read"), [("kueue.x-k8s.io/v1beta1", True), ("kueue.x-k8s.io/v1", False)])
+def test_kueue_is_read_where_the_cluster_serves_it(helm: Helm, api: str, is_read: bool) -> None:
+    (role,) = of_kind(rendered(helm, f"--api-versions={api}"), "ClusterRole")
+    assert any("clusterqueues" in rule["resources"] for rule in role["rules"]) == is_read
+
+
+def test_a_model_of_ones_own_is_mounted_with_its_digest(helm: Helm) -> None:
+    digest = "ab" * 32
+    documents = rendered(helm, "--set", "model.configMap=ours", "--set", f"model.sha256={digest}")
+    spec = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]
+    environment = {item["name"]: item["value"] for item in spec["containers"][0]["env"]}
+    assert environment["TILECAST_UTILIZATION_MODEL"] == "/models/utilization.onnx"
+    assert environment["TILECAST_UTILIZATION_MODEL_SHA256"] == digest
+    assert {"name": "model", "configMap": {"name": "ours"}} in spec["volumes"]
+
+
+BY_VALUES = ("TILECAST_LISTEN_", "TILECAST_DISCOVERY", "TILECAST_READ_", "TILECAST_UTILIZATION_MODEL")
+"""Settings that values of their own give, together with the rights or the volume they need."""
 
 
 def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> None:
@@ -117,7 +179,7 @@ def test_the_values_offer_every_setting_of_the_operator_but_its_address() -> Non
     assert schema == {
         setting.metadata["name"]: {"type": kinds[str(setting.type)], "description": setting.metadata["text"]}
         for setting in fields(Settings)
-        if not setting.metadata["name"].startswith("TILECAST_LISTEN_")
+        if not setting.metadata["name"].startswith(BY_VALUES)
     }
 
 
@@ -188,7 +250,7 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     (container,) = json.loads(
         own_cluster.kubectl("--namespace", NAMESPACE, "get", "deployment", "tilecast", "-o", "json")
     )["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [
+    assert container["env"][-2:] == [
         {"name": "TILECAST_ADVICE_CACHE", "value": "2000000"},
         {"name": "TILECAST_NODE_SELECTOR", "value": "gpu"},
     ]
@@ -198,11 +260,11 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
         "list nodes",
         "patch trainingjobs.tilecast.dev --subresource=status",
         "patch gpupools.tilecast.dev --subresource=status",
+        "create gpupools.tilecast.dev",
     ):
         assert own_cluster.kubectl("auth", "can-i", *allowed.split(), account).strip() == "yes"
     for denied in (
         "patch nodes",
-        "patch gpupools.tilecast.dev",
         "delete trainingjobs.tilecast.dev",
         "patch jobs.batch",
         "get secrets",

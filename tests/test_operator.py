@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import itertools
 import json
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APIClientError
 from kopf._cogs.clients.watching import WatchingError
 
-from advice_values import advice, offer
+from advice_values import advice
+from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
@@ -34,129 +34,11 @@ from tilecast_operator import handlers, server
 from tilecast_operator import settings as settings_module
 from tilecast_operator.api import FIELD_MANAGER, Api, ApiError, Connection
 from tilecast_operator.queue import KeyQueue
-from tilecast_operator.reconcile import NODES, Corridor, View, digest
-from tilecast_operator.report.annotations import KEYS, POOL
+from tilecast_operator.reconcile import NODES, Corridor
+from tilecast_operator.report.annotations import POOL
 from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.settings import Settings
-
-QUICK = Settings(settle_s=0.01, retry_first_s=0.01, retry_most_s=0.05, writers=3, config_map_poll_s=0.02)
-JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
-POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
-
-
-class Store:
-    """Objects by path, with resource versions, generations and server-side apply for one field manager."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Any]] = {}
-        self.writes: list[tuple[str, str]] = []
-        self.events: dict[str, dict[str, Any]] = {}
-        self.faults: list[Exception] = []
-        self.config_maps: dict[str, dict[str, dict[str, str]]] = {}
-        self.before_write: Callable[[str], None] = lambda path: None
-        self.version = 0
-
-    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        old = self.objects.get(path)
-        self.version += 1
-        is_new_spec = old is None or old.get("spec") != body.get("spec")
-        meta = {
-            **body["metadata"],
-            "uid": old["metadata"]["uid"] if old else f"uid-{self.version}",
-            "resourceVersion": str(self.version),
-            "generation": (old["metadata"]["generation"] if old else 0) + is_new_spec,
-        }
-        self.objects[path] = {**body, "metadata": meta}
-        return copy.deepcopy(self.objects[path])
-
-    async def apply(self, path: str, document: Any) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        json.dumps(document, allow_nan=False)
-        self.before_write(path)
-        self.writes.append(("apply", path))
-        if self.faults:
-            raise self.faults.pop(0)
-        target = path.removesuffix("/status")
-        if target not in self.objects:
-            raise ApiError(404, "not found")
-        found = copy.deepcopy(self.objects[target])
-        if document["metadata"]["uid"] != found["metadata"]["uid"]:
-            raise ApiError(409, "uid")
-        if path.endswith("/status"):
-            found["status"] = json.loads(json.dumps(document["status"]))
-        else:
-            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in KEYS}
-            found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
-        return self.put(target, found) if found != self.objects[target] else found
-
-    async def get(self, path: str) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        namespace, name = path.removeprefix("/api/v1/namespaces/").split("/configmaps/")
-        assert namespace == "default"
-        if name == "secret":
-            raise ApiError(403, "forbidden")
-        if name not in self.config_maps:
-            raise ApiError(404, "not found")
-        return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
-
-    async def create(self, path: str, document: Any) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        name = document["metadata"]["name"]
-        if name in self.events:
-            raise ApiError(409, "already exists")
-        self.events[name] = dict(document)
-        return dict(document)
-
-
-def job(name: str = "a", **spec: Any) -> dict[str, Any]:
-    base = {"model": {"preset": "llama-2-7b"}, "training": {"sequenceLength": 4096, "globalBatchSize": 64}}
-    return {
-        "apiVersion": "tilecast.dev/v1alpha1",
-        "kind": "TrainingJob",
-        "metadata": {"name": name, "namespace": "default", "annotations": {"mine": "stays"}},
-        "spec": {**base, **spec},
-    }
-
-
-def node(name: str = "n1", product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
-        "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
-    }
-
-
-def on_first_pool(request: Request, pools: Sequence[Pool]) -> Advice:
-    return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=f"{len(pools)}{pools[0].name}")
-
-
-@asynccontextmanager
-async def operator(
-    store: Store, advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool, nodes: Sequence[Any] = (node(),)
-) -> AsyncIterator[Corridor]:
-    """A corridor that has seen everything in the store, as kopf would show it."""
-    corridor = Corridor(QUICK, store, Metrics(), advisor)
-    for item in nodes:
-        corridor.see_node(item)
-    for path in sorted(store.objects):
-        corridor.see(copy.deepcopy(store.objects[path]))
-    corridor.start()
-    try:
-        yield corridor
-    finally:
-        await corridor.stop()
-
-
-async def settled(corridor: Corridor, limit_s: float = 5.0) -> None:
-    """Wait until no key is ready, running, or due soon."""
-    async with asyncio.timeout(limit_s):
-        quiet = 0
-        while quiet < 3:
-            await asyncio.sleep(0.02)
-            quiet = 0 if len(corridor.queue) or corridor.queue.stalled_s() else quiet + 1
-
-
-def ready(found: dict[str, Any]) -> dict[str, Any]:
-    return next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+from tilecast_operator.view import View, status_digest
 
 
 async def test_a_job_is_advised_in_two_writes_and_one_event() -> None:
@@ -444,10 +326,10 @@ async def test_content_that_is_refused_is_sent_again_after_the_longest_wait() ->
     store = Store()
     store.faults = [ApiError(422, "invalid")]
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
+    async with operator(store, retry_most_s=1.0) as corridor:
         await until(lambda: len(store.writes) == 1)
         (due,) = (due for key, due in corridor.queue._due.items() if key.name == "a")
-        assert due - time.monotonic() > QUICK.retry_most_s - QUICK.retry_first_s
+        assert due - time.monotonic() > 0.5
         await settled(corridor)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
@@ -638,14 +520,15 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
 def test_digest_ignores_times_and_spelling_of_numbers() -> None:
     first = {"a": 8.0, "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "x"}]}
     same = {"conditions": [{"status": "True", "type": "Ready", "lastTransitionTime": "y"}], "a": 8}
-    assert digest(first) == digest(same) != digest({**same, "a": 8.5})
+    assert status_digest(first) == status_digest(same) != status_digest({**same, "a": 8.5})
 
 
 def test_a_view_keeps_only_what_is_needed() -> None:
     body = {**job(), "status": {"alternatives": [{"pool": "p" * 50}] * 16, "summary": {"pool": "x"}}}
     body["metadata"] = {**body["metadata"], "managedFields": [{"f": "x" * 10_000}], "resourceVersion": "7"}
     view = View.of(body)
-    assert sum(len(str(getattr(view, name))) for name in View.__slots__) < 800
+    assert sum(sys.getsizeof(getattr(view, name)) for name in View.__slots__) < 1000
+    assert view.status["alternatives"] == body["status"]["alternatives"]
 
 
 async def serve(answer: Callable[[web.Request], Awaitable[web.Response]]) -> tuple[web.AppRunner, str]:
@@ -758,8 +641,8 @@ def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
 
 
 def test_kopf_is_configured_to_leave_no_trace() -> None:
-    own = handlers._configure(kopf_settings := kopf.OperatorSettings())
-    assert own == Settings()
+    handlers._configure(kopf_settings := kopf.OperatorSettings(), handlers.OWN)
+    assert Settings() == handlers.OWN
     assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
     waits = list(itertools.islice(kopf_settings.networking.error_backoffs, 1000))
     assert waits == sorted(waits) and max(waits) <= 10, "an API server that is away for long is not given up"

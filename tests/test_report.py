@@ -19,11 +19,13 @@ from tilecast.manifests.trainingjob import TrainingJobStatus
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload
 from tilecast.step import widths
+from tilecast_operator.capacity import Free
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools, status
 from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.report.status import Refusal, Verdict
 
+FREE = status.Fit("True", "GpusFree", "the GPUs are free now, as Kueue shows", True)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
 TYPES = ["Ready", "RecommendationProvided", "LowConfidence", "CapacityAvailable", "Applied", "ObservationsAvailable"]
 VERDICTS: dict[str, Verdict] = {
@@ -34,7 +36,7 @@ VERDICTS: dict[str, Verdict] = {
 
 
 def whole(verdict: Verdict, is_off: bool = False) -> status.Status:
-    return status.status(verdict, 3, status.conditions(verdict, is_off, 3, NOW, ()))
+    return status.status(verdict, 3, status.conditions(verdict, is_off, 3, NOW, (), FREE))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
@@ -44,17 +46,17 @@ def test_every_status_satisfies_the_schema(verdict: Verdict) -> None:
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
 def test_every_condition_is_always_there(verdict: Verdict) -> None:
-    found = status.conditions(verdict, False, 3, NOW, ())
+    found = status.conditions(verdict, False, 3, NOW, (), FREE)
     assert [item["type"] for item in found] == TYPES
     assert {item["observedGeneration"] for item in found} == {3}
     assert all(item["reason"].isalnum() and item["message"] for item in found)
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
-    first = status.conditions(advice(), False, 1, NOW, ())
-    again = status.conditions(advice(), False, 2, LATER, first)
+    first = status.conditions(advice(), False, 1, NOW, (), FREE)
+    again = status.conditions(advice(), False, 2, LATER, first, FREE)
     assert {item["lastTransitionTime"] for item in again} == {NOW}
-    fallen = {item["type"]: item for item in status.conditions(refused(), False, 2, LATER, first)}
+    fallen = {item["type"]: item for item in status.conditions(refused(), False, 2, LATER, first, FREE)}
     assert fallen["Ready"]["lastTransitionTime"] == LATER
     assert fallen["Applied"]["lastTransitionTime"] == NOW
 
@@ -104,7 +106,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def low_confidence(verdict: Verdict) -> status.Status:
-    return next(item for item in status.conditions(verdict, False, 1, NOW, ()) if item["type"] == "LowConfidence")
+    return next(item for item in status.conditions(verdict, False, 1, NOW, (), FREE) if item["type"] == "LowConfidence")
 
 
 @pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
@@ -133,7 +135,7 @@ def test_a_free_pool_costs_nothing_and_says_so() -> None:
     TrainingJobStatus.model_validate(found)
     free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
     said = pools.pool_status(nodes.pools([], [free]).found[0], 1, NOW, ())
-    assert said["summary"] == {"gpu": "h100-sxm", "shape": "0x8", "price": "0 USD", "reason": "NoNodesNow"}
+    assert said["summary"]["price"] == "0 USD" and "free" not in said["summary"]
 
 
 def test_lists_and_texts_stay_in_bounds() -> None:
@@ -201,7 +203,16 @@ def test_pool_status() -> None:
     said = pools.pool_status(found, 2, NOW, ())
     GPUPoolStatus.model_validate(said)
     assert said["conditions"][0]["reason"] == "NoNodesNow"
-    assert said["summary"] == {"gpu": "h100-sxm", "shape": "0x8", "price": "6.88 USD", "reason": "NoNodesNow"}
+    assert said["summary"] == {
+        "gpu": "h100-sxm",
+        "shape": "0x8",
+        "link": "efa-3200",
+        "price": "6.88 USD",
+        "origin": "User",
+        "reason": "NoNodesNow",
+    }
+    assert [item["reason"] for item in said["conditions"]] == ["NoNodesNow", "FewerNodes", "NotObserved"]
+    assert "free" not in said["gpus"], "what is not known is absent, not zero"
     assert said["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
     wrong = pools.pool_status(SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, said["conditions"])
     GPUPoolStatus.model_validate(wrong)
@@ -217,7 +228,8 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     metrics = Metrics()
     metrics.count_advice(advice(), changed=True)
     metrics.count_search(advice(), 0.05)
-    metrics.show_pools(nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]))
+    report = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)])
+    metrics.show_pools(report, {"mine": Free(3, "Pods")})
     value = metrics.registry.get_sample_value
     assert value("tilecast_recommendations_total", {"result": "Advised"}) == 1
     assert value("tilecast_recommendation_changes_total", {"reason": "Advised"}) == 1
@@ -225,7 +237,8 @@ def test_metrics_carry_no_job_names_and_forget_pools_that_are_gone() -> None:
     assert value("tilecast_predicted_step_seconds_sum", labels) == 8.2
     assert value("tilecast_plans_evaluated_total") == 1000
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) == 0
-    metrics.show_pools(nodes.pools([]))
+    assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "free"}) == 3
+    metrics.show_pools(nodes.pools([]), {})
     assert value("tilecast_gpu_capacity", {"pool": "mine", "state": "total"}) is None
     names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     assert all(name.startswith("tilecast_") for name in names)

@@ -1,4 +1,4 @@
-"""The few requests that the operator makes itself: server-side apply, and Events.
+"""The few requests that the operator makes itself: server-side apply, Events, and reading without a framework.
 
 Server-side apply names us as the owner of exactly the fields we write, sends them whole, and does nothing when they
 are already so. kopf has no such call, hence this client.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import aiohttp
@@ -60,40 +62,57 @@ class Api:
         if self._session is not None:
             await self._session.close()
 
-    async def apply(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    async def apply(self, path: str, document: Mapping[str, Any], *, force: bool = True) -> dict[str, Any]:
         """Server-side apply of the fields in `document`; returns the whole object.
+
+        Args:
+            path: of the object, or of its status.
+            document: the fields, all of them.
+            force: take fields that somebody else has written; without it they are a conflict, 409.
 
         Raises:
             ApiError: the API server refused.
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
         return await self._request("PATCH", path, document, query, _APPLY)
 
     async def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; raises as `apply` does."""
         return await self._request("POST", path, document, {"fieldManager": FIELD_MANAGER}, "application/json")
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """Read an object; raises as `apply` does."""
-        return await self._request("GET", path, None, {}, "application/json")
+    async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+        """Read an object or a list; raises as `apply` does."""
+        return await self._request("GET", path, None, query, "application/json")
+
+    async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
+        """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
+        seen = {"uid": uid, "resourceVersion": resource_version}
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
+        return await self._request("DELETE", path, options, {}, "application/json")
+
+    async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
+        """The lines of an answer that goes on, until the server ends it; raises as `apply` does.
+
+        Args:
+            path: of a list.
+            query: its parameters.
+            idle_s: give up when nothing arrives for so long.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
+        async with self._send("GET", path, None, query, "application/json", timeout) as response:
+            if response.status >= 300:
+                raise ApiError(response.status, _message(await response.text(errors="replace")))
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    yield line
 
     async def _request(
         self, method: str, path: str, document: Mapping[str, Any] | None, query: Mapping[str, str], content_type: str
     ) -> dict[str, Any]:
-        if self._connection is None:
-            raise ApiError(401, "not logged in yet")
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
-        async with self._session.request(
-            method,
-            self._connection.server.rstrip("/") + path,
-            params=query,
-            data=None if document is None else json.dumps(document, allow_nan=False).encode(),
-            headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
-            ssl=self._connection.ssl_context,
-            proxy=self._connection.proxy,
-        ) as response:
+        async with self._send(method, path, document, query, content_type, self._timeout) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer: dict[str, Any] = json.loads(text)
@@ -101,6 +120,30 @@ class Api:
             if response.status == 401:
                 self._connection = self._login()
             raise ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None,
+        query: Mapping[str, str],
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._connection is None:
+            raise ApiError(401, "not logged in yet")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self._session.request(
+            method,
+            self._connection.server.rstrip("/") + path,
+            params=query,
+            data=None if document is None else json.dumps(document, allow_nan=False).encode(),
+            headers={**self._connection.headers, "Content-Type": content_type, "Accept": "application/json"},
+            ssl=self._connection.ssl_context,
+            proxy=self._connection.proxy,
+            timeout=timeout,
+        )
 
 
 def _message(text: str) -> str:

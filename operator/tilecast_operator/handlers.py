@@ -1,7 +1,8 @@
 """What kopf calls, and the only place that imports it. Every handler stores what it was given and returns.
 
 Only `index` and `event` handlers watch objects: they put no finalizer and no annotation on anything, so that no job
-waits for this process to be deleted, and whatever they miss is seen again.
+waits for this process to be deleted, and whatever they miss is seen again. What makes pools is indexed: kopf has then
+shown all of it before it calls an event handler. What is optional is watched only where the settings say so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kopf._cogs.clients import errors, watching
 from tilecast.manifests.door import GROUP, VERSION
 from tilecast_operator import server, settings
 from tilecast_operator.api import Api, Connection
+from tilecast_operator.pods import PodFeed
 from tilecast_operator.reconcile import Corridor
 from tilecast_operator.report.events import COMPONENT
 from tilecast_operator.report.metrics import Metrics
@@ -37,23 +39,32 @@ RECURSION_LIMIT = 60_000
 be seen again. A level takes up to four calls here."""
 
 log = logging.getLogger("tilecast")
+THREADS = 2
+"""For handlers that are no coroutines; there are none."""
+
+OWN = settings.from_environment(os.environ)
 
 
 @kopf.on.startup()
 async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Configure kopf, start the workers and the server."""
-    own = _configure(settings)
+    own = OWN
+    _configure(settings, own)
     memo.api = Api(own.request_timeout_s)
     memo.corridor = corridor = Corridor(own, memo.api, Metrics())
     memo.server = await server.start(
         own.listen_host, own.listen_port, corridor.metrics.registry, corridor.unhealthy, corridor.unready
     )
     corridor.start()
+    feed = PodFeed(memo.api, corridor.see_pods)
+    memo.pods = asyncio.create_task(feed.run(), name="pods") if own.read_pods else None
 
 
 @kopf.on.cleanup()
 async def cleanup(memo: kopf.Memo, **_: Any) -> None:
     """Stop everything that `startup` started."""
+    if memo.pods is not None:
+        memo.pods.cancel()
     await memo.corridor.stop()
     await memo.server.cleanup()
     await memo.api.close()
@@ -76,6 +87,7 @@ async def node(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
 @kopf.on.event("", "v1", "nodes")
 async def node_event(type: str | None, memo: kopf.Memo, name: str, **_: Any) -> None:  # noqa: A002
     """A node is gone."""
+    memo.corridor.listed()
     if type == "DELETED":
         memo.corridor.lose_node(name)
 
@@ -89,6 +101,7 @@ async def pool(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
 @kopf.on.event(GROUP, VERSION, "gpupools")
 async def pool_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
     """A GPUPool is gone."""
+    memo.corridor.listed()
     if type == "DELETED":
         memo.corridor.lose(body)
 
@@ -129,10 +142,36 @@ watching.continuous_watch = _enduring(watching.continuous_watch)
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
-def _configure(kopf_settings: kopf.OperatorSettings) -> settings.Settings:
-    own = settings.from_environment(os.environ)
+async def slice_seen(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
+    """A ResourceSlice is there."""
+    memo.corridor.see_slice(body)
+
+
+async def slice_event(type: str | None, memo: kopf.Memo, name: str, **_: Any) -> None:  # noqa: A002
+    """A ResourceSlice is gone."""
+    memo.corridor.listed()
+    if type == "DELETED":
+        memo.corridor.lose_slice(name)
+
+
+async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A ClusterQueue or ResourceFlavor is there, or gone."""
+    act = memo.corridor.lose_quota if type == "DELETED" else memo.corridor.see_quota
+    act(body)
+
+
+if OWN.read_resource_slices:
+    kopf.index("resource.k8s.io", "resourceslices")(slice_seen)
+    kopf.on.event("resource.k8s.io", "resourceslices")(slice_event)
+if OWN.read_kueue:
+    kopf.on.event("kueue.x-k8s.io", "clusterqueues")(quota_event)
+    kopf.on.event("kueue.x-k8s.io", "resourceflavors")(quota_event)
+
+
+def _configure(kopf_settings: kopf.OperatorSettings, own: settings.Settings) -> None:
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
+    kopf_settings.posting.loggers = False
     kopf_settings.posting.reporting_component = COMPONENT
     kopf_settings.posting.reporting_instance = own.instance
     kopf_settings.watching.server_timeout = WATCH_SERVER_S
@@ -140,11 +179,15 @@ def _configure(kopf_settings: kopf.OperatorSettings) -> settings.Settings:
     kopf_settings.watching.chunk_size = CHUNK
     kopf_settings.networking.request_timeout = own.request_timeout_s
     kopf_settings.networking.error_backoffs = Backoffs()
+    kopf_settings.execution.max_workers = THREADS
+    # No handler has state to keep or a deletion to delay; should one ever, it would be under our own name.
+    kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"
+    kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
+    kopf_settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     kopf_settings.process.ultimate_exiting_timeout = EXIT_S
     if own.node_selector:
         kopf_settings.watching.label_selectors["nodes"] = own.node_selector
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-    return own
 
 
 def _credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:

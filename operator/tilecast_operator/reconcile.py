@@ -1,60 +1,48 @@
 """The corridor of the operator: watched objects in, advice out, written once and only when it differs.
 
 Watch events only store what they brought and enqueue a key. Workers take keys, compute what the object should say
-(`desired`, a pure function) and write the difference by server-side apply. Nothing is remembered that the cluster
-does not also hold, so that a restart, a second operator or a lost event cost nothing but time.
+(`desired` and `amended`, pure functions) and write the difference by server-side apply. Nothing is remembered that
+the cluster does not also hold, so that a restart, a second operator or a lost event cost nothing but time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import aiohttp
 
-from tilecast import models
-from tilecast.advise import Advice, Request, advise
-from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.advise import Advice, advise
 from tilecast.manifests import gpupool, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION, GROUP, VERSION
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import SpecError
+from tilecast_operator import capacity
 from tilecast_operator.api import ApiError
 from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools
 from tilecast_operator.report.metrics import Metrics
-from tilecast_operator.report.status import Refusal, Status, Verdict, conditions, message, status
+from tilecast_operator.report.status import (
+    Fit,
+    Refusal,
+    Status,
+    Verdict,
+    capacity_condition,
+    conditions,
+    fitted,
+    message,
+    status,
+)
 from tilecast_operator.settings import Settings
-
-Document: TypeAlias = Mapping[str, Any]
-Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
+from tilecast_operator.verdicts import Advise, Verdicts, is_passing
+from tilecast_operator.view import PLURALS, Document, Key, View, marks_digest, status_digest
 
 log = logging.getLogger("tilecast")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """What a worker works on: one object, or all nodes at once."""
-
-    kind: str
-    namespace: str = ""
-    name: str = ""
-
-    @property
-    def path(self) -> str:
-        """Path of the object in the API."""
-        plural = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}[self.kind]
-        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"/apis/{GROUP}/{VERSION}{scope}/{plural}/{self.name}"
 
 
 class SearchError(Exception):
@@ -63,51 +51,9 @@ class SearchError(Exception):
 
 NODES = Key("Node")
 """The key of everything that makes pools."""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What is kept of an object: enough to know what it should say and whether it already does."""
-
-    uid: str
-    generation: int
-    resource_version: str
-    document: bytes
-    """apiVersion, kind, metadata.name and spec as canonical JSON."""
-    annotations: Mapping[str, str]
-    """Those of ours."""
-    digest: str
-    """Of the status without its times."""
-    conditions: tuple[Mapping[str, Any], ...]
-    summary: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, body: Document) -> View:
-        """The view of an object as the API server sent it."""
-        metadata, found = body["metadata"], dict(body.get("status") or {})
-        own = {key: value for key, value in (metadata.get("annotations") or {}).items() if key in marks.KEYS}
-        document = {
-            "apiVersion": body.get("apiVersion", API_VERSION),
-            "kind": body.get("kind", ""),
-            "metadata": {"name": metadata["name"]},
-            "spec": body.get("spec"),
-        }
-        return cls(
-            uid=metadata.get("uid", ""),
-            generation=int(metadata.get("generation", 0)),
-            resource_version=str(metadata.get("resourceVersion", "")),
-            document=_canonical(document),
-            annotations=own,
-            digest=digest(found),
-            conditions=tuple(dict(item) for item in found.get("conditions") or ()),
-            summary=dict(found.get("summary") or {}),
-        )
-
-    def is_newer_than(self, other: View) -> bool:
-        """Whether this is a later state, or another object of the name; where that cannot be told, yes."""
-        ours, theirs = self.resource_version, other.resource_version
-        is_ordered = self.uid == other.uid and ours.isdigit() and theirs.isdigit()
-        return not is_ordered or int(ours) > int(theirs)
+CAPACITY = Key("Capacity")
+"""The key of everything that says what is free."""
+NO_MARKS = marks_digest({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +61,67 @@ class Desired:
     """What an object should say."""
 
     status: Status
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] | None
+    """Ours, all of them; None leaves them as they are."""
     note: events.Note | None = None
 
 
-def desired(view: View, verdict: Verdict, is_off: bool, now: str) -> Desired:
+def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str) -> Desired:
     """What a job should say for a verdict. In mode Off that is its status only."""
-    found = conditions(verdict, is_off, view.generation, now, view.conditions)
-    answer = status(verdict, view.generation, found)
+    before = view.status
+    found = conditions(verdict, is_off, view.generation, now, before.get("conditions") or (), fit)
+    answer = fitted(status(verdict, view.generation, found), fit)
+    if isinstance(verdict, Advice) and verdict.best is not None and (since := started(view)) is not None:
+        answer["forecast"] = {"frozenAt": since or now}
     if is_off:
-        return Desired(answer)
+        return Desired(answer, {})
     wanted = {} if isinstance(verdict, Refusal) else marks.advice_annotations(verdict)
-    return Desired(answer, wanted, events.note(verdict, view.summary, answer["summary"]))
+    return Desired(answer, wanted, events.note(verdict, before.get("summary") or {}, answer["summary"]))
 
 
-def digest(found: Mapping[str, Any]) -> str:
-    """A digest of a status that ignores when its conditions last changed and how numbers are spelt."""
-    bare = dict(found)
-    bare["conditions"] = [
-        {key: value for key, value in item.items() if key != "lastTransitionTime"}
-        for item in found.get("conditions") or ()
+def amended(view: View, before: Status, is_off: bool, fit: Fit, now: str) -> Desired:
+    """What a job should say that keeps its forecast: the same, but for what is free now and that it has started."""
+    since, is_marked = started(view), view.marks != NO_MARKS
+    answer = fitted({**before, "observedGeneration": view.generation}, fit)
+    fresh = capacity_condition(fit, view.generation, now, before["conditions"])
+    answer["conditions"] = [
+        fresh if item["type"] == fresh["type"] else {**item, "observedGeneration": view.generation}
+        for item in before["conditions"]
     ]
-    return hashlib.sha256(_canonical(bare)).hexdigest()
+    if since is not None:
+        answer["forecast"] = before.get("forecast") or {"frozenAt": since or now}
+    if is_off or is_marked:
+        return Desired(answer, {} if is_off else None)
+    return Desired(answer, marks.recommendation_annotations(before["recommendation"], before.get("inputsHash", "")))
+
+
+def started(view: View) -> str | None:
+    """When the job began to run, as far as it says: a time, or an empty text where it says only that it did.
+
+    A TrainingJob by itself runs nothing. It has started once whoever starts it says so in an annotation, or once a
+    measured step is there.
+    """
+    inputs = dict(view.inputs)
+    told = inputs.get(marks.STARTED, "").strip()
+    if told.lower() not in ("", "false"):
+        return _stamp(told)
+    return "" if marks.OBSERVED in inputs else None
 
 
 class Client(Protocol):
     """What the corridor needs of an API client."""
 
-    def apply(self, path: str, document: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
+    def apply(self, path: str, document: Mapping[str, Any], *, force: bool = True) -> Awaitable[dict[str, Any]]:
         """Server-side apply."""
 
     def create(self, path: str, document: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
         """Create an object."""
 
-    def get(self, path: str) -> Awaitable[dict[str, Any]]:
-        """Read an object."""
+    def get(self, path: str, query: Mapping[str, str] = ...) -> Awaitable[dict[str, Any]]:
+        """Read an object, or a list."""
+
+    def delete(self, path: str, uid: str, resource_version: str) -> Awaitable[dict[str, Any]]:
+        """Delete an object that is still as it was seen."""
 
 
 class Corridor:
@@ -167,22 +139,36 @@ class Corridor:
         self.metrics = metrics
         self.queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._client = client
-        self._advisor = advisor
         self._clock = clock
-        self._executor = ThreadPoolExecutor(settings.advisors, thread_name_prefix="advise")
+        self._verdicts = Verdicts(client, advisor, metrics, settings.advisors, settings.advice_cache)
         self._objects: dict[Key, View] = {}
+        self._touched: set[Key] = set()
+        """Jobs whose status somebody else wrote: they are compared in full."""
         self._nodes: dict[str, nodes.Node] = {}
+        self._slices: dict[str, nodes.Slice] = {}
+        self._observed = capacity.Observed()
+        self._free: dict[str, capacity.Free] = {}
+        self._fits: dict[Key, tuple[tuple[str, int, int], Fit]] = {}
+        """Pool, nodes and GPUs per node of each recommendation, and what was said of them."""
         self._report: nodes.NodesReport | None = None
+        self._found: dict[str, nodes.FoundPool] = {}
+        self._forget: set[str] = set()
+        self._told: set[str] = set()
+        """Events about unknown accelerators that are written."""
         self._is_dirty = False
+        self._is_listed = False
+        self._last_seen_s = time.monotonic()
         self._refreshing = asyncio.Lock()
-        self._advice: OrderedDict[bytes, asyncio.Future[Verdict]] = OrderedDict()
         self._failures: dict[Key, int] = {}
         self._problem: str | None = "the utilization model is not loaded yet"
+        self._differs_since: dict[str, float] = {}
+        self._difference: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Load the model and start the workers."""
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self.settings.writers)]
+        self._tasks.append(asyncio.create_task(self._compare(), name="watch-check"))
         self.queue.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
@@ -190,13 +176,17 @@ class Corridor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._verdicts.stop()
 
     def unhealthy(self) -> str | None:
         """Why this process should be restarted, if it should."""
         ended = [task.get_name() for task in self._tasks if task.done()]
         if ended:
             return f"{', '.join(ended)} ended"
+        now_s = time.monotonic()
+        for resource, since_s in self._differs_since.items():
+            if now_s - since_s > self.settings.stall_s:
+                return f"the watch of {resource} is stale: {self._difference[resource]}"
         stalled_s = self.queue.stalled_s()
         return f"no work finished for {stalled_s:.0f} s" if stalled_s > self.settings.stall_s else None
 
@@ -204,13 +194,21 @@ class Corridor:
         """Why no advice can be given yet, if none can."""
         return self._problem or (None if self._report is not None else "nodes are not read yet")
 
+    def listed(self) -> None:
+        """Take note that everything which makes pools has been seen once."""
+        self._is_listed = True
+
     def see_node(self, body: Document) -> None:
         """Take note of a node that exists."""
         self._seen("nodes")
         found = nodes.node(body)
-        if self._nodes.get(found.name) != found:
-            self._nodes[found.name] = found
-            self._pools_changed()
+        before = self._nodes.get(found.name)
+        if before == found:
+            return
+        self._nodes[found.name] = found
+        if before is not None and before.schedulable != found.schedulable:
+            self.queue.add(CAPACITY, self.settings.capacity_settle_s)
+        self._pools_changed()
 
     def lose_node(self, name: str) -> None:
         """Take note of a node that is gone."""
@@ -218,28 +216,73 @@ class Corridor:
         if self._nodes.pop(name, None) is not None:
             self._pools_changed()
 
+    def see_slice(self, body: Document) -> None:
+        """Take note of a ResourceSlice that exists."""
+        self._seen("resourceslices")
+        found, name = nodes.resource_slice(body), str(body["metadata"]["name"])
+        if found is not None and self._slices.get(name) != found:
+            self._slices[name] = found
+            self._pools_changed()
+
+    def lose_slice(self, name: str) -> None:
+        """Take note of a ResourceSlice that is gone."""
+        self._seen("resourceslices")
+        if self._slices.pop(name, None) is not None:
+            self._pools_changed()
+
+    def see_quota(self, body: Document) -> None:
+        """Take note of a ClusterQueue or ResourceFlavor that exists."""
+        name = str(body["metadata"]["name"])
+        if body["kind"] == "ClusterQueue":
+            self._seen("clusterqueues")
+            self._observed.queues[name] = capacity.quotas(body)
+        else:
+            self._seen("resourceflavors")
+            self._observed.flavors[name] = capacity.flavor_labels(body)
+        self.queue.add(CAPACITY, self.settings.capacity_settle_s)
+
+    def lose_quota(self, body: Document) -> None:
+        """Take note of a ClusterQueue or ResourceFlavor that is gone."""
+        name = str(body["metadata"]["name"])
+        known = self._observed.queues if body["kind"] == "ClusterQueue" else self._observed.flavors
+        known.pop(name, None)
+        self.queue.add(CAPACITY, self.settings.capacity_settle_s)
+
+    def see_pods(self, used: Mapping[str, int] | None) -> None:
+        """Take note of the GPUs that pods hold, by node; None where that is not known."""
+        self._seen("pods")
+        self._observed.used = used
+        self.queue.add(CAPACITY, self.settings.capacity_settle_s)
+
     def see(self, body: Document) -> None:
         """Take note of a TrainingJob or GPUPool that exists."""
-        key, view = _key(body), View.of(body)
-        self._seen(_RESOURCES[key.kind])
+        key, view = Key.of(body), View.of(body)
+        self._seen(PLURALS[key.kind])
         known = self._objects.get(key)
         if known is not None and not view.is_newer_than(known):
             return
+        if known is not None and known.digest != view.digest:
+            self._touched.add(key)
         self._objects[key] = view
-        if key.kind == gpupool.KIND and (known is None or known.document != view.document):
+        if key.kind == trainingjob.KIND:
+            self._is_listed = True
+        elif known is None or not known.asks_as(view):
             self._pools_changed()
         self.queue.add(key)
 
     def lose(self, body: Document) -> None:
         """Take note of a TrainingJob or GPUPool that is gone."""
-        key = _key(body)
-        self._seen(_RESOURCES[key.kind])
+        key = Key.of(body)
+        self._seen(PLURALS[key.kind])
         self._objects.pop(key, None)
         self._failures.pop(key, None)
+        self._touched.discard(key)
+        self._fits.pop(key, None)
         if key.kind == gpupool.KIND:
             self._pools_changed()
 
     def _seen(self, resource: str) -> None:
+        self._last_seen_s = time.monotonic()
         self.metrics.watch.labels(resource).set(self._clock())
 
     def _pools_changed(self) -> None:
@@ -283,54 +326,82 @@ class Corridor:
             await self._warm_up()
         if key == NODES:
             await self._refresh()
-            return
-        if self._report is None:
-            await self._refresh()
-        view = self._objects.get(key)
-        if view is None or self._report is None:
-            return
-        if key.kind == trainingjob.KIND:
-            await self._advise_job(key, view)
+        elif key == CAPACITY:
+            self._read_capacity()
         else:
-            await self._describe_pool(key, view)
+            if self._report is None:
+                await self._refresh()
+            view = self._objects.get(key)
+            if self._report is None:
+                self.queue.add(key, self.settings.settle_s)
+            elif key.kind == gpupool.KIND:
+                await self._describe_pool(key, view)
+            elif view is not None:
+                await self._advise_job(key, view)
 
     async def _warm_up(self) -> None:
-        """Load the utilization model by pricing one small job; a model that cannot be read is retried."""
+        """Load the utilization model; one that cannot be read is retried."""
         async with self._refreshing:
             if self._problem is None:
                 return
-            loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._executor, self._advisor, *_small_job())
+                await self._verdicts.warm_up()
             except SpecError as error:
                 self._problem = str(error)
                 raise OSError(str(error)) from None
             self._problem = None
 
     async def _refresh(self) -> None:
-        """Read the pools anew; where they differ, every job is due."""
+        """Read the pools anew; where they differ, every job is due.
+
+        Not before everything is listed: half the nodes would be written down as pools that have lost the others.
+        """
+        quiet_s = time.monotonic() - self._last_seen_s
+        if not self._is_listed and quiet_s < LISTING_SETTLES * self.settings.settle_s:
+            self.queue.add(NODES, max(self.settings.settle_s, 0.01))
+            return
         async with self._refreshing:
             if not self._is_dirty and self._report is not None:
                 return
             self._is_dirty = False
-            own = [json.loads(view.document) for key, view in self._objects.items() if key.kind == gpupool.KIND]
-            everyone = list(self._nodes.values())
-            loop = asyncio.get_running_loop()
-            report = await loop.run_in_executor(self._executor, nodes.pools, everyone, own)
+            own = [view.document for key, view in self._objects.items() if key.kind == gpupool.KIND]
+            everyone, slices = list(self._nodes.values()), list(self._slices.values())
+            report = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
             before, self._report = self._report, report
-        self.metrics.show_pools(report)
-        if before is not None and _same(before, report):
+            self._found = {item.pool.name: item for item in report.found}
+            self._verdicts.use(report)
+        self._read_capacity()
+        for left_out in report.left_out:
+            await self._post_unknown(left_out)
+        for name in {*self._found, *report.invalid, *report.obsolete, *(item.name for item in self._pool_keys())}:
+            self.queue.add(Key(gpupool.KIND, "", name))
+        if before is not None and before.pools == report.pools and _whys(before) == _whys(report):
             return
         shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.found)
         log.info("pools: %s", ", ".join(shapes) or "none")
-        if before is None:
-            return
-        is_new = before.pools != report.pools
-        if is_new:
-            self._advice.clear()
+        if before is not None:
+            self._all_jobs_due()
+
+    def _pool_keys(self) -> list[Key]:
+        return [key for key in self._objects if key.kind == gpupool.KIND]
+
+    def _all_jobs_due(self) -> None:
         for key in self._objects:
-            if is_new or key.kind == gpupool.KIND:
+            if key.kind == trainingjob.KIND:
                 self.queue.add(key)
+
+    def _read_capacity(self) -> None:
+        """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
+        if self._report is None:
+            return
+        before, self._free = self._free, self._observed.free(self._report.found, self._nodes)
+        self.metrics.show_pools(self._report, self._free)
+        for name in before.keys() | self._free.keys():
+            if before.get(name) != self._free.get(name):
+                self.queue.add(Key(gpupool.KIND, "", name))
+        for job, (place, fit) in self._fits.items():
+            if fit != self._fit(dict(zip(_PLACE, place, strict=True))):
+                self.queue.add(job)
 
     async def _advise_job(self, key: Key, view: View) -> None:
         """Write what differs. The status comes last: it is what says that the rest was written.
@@ -338,97 +409,147 @@ class Corridor:
         Raises:
             SearchError: the status says InternalError, and the search is due again.
         """
-        verdict, is_off = await self._verdict(key, view)
-        want = desired(view, verdict, is_off, self._now())
-        if dict(view.annotations) != dict(want.annotations):
+        document, before = view.document, view.status
+        is_off, is_touched = _is_off(document), key in self._touched
+        has_started = started(view) is not None
+        if has_started and before.get("recommendation"):
+            self._fits.pop(key, None)
+            await self._write(key, view, amended(view, before, is_off, STARTED, self._now()))
+            return
+        question = await self._verdicts.question(key.namespace, document)
+        if question.has_config_map:
+            # ConfigMaps are read by name and not watched, so that the operator needs to list none.
+            self.queue.add(key, self.settings.config_map_poll_s)
+        is_current = before.get("observedGeneration") == view.generation and "forecast" not in before
+        if is_current and not is_touched and not has_started and (view.marks == NO_MARKS) == is_off:
+            best, digest = before.get("recommendation"), await self._verdicts.inputs_hash(question)
+            if best and digest is not None and digest == before.get("inputsHash"):
+                await self._write(key, view, amended(view, before, is_off, self._fit_of(key, best), self._now()))
+                return
+        verdict = await self._verdicts.verdict(question)
+        if is_current and before.get("recommendation"):
+            verdict = await self._verdicts.held(question, verdict, before["recommendation"])
+        fit = STARTED if has_started else self._fit_of(key, _place(verdict))
+        want = desired(view, verdict, is_off, fit, self._now())
+        had_pool = bool((before.get("summary") or {}).get("pool"))
+        if await self._write(key, view, want):
+            self.metrics.count_advice(verdict, changed=had_pool and want.note is not None)
+        self._touched.discard(key)
+        if is_passing(verdict):
+            raise SearchError(message(verdict))
+
+    async def _write(self, key: Key, view: View, want: Desired) -> bool:
+        """Write what differs; returns whether the status did."""
+        if want.annotations is not None and view.marks != marks_digest(want.annotations):
             await self._apply(key, "", view, {"metadata": {"annotations": dict(want.annotations)}})
         if want.note is not None:
             await self._post(key, view, want.note)
-        if digest(want.status) != view.digest:
-            await self._apply(key, "/status", view, {"status": want.status})
-            self.metrics.count_advice(verdict, changed=bool(view.summary.get("pool")) and want.note is not None)
-        if _is_passing(verdict):
-            raise SearchError(message(verdict))
+        if status_digest(want.status) == view.digest:
+            return False
+        await self._apply(key, "/status", view, {"status": want.status})
+        return True
 
-    async def _describe_pool(self, key: Key, view: View) -> None:
+    def _fit_of(self, key: Key, best: Mapping[str, Any] | None) -> Fit:
+        """Whether a job's recommendation could start now; it is due again when that changes."""
+        if best is None:
+            self._fits.pop(key, None)
+            return NOTHING_TO_FIT
+        fit = self._fit(best)
+        self._fits[key] = ((best["pool"], best["nodes"], best["gpusPerNode"]), fit)
+        return fit
+
+    def _fit(self, best: Mapping[str, Any]) -> Fit:
+        """Whether a recommendation could start now. It says no numbers, which would change by the minute."""
+        found, free = self._found.get(best["pool"]), self._free.get(best["pool"])
+        if found is not None and best["nodes"] > found.nodes:
+            return Fit("False", "TooFewNodes", f"the plan needs {best['nodes']} nodes and fewer exist now", False)
+        if found is None or free is None:
+            return NOT_OBSERVED
+        if free.fits(best["nodes"], best["gpusPerNode"]):
+            return Fit("True", "GpusFree", f"the GPUs are free now, as {free.source} shows", True)
+        text = f"others use the GPUs now, as {free.source} shows; the job would wait"
+        return Fit("False", "GpusInUse", text, False)
+
+    async def _describe_pool(self, key: Key, view: View | None) -> None:
+        """Write a pool down that discovery found, say of any what became of it, and take back what is obsolete."""
         report = self._report
         if report is None:
             return
-        found: nodes.FoundPool | SpecError | None = report.invalid.get(key.name)
-        found = found or next((item for item in report.found if item.pool.name == key.name), None)
-        if found is None:
+        if key.name in report.obsolete:
+            if view is not None and self.settings.discovery:
+                await self._withdraw(key, view)
             return
-        want = pools.pool_status(found, view.generation, self._now(), view.conditions)
-        if digest(want) != view.digest:
+        found: nodes.FoundPool | SpecError | None = report.invalid.get(key.name) or self._found.get(key.name)
+        if isinstance(found, nodes.FoundPool) and self.settings.discovery:
+            view = await self._write_down(key, view, found)
+        if found is None or view is None:
+            return
+        before = view.status.get("conditions") or ()
+        want = pools.pool_status(found, view.generation, self._now(), before, self._free.get(key.name))
+        if status_digest(want) != view.digest:
             await self._apply(key, "/status", view, {"status": want})
+        if isinstance(found, nodes.FoundPool) and found.note is not None:
+            self._expire(key, want)
 
-    async def _verdict(self, key: Key, view: View) -> tuple[Verdict, bool]:
-        """The answer to a job, and whether its mode is Off. Jobs with equal specs share one search."""
-        document = json.loads(view.document)
-        is_off = _is_off(document)
-        try:
-            spec = trainingjob.parse(document)
-        except SpecError as error:
-            return Refusal("InvalidSpec", str(error)), is_off
-        stored: bytes | None = None
-        if (reference := trainingjob.reference(spec)) is not None:
-            # ConfigMaps are read by name and not watched, so that the operator needs to list none.
-            self.queue.add(key, self.settings.config_map_poll_s)
-            found = await self._config_map(key.namespace, reference)
-            if isinstance(found, Refusal):
-                return found, is_off
-            try:
-                stored = trainingjob.content(reference, found)
-            except SpecError as error:
-                return Refusal("ModelNotFound", str(error)), is_off
-        cache_key = _canonical(spec.model_dump(exclude={"mode"})) + hashlib.sha256(stored or b"").digest()
-        cached = self._advice.get(cache_key)
-        if cached is None:
-            cached = self._advice[cache_key] = asyncio.ensure_future(self._search(spec, stored))
-            while len(self._advice) > self.settings.advice_cache:
-                self._advice.popitem(last=False)
-        self._advice.move_to_end(cache_key)
-        verdict = await asyncio.shield(cached)
-        if _is_passing(verdict) and self._advice.get(cache_key) is cached:
-            del self._advice[cache_key]
-        return verdict, is_off
-
-    async def _config_map(self, namespace: str, reference: trainingjob.Reference) -> Mapping[str, Any] | Refusal | None:
-        """The ConfigMap, None where there is none, or why it cannot be read.
+    async def _write_down(self, key: Key, view: View | None, found: nodes.FoundPool) -> View | None:
+        """The pool's object as discovery wants it; one that a user wrote or edited stays as it is.
 
         Raises:
-            ApiError, OSError: the API server did not answer; the job is due again.
+            ApiError: among others 409, where a user has just changed a field that would be changed here.
         """
-        try:
-            found = await self._client.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            if error.status != 403:
-                raise
-            text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
-            return Refusal("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
-        return found
+        document = nodes.discovered(found)
+        if document is None or (view is not None and view.asks(document)):
+            self._forget.discard(key.name)
+            return view
+        if view is not None:
+            document["metadata"]["uid"] = view.uid
+        applied = await self._counted("gpupools", self._client.apply(key.path, document, force=False))
+        answer = View.of(applied)
+        name, spec = gpupool.parse(answer.document)
+        if view is None and gpupool.discovery(answer.document, spec) is None:
+            log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
+            bare = {"apiVersion": API_VERSION, "kind": key.kind, "metadata": {"name": name, "uid": answer.uid}}
+            answer = View.of(await self._counted("gpupools", self._client.apply(key.path, bare, force=False)))
+            self._pools_changed()
+        self._forget.discard(key.name)
+        known = self._objects.get(key)
+        if known is None or answer.is_newer_than(known):
+            self._objects[key] = answer
+        return answer
 
-    async def _search(self, spec: trainingjob.TrainingJobSpec, stored: bytes | None) -> Verdict:
-        loop = asyncio.get_running_loop()
+    async def _withdraw(self, key: Key, view: View) -> None:
+        """Delete a pool of discovery's, if it still is as it was seen."""
         try:
-            # A stored graph takes a while to read, beside searches rather than behind them.
-            request = await asyncio.to_thread(trainingjob.request, "", spec, stored)
-            report = self._report
-            if report is None or not report.pools:
-                return Refusal("NoPools", _why_no_pools(report))
-            began = time.monotonic()
-            advice = await loop.run_in_executor(self._executor, self._advisor, request, report.pools)
-        except SpecError as error:
-            return Refusal("InvalidSpec", str(error))
-        except Exception as error:
-            log.exception("advice failed")
-            return Refusal(
-                _INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest"
-            )
-        self.metrics.count_search(advice, time.monotonic() - began)
-        return advice
+            await self._counted("gpupools", self._client.delete(key.path, view.uid, view.resource_version))
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+        self._forget.discard(key.name)
+
+    def _expire(self, key: Key, want: Status) -> None:
+        """Count nodes that have been missing for long as gone."""
+        shrunk = next(item for item in want["conditions"] if item["type"] == "ScaledDown")
+        since = _seconds(shrunk["lastTransitionTime"])
+        if shrunk["status"] != "True" or since is None:
+            return
+        left_s = since + self.settings.pool_retention_s - self._clock()
+        if left_s > 0:
+            self.queue.add(key, left_s)
+        elif key.name not in self._forget:
+            self._forget.add(key.name)
+            self._pools_changed()
+
+    async def _post_unknown(self, left_out: nodes.LeftOut) -> None:
+        """Say once which GPUs nobody knows, about the first node that has them."""
+        node = left_out.nodes[0]
+        text = f"{len(left_out.nodes)} nodes: {left_out.message}; {left_out.remedy}"
+        said = f"{node} {left_out.code} {text}"
+        if left_out.code != "UnknownAccelerator" or said in self._told:
+            return
+        note = events.Note("Warning", left_out.code, text[: events.MAX_NOTE])
+        body = events.event(note, "default", node, node, "Node", self._now(), self.settings.instance, api_version="v1")
+        if await self._create_event(body, node):
+            self._told.add(said)
 
     async def _apply(self, key: Key, subresource: str, view: View, content: Mapping[str, Any]) -> None:
         """Apply fields, and keep what the API server made of them. A spec that changed meanwhile is due again,
@@ -436,23 +557,32 @@ class Corridor:
         identity = {"name": key.name, "uid": view.uid, **({"namespace": key.namespace} if key.namespace else {})}
         metadata = {**content.get("metadata", {}), **identity}
         document = {"apiVersion": API_VERSION, "kind": key.kind, **content, "metadata": metadata}
-        resource = _RESOURCES[key.kind] + subresource
+        resource = PLURALS[key.kind] + subresource
         answer = View.of(await self._counted(resource, self._client.apply(key.path + subresource, document)))
         known = self._objects.get(key)
         if known is not None and answer.is_newer_than(known):
             self._objects[key] = answer
-        if answer.document != view.document:
+        if not answer.asks_as(view):
             self.queue.add(key)
 
     async def _post(self, key: Key, view: View, found: events.Note) -> None:
         body = events.event(found, key.namespace, key.name, view.uid, key.kind, self._now(), self.settings.instance)
+        await self._create_event(body, key)
+
+    async def _create_event(self, body: Document, about: object) -> bool:
+        """Create an Event; one that is there already was said before. An Event that cannot be written is no reason to
+        wait: returns whether it is there."""
+        path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
         try:
-            await self._counted("events", self._client.create(f"/api/v1/namespaces/{key.namespace}/events", body))
+            await self._counted("events", self._client.create(path, body))
         except ApiError as error:
             if error.status == 429 or error.status >= 500:
                 raise
-            if error.status != 409:
-                log.warning("%s: Event not written: %s", key, error)
+            if error.status == 409:
+                return True
+            log.warning("%s: Event not written: %s", about, error)
+            return False
+        return True
 
     async def _counted(self, resource: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         outcome = "unreachable"
@@ -466,19 +596,64 @@ class Corridor:
             self.metrics.writes.labels(resource, outcome).inc()
         return found
 
+    async def _compare(self) -> None:
+        """Count now and then what the API server has: a watch that went silent would leave no other trace."""
+        while True:
+            await asyncio.sleep(self.settings.watch_check_s)
+            for resource, path, kind in _COUNTED:
+                if resource == "nodes" and self.settings.node_selector:
+                    continue
+                try:
+                    page = await self._client.get(path, {"limit": "1"})
+                except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+                    continue
+                there = _total(page)
+                here = len(self._nodes) if kind is None else sum(key.kind == kind for key in self._objects)
+                if there is None or there == here:
+                    self._differs_since.pop(resource, None)
+                else:
+                    self._difference[resource] = f"the API server has {there} objects, {here} were seen"
+                    self._differs_since.setdefault(resource, time.monotonic())
+
     def _now(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-_RESOURCES = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}
+_PLACE = ("pool", "nodes", "gpusPerNode")
+
+LISTING_SETTLES = 10
+"""Without any object that says so, the first list is taken to be over after so many settling times without an event."""
+
+NOTHING_TO_FIT = Fit("Unknown", "NoRecommendation", "there is no plan that could start")
+NOT_OBSERVED = Fit(
+    "Unknown", "NotObserved", "what is free is not read; install Kueue, or the chart with capacity.readPods"
+)
+STARTED = Fit("Unknown", "JobStarted", "the job has started; its forecast is frozen")
+
+_API = f"/apis/{GROUP}/{VERSION}"
+_COUNTED = (
+    ("nodes", "/api/v1/nodes", None),
+    ("trainingjobs", f"{_API}/trainingjobs", trainingjob.KIND),
+    ("gpupools", f"{_API}/gpupools", gpupool.KIND),
+)
+"""Resource, path of its list, and kind of what is kept of it."""
 
 
-_INTERNAL_ERROR = "InternalError"
+def _place(verdict: Verdict) -> dict[str, Any] | None:
+    """Where a verdict sends its job, as a status says it."""
+    best = None if isinstance(verdict, Refusal) else verdict.best
+    if best is None:
+        return None
+    return {"pool": best.pool.name, "nodes": best.nodes, "gpusPerNode": best.gpus_per_node}
 
 
-def _is_passing(verdict: Verdict) -> bool:
-    """Whether a verdict is a failure of this process, which another try may not have."""
-    return isinstance(verdict, Refusal) and verdict.reason == _INTERNAL_ERROR
+def _total(page: Document) -> int | None:
+    """How many objects a list has of which one page was read."""
+    metadata, items = page.get("metadata") or {}, page.get("items") or ()
+    if not metadata.get("continue"):
+        return len(items)
+    left = metadata.get("remainingItemCount")
+    return None if left is None else len(items) + int(left)
 
 
 def _is_off(document: Document) -> bool:
@@ -488,42 +663,20 @@ def _is_off(document: Document) -> bool:
     return mode == "Off" or mode is False
 
 
-def _key(body: Document) -> Key:
-    metadata = body["metadata"]
-    return Key(str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"]))
+def _whys(report: nodes.NodesReport) -> tuple[object, ...]:
+    """What a job without pools is told."""
+    return () if report.found else (report.left_out, {name: str(error) for name, error in report.invalid.items()})
 
 
-def _same(before: nodes.NodesReport, after: nodes.NodesReport) -> bool:
-    same_errors = {name: str(error) for name, error in before.invalid.items()} == {
-        name: str(error) for name, error in after.invalid.items()
-    }
-    return same_errors and before.found == after.found and before.left_out == after.left_out
-
-
-def _why_no_pools(report: nodes.NodesReport | None) -> str:
+def _seconds(text: object) -> float | None:
     try:
-        pools = report.require() if report is not None else ()
-    except SpecError as error:
-        return str(error)
-    return f"{len(pools)} pools"
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
 
 
-def _small_job() -> tuple[Request, list[Pool]]:
-    workload = Workload(model=models.preset("gpt2"), sequence_length=128, global_batch=1, precision="fp16")
-    gpu = find_gpu("t4")
-    return Request("warm-up", workload), [Pool("t4", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-10"))]
-
-
-def _canonical(value: object) -> bytes:
-    """JSON with sorted keys, whole numbers spelt without a fraction."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str).encode()
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+def _stamp(text: str) -> str:
+    """A time as the API server writes it; empty where the text is none."""
+    found = _seconds(text) if len(text) <= 40 else None
+    return "" if found is None else datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.spec import SpecError
 
 
-def _variable(name: str, default: float | str, text: str) -> Any:
+def _variable(name: str, default: float | str | bool, text: str) -> Any:
     return field(default=default, metadata={"name": name, "text": text})
 
 
@@ -31,6 +31,33 @@ class Settings:
     config_map_poll_s: float = _variable(
         "TILECAST_CONFIG_MAP_POLL_SECONDS", 60.0, "How often the ConfigMap that holds a job's model is read again."
     )
+    discovery: bool = _variable(
+        "TILECAST_DISCOVERY", True, "Whether GPUPools are created from nodes; if not, pools live in memory only."
+    )
+    pool_retention_s: float = _variable(
+        "TILECAST_POOL_RETENTION_SECONDS", 86400.0, "How long a discovered pool counts on nodes that are gone."
+    )
+    read_resource_slices: bool = _variable(
+        "TILECAST_READ_RESOURCE_SLICES", False, "Whether ResourceSlices of the NVIDIA DRA driver say which GPUs exist."
+    )
+    read_kueue: bool = _variable(
+        "TILECAST_READ_KUEUE", False, "Whether Kueue's ClusterQueues and ResourceFlavors say what is free."
+    )
+    read_pods: bool = _variable(
+        "TILECAST_READ_PODS", False, "Whether pods say what is free, of pools without a Kueue flavor."
+    )
+    capacity_settle_s: float = _variable(
+        "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
+    )
+    watch_check_s: float = _variable(
+        "TILECAST_WATCH_CHECK_SECONDS", 60.0, "How often the watches are compared with what the API server counts."
+    )
+    utilization_model: str = _variable(
+        "TILECAST_UTILIZATION_MODEL", "", "File with the utilization model; empty is the one that ships."
+    )
+    utilization_model_sha256: str = _variable(
+        "TILECAST_UTILIZATION_MODEL_SHA256", "", "SHA-256 that the model's file must have; empty checks nothing."
+    )
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 
@@ -49,14 +76,18 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
-def _value(item: Field[Any], text: str) -> int | float | str:
+def _value(item: Field[Any], text: str) -> int | float | str | bool:
+    if str(item.type) == "bool":
+        if text.lower() not in ("true", "false"):
+            raise SpecError(item.metadata["name"], f"{text[:40]!r} is not true or false", item.metadata["text"])
+        return text.lower() == "true"
     name, kind = item.metadata["name"], {"int": int, "float": float, "str": str}[str(item.type)]
     try:
         value: int | float | str = kind(text)
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
         raise SpecError(name, f"{text[:40]!r} is not {wanted}", item.metadata["text"]) from None
-    least = 0 if item.name in ("listen_port", "settle_s") else 1 if kind is int else 1e-3
+    least = 0 if item.name in ("listen_port", "settle_s", "capacity_settle_s") else 1 if kind is int else 1e-3
     if not isinstance(value, str) and not least <= value <= 1e9:
         raise SpecError(name, f"{text[:40]} is out of range", f"use {least} or more")
     return value

@@ -35,3 +35,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether a source that is "auto", true or false is read: auto follows what the cluster serves. */}}
+{{- define "tilecast.readKueue" -}}
+{{- $has := or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1") -}}
+{{- if eq (toString .Values.capacity.readKueue) "auto" }}{{ $has }}{{ else }}{{ .Values.capacity.readKueue }}{{ end }}
+{{- end }}
+
+{{- define "tilecast.readResourceSlices" -}}
+{{- $has := .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}
+{{- if eq (toString .Values.discovery.readResourceSlices) "auto" }}{{ $has }}{{ else }}{{ .Values.discovery.readResourceSlices }}{{ end }}
+{{- end }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from tilecast.advise import Advice
 from tilecast.manifests.door import GROUP
@@ -21,6 +22,12 @@ HASH = f"{GROUP}/advice-hash"
 KEYS = (NODE_TYPE, POOL, NODE_SELECTOR, GPUS, PARALLELISM, STEP_SECONDS, CONFIDENCE, HASH)
 """Every annotation that the operator writes; it owns these and no other."""
 
+STARTED = f"{GROUP}/started"
+OBSERVED = f"{GROUP}/observed-step-seconds"
+
+INPUTS = (STARTED, OBSERVED)
+"""Every annotation that is read: users, and what starts their jobs, write these."""
+
 MAX_BYTES = 4096
 
 
@@ -29,16 +36,22 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
     best = advice.best
     if best is None:
         return {}
-    selector = json.dumps(dict(sorted(best.pool.node_selector.items())), separators=(",", ":"))
+    found = recommendation_annotations(document.recommendation(best), advice.inputs_hash)
+    return found if best.pool.node_type else {**found, NODE_TYPE: best.pool.gpu.product}
+
+
+def recommendation_annotations(best: Mapping[str, Any], inputs_hash: str) -> dict[str, str]:
+    """The annotations of a recommendation as a status holds it; without a node type it is the pool's name."""
+    step = best["stepSeconds"]
     found = {
-        NODE_TYPE: best.pool.node_type or best.pool.gpu.product,
-        POOL: best.pool.name,
-        NODE_SELECTOR: selector,
-        GPUS: str(best.gpus),
-        PARALLELISM: json.dumps(document.parallelism(best.plan), separators=(",", ":")),
-        STEP_SECONDS: f"{document.figures(best.step_s):g}",
-        CONFIDENCE: f"{document.figures(best.lower_s):g}-{document.figures(best.upper_s):g} s",
-        HASH: advice.inputs_hash[:63],
+        NODE_TYPE: best.get("nodeType") or best["pool"],
+        POOL: best["pool"],
+        NODE_SELECTOR: json.dumps(dict(sorted(best["nodeSelector"].items())), separators=(",", ":")),
+        GPUS: str(best["gpus"]),
+        PARALLELISM: json.dumps(best["parallelism"], separators=(",", ":")),
+        STEP_SECONDS: f"{step['target']:g}",
+        CONFIDENCE: f"{step['lowerBound']:g}-{step['upperBound']:g} s",
+        HASH: inputs_hash[:63],
     }
     return found if size_bytes(found) <= MAX_BYTES else {**found, NODE_SELECTOR: "{}"}
 

@@ -43,8 +43,18 @@ def note(verdict: Verdict, before: Mapping[str, Any], summary: Mapping[str, Any]
     return Note("Normal", "RecommendationUpdated", text[:MAX_NOTE])
 
 
-def event(found: Note, namespace: str, name: str, uid: str, kind: str, now: str, instance: str) -> dict[str, Any]:
-    """A core/v1 Event. Its name is a digest of what it says, so that saying it twice creates it once."""
+def event(
+    found: Note,
+    namespace: str,
+    name: str,
+    uid: str,
+    kind: str,
+    now: str,
+    instance: str,
+    api_version: str = API_VERSION,
+) -> dict[str, Any]:
+    """A core/v1 Event. Its name is a digest of what it says, so that saying it twice creates it once. One about an
+    object without a namespace is in `default`, as the kubelet's are."""
     said = "\n".join((uid, found.reason, found.text))
     return {
         "apiVersion": "v1",
@@ -54,9 +64,9 @@ def event(found: Note, namespace: str, name: str, uid: str, kind: str, now: str,
             "namespace": namespace,
         },
         "involvedObject": {
-            "apiVersion": API_VERSION,
+            "apiVersion": api_version,
             "kind": kind,
-            "namespace": namespace,
+            **({} if api_version == "v1" else {"namespace": namespace}),
             "name": name,
             "uid": uid,
         },

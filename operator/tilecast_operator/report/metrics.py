@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
 import tilecast
 from tilecast.advise import Advice
 from tilecast.manifests.nodes import NodesReport
 from tilecast.render import document
+from tilecast_operator.capacity import Free
 from tilecast_operator.report.status import Verdict, reason
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -73,8 +76,8 @@ class Metrics:
         self.plans.inc(advice.plans_evaluated)
         self.model.info(document.model(advice))
 
-    def show_pools(self, report: NodesReport) -> None:
-        """Show the pools as they are now; what is gone goes."""
+    def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
+        """Show the pools as they are now; what is gone goes, and what is not known is absent."""
         self.left_out.clear()
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))
@@ -82,3 +85,5 @@ class Metrics:
         for found in report.found:
             self.capacity.labels(found.pool.name, "total").set(found.gpus_total)
             self.capacity.labels(found.pool.name, "allocatable").set(found.gpus_allocatable)
+            if found.pool.name in free:
+                self.capacity.labels(found.pool.name, "free").set(free[found.pool.name].gpus)

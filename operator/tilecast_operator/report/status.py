@@ -38,6 +38,16 @@ class Refusal:
 Verdict: TypeAlias = Advice | Refusal
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a recommendation could start now: status, reason and message of the condition CapacityAvailable."""
+
+    status: str
+    reason: str
+    message: str
+    fits: bool | None = None
+
+
 def reason(verdict: Verdict) -> str:
     """The one word that a verdict comes down to, as in the Ready condition."""
     if isinstance(verdict, Refusal):
@@ -85,7 +95,7 @@ def status(verdict: Verdict, generation: int, conditions: list[Status]) -> Statu
 
 
 def conditions(
-    verdict: Verdict, is_off: bool, generation: int, now: str, current: Iterable[Mapping[str, Any]]
+    verdict: Verdict, is_off: bool, generation: int, now: str, current: Iterable[Mapping[str, Any]], fit: Fit
 ) -> list[Status]:
     """Every condition for a verdict. A condition whose status stays keeps the time of its last transition.
 
@@ -95,26 +105,45 @@ def conditions(
         generation: of the spec that was read.
         now: RFC 3339, for conditions whose status changes.
         current: the conditions as they are now.
+        fit: whether the recommendation could start now.
     """
-    before = {str(item.get("type")): item for item in current}
-    out = []
-    for kind, state, why, text in _states(verdict, is_off):
-        old = before.get(kind, {})
-        since = old.get("lastTransitionTime") if old.get("status") == state else None
-        out.append(
-            {
-                "type": kind,
-                "status": state,
-                "observedGeneration": generation,
-                "lastTransitionTime": since or now,
-                "reason": why,
-                "message": text[:MAX_MESSAGE],
-            }
-        )
-    return out
+    before = list(current)
+    return [condition(*state, generation, now, before) for state in _states(verdict, is_off, fit)]
 
 
-def _states(verdict: Verdict, is_off: bool) -> list[tuple[str, str, str, str]]:
+def condition(
+    kind: str, state: str, why: str, text: str, generation: int, now: str, current: Iterable[Mapping[str, Any]]
+) -> Status:
+    """One condition. While its status stays it keeps the time of its last transition."""
+    old = next((item for item in current if item.get("type") == kind), {})
+    since = old.get("lastTransitionTime") if old.get("status") == state else None
+    return {
+        "type": kind,
+        "status": state,
+        "observedGeneration": generation,
+        "lastTransitionTime": since or now,
+        "reason": why,
+        "message": text[:MAX_MESSAGE],
+    }
+
+
+def capacity_condition(fit: Fit, generation: int, now: str, current: Iterable[Mapping[str, Any]]) -> Status:
+    """The condition CapacityAvailable."""
+    return condition("CapacityAvailable", fit.status, fit.reason, fit.message, generation, now, current)
+
+
+def fitted(found: Status, fit: Fit) -> Status:
+    """A status that says whether its recommendation fits now, or nothing where that is not known."""
+    summary = {key: value for key, value in found["summary"].items() if key != "fitsNow"}
+    if not found.get("recommendation"):
+        return {**found, "summary": summary}
+    best = {key: value for key, value in found["recommendation"].items() if key != "fitsNow"}
+    if fit.fits is not None:
+        best["fitsNow"], summary["fitsNow"] = fit.fits, "yes" if fit.fits else "no"
+    return {**found, "recommendation": best, "summary": summary}
+
+
+def _states(verdict: Verdict, is_off: bool, fit: Fit) -> list[tuple[str, str, str, str]]:
     """Type, status, reason and message of every condition."""
     why, text = reason(verdict), message(verdict)
     best = None if isinstance(verdict, Refusal) else verdict.best
@@ -128,12 +157,7 @@ def _states(verdict: Verdict, is_off: bool) -> list[tuple[str, str, str, str]]:
         ("Ready", given, why, text),
         ("RecommendationProvided", given, why, text),
         ("LowConfidence", *confidence),
-        (
-            "CapacityAvailable",
-            "Unknown",
-            "NotObserved",
-            "free capacity is not watched; pools count every node they have",
-        ),
+        ("CapacityAvailable", fit.status, fit.reason, fit.message),
         ("Applied", "False", "ModeOff" if is_off else "ModeAdvise", applied),
         ("ObservationsAvailable", "False", "NotObserved", "measured step times are not read"),
     ]

@@ -33,6 +33,8 @@ from tilecast.kernels.features import Inputs
 from tilecast.spec import Floats, SpecError
 
 FORMAT = "tilecast-utilization/2"
+MODEL, MODEL_SHA256 = "TILECAST_UTILIZATION_MODEL", "TILECAST_UTILIZATION_MODEL_SHA256"
+"""Environment variables that put another file in the place of the shipped one."""
 REMEDY = "use a file written by `python -m tilecast_fit fit`, or leave the option out for the one that ships"
 
 
@@ -191,17 +193,27 @@ class Utilization:
 
 @cache
 def load(path: Path | None = None) -> Utilization:
-    """The model of that file, or the one that ships.
+    """The model of that file; without one, of the file that `TILECAST_UTILIZATION_MODEL` names, or the one that ships.
 
     Raises:
-        SpecError: the file cannot be read, is not ONNX, or is not a model of this format.
+        SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or it is not the one whose
+            digest `TILECAST_UTILIZATION_MODEL_SHA256` states.
     """
+    own, wanted = os.environ.get(MODEL, ""), os.environ.get(MODEL_SHA256, "").strip().lower()
+    if path is None and own:
+        path = Path(own)
+    else:
+        wanted = ""
     source = path if path is not None else files("tilecast.kernels").joinpath("weights", "utilization.onnx")
     name = str(path) if path is not None else "the shipped utilization.onnx"
     try:
         data = source.read_bytes()
     except OSError as error:
         raise SpecError("utilization model", f"{name} cannot be read: {error.strerror or error}", REMEDY) from None
+    digest = hashlib.sha256(data).hexdigest()
+    if wanted and digest != wanted:
+        problem = f"{name} has SHA-256 {digest[:12]}…, not {wanted[:12]}… as {MODEL_SHA256} states"
+        raise SpecError("utilization model", problem, "mount the file that was meant, or state its digest")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it reports to its maker otherwise; read at import
     import onnxruntime  # costs a third of a second, so only those who predict pay for it
 
@@ -224,7 +236,7 @@ def load(path: Path | None = None) -> Utilization:
     except (KeyError, ValueError, ValidationError):
         raise SpecError("utilization model", f"{name} has a damaged description", REMEDY) from None
     _check(description, session, name)
-    return Utilization(description, hashlib.sha256(data).hexdigest(), session)
+    return Utilization(description, digest, session)
 
 
 def _check(description: Description, session: Any, name: str) -> None:

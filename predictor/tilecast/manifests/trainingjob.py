@@ -581,6 +581,16 @@ class Recommendation(Door):
     reason: str = Field(max_length=256, description="Why it is best.")
 
 
+class Forecast(Door):
+    """What became of the forecast when the job started."""
+
+    frozen_at: str = Field(
+        max_length=32,
+        description="When the job started, or was seen to have; from then on its forecast stays as it is.",
+        json_schema_extra={"format": "date-time"},
+    )
+
+
 class RejectedPool(Door):
     """Why a pool has no plan."""
 
@@ -669,6 +679,7 @@ class TrainingJobStatus(Door):
         default_factory=list, max_length=8, description="What else to know, a sentence each."
     )
     plans_evaluated: int | None = Field(default=None, ge=0, description="How many plans were compared.")
+    forecast: Forecast | None = Field(default=None, description="Present once the job has started.")
     model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
     inputs_hash: str | None = Field(
         default=None, max_length=64, description="Digest of everything that decided the advice."

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
+from tilecast.advise.incumbent import Incumbent
 from tilecast.render.table import table
 from tilecast.spec import Plan
 
@@ -126,6 +127,28 @@ def parallelism(plan: Plan) -> dict[str, Any]:
         "virtualStages": plan.virtual_stages,
         "sequenceParallel": plan.sequence_parallel,
     }
+
+
+def incumbent(found: Mapping[str, Any]) -> Incumbent | None:
+    """What a `status.recommendation` recommends; None where it is not one that `recommendation` wrote."""
+    try:
+        split = found["parallelism"]
+        plan = Plan(
+            data=int(split["data"]),
+            tensor=int(split["tensor"]),
+            pipeline=int(split["pipeline"]),
+            context=int(split["context"]),
+            expert=int(split["expert"]),
+            zero_stage=int(split["zeroStage"]),
+            micro_batch=int(split["microBatchSize"]),
+            gradient_accumulation=int(split["gradientAccumulation"]),
+            checkpointing=split["activationCheckpointing"],
+            sequence_parallel=bool(split["sequenceParallel"]),
+            virtual_stages=int(split["virtualStages"]),
+        )
+        return Incumbent(str(found["pool"]), plan, int(found["globalBatchSize"]), found["precision"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def rejection(item: Rejection) -> dict[str, Any]:

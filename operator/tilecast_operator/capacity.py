@@ -1,0 +1,133 @@
+"""What is free now: by Kueue's quotas where a pool has a flavor, else by the pods that run, else unknown.
+
+It decides what a job's CapacityAvailable says and nothing else: advice does not depend on the hour.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tilecast.manifests.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
+
+Document: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """GPUs of a pool that nobody uses."""
+
+    gpus: int
+    source: str
+    """Kueue or Pods."""
+    flavor: str = ""
+    nodes: Mapping[int, int] | None = None
+    """How many nodes have so many GPUs free; None where only a sum is known."""
+
+    def fits(self, nodes: int, gpus_per_node: int) -> bool:
+        """Whether a plan on so many nodes could start now."""
+        if nodes * gpus_per_node > self.gpus:
+            return False
+        return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """GPUs that one ClusterQueue may use and has reserved, by flavor."""
+
+    nominal: Mapping[str, int]
+    reserved: Mapping[str, int]
+
+
+def quotas(cluster_queue: Document) -> Quotas:
+    """The part of a ClusterQueue that counts GPUs; what is not shaped like one counts nothing."""
+    spec, status = _mapping(cluster_queue.get("spec")), _mapping(cluster_queue.get("status"))
+    nominal: Counter[str] = Counter()
+    reserved: Counter[str] = Counter()
+    for group in _list(spec.get("resourceGroups")):
+        for flavor in _list(group.get("flavors")):
+            nominal[str(flavor.get("name"))] += _gpus(flavor.get("resources"), "nominalQuota")
+    for flavor in _list(status.get("flavorsReservation")):
+        reserved[str(flavor.get("name"))] += _gpus(flavor.get("resources"), "total")
+    return Quotas(dict(+nominal), dict(+reserved))
+
+
+def flavor_labels(resource_flavor: Document) -> Mapping[str, str]:
+    """Labels of the nodes that a ResourceFlavor means."""
+    labels = _mapping(_mapping(resource_flavor.get("spec")).get("nodeLabels"))
+    return {str(key): str(value) for key, value in labels.items()}
+
+
+def requested(pod: Document) -> int:
+    """GPUs that a pod holds: those of its containers, or of an init container that asks for more."""
+    spec = _mapping(pod.get("spec"))
+    every = [
+        [_number(_mapping(_mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in found]
+        for found in (_list(spec.get("containers")), _list(spec.get("initContainers")))
+    ]
+    return max(sum(every[0]), max(every[1], default=0))
+
+
+@dataclass(slots=True)
+class Observed:
+    """Everything that says what is free."""
+
+    queues: dict[str, Quotas] = field(default_factory=dict)
+    flavors: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    used: Mapping[str, int] | None = None
+    """GPUs that pods hold, by node; None where pods are not read."""
+
+    def free(self, found: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+        """What is free of each pool, by name; a pool of which nothing is known is absent."""
+        out = {}
+        for item in found:
+            free = self._by_kueue(item, nodes) or self._by_pods(item, nodes)
+            if free is not None:
+                out[item.pool.name] = free
+        return out
+
+    def _by_kueue(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+        quota = {name for queue in self.queues.values() for name in queue.nominal}
+        if item.kueue_flavor:
+            names = [item.kueue_flavor]
+        else:
+            # Members of a discovered pool carry the same deciding labels; the first stands for all.
+            first = next((nodes[name] for name in item.members if name in nodes), None)
+            labels = item.pool.node_selector if first is None else first.labels
+            known = {name: self.flavors.get(name) for name in sorted(quota)}
+            names = [name for name, own in known.items() if own and own.items() <= labels.items()]
+        if len(names) != 1 or names[0] not in quota:
+            return None
+        name = names[0]
+        free = sum(queue.nominal.get(name, 0) - queue.reserved.get(name, 0) for queue in self.queues.values())
+        return Free(max(free, 0), "Kueue", name)
+
+    def _by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
+        if self.used is None or item.facts["gpusPerNode"][1] == RESOURCE_SLICE:
+            return None
+        there = [nodes[name] for name in item.members if name in nodes]
+        left = (max(node.allocatable - self.used.get(node.name, 0), 0) if node.schedulable else 0 for node in there)
+        counted = Counter(left)
+        return Free(sum(free * count for free, count in counted.items()), "Pods", nodes=counted)
+
+
+def _gpus(resources: object, key: str) -> int:
+    return sum(_number(item.get(key)) for item in _list(resources) if item.get("name") == gpu_resource())
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _number(value: object) -> int:
+    """A count of GPUs, which may be written 16, "16" or "1k"."""
+    text = str(value or 0).strip()
+    scale = {"k": 10**3, "M": 10**6}.get(text[-1:], 1)
+    digits = text if scale == 1 else text[:-1]
+    return int(digits) * scale if digits.isascii() and digits.isdigit() and len(digits) <= 9 else 0

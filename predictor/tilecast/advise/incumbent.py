@@ -1,0 +1,101 @@
+"""A recommendation that stands gives way only to one that is clearly better: advice that flaps helps nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.advise.rank import Details, Field, field
+from tilecast.advise.values import Advice, Offer, Request
+from tilecast.hardware import Pool
+from tilecast.spec import Plan, Plans, Precision
+
+MARGIN = 0.03
+"""A standing recommendation is replaced by one that the objective finds better by this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """What was recommended: where, how split, with which global batch and precision."""
+
+    pool: str
+    plan: Plan
+    global_batch: int
+    precision: Precision
+
+    def __str__(self) -> str:
+        return f"{self.plan} on {self.plan.gpus} {self.pool}"
+
+
+def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
+    """The advice with what stands in front, unless that is no longer valid or the new is better by `MARGIN`. The
+    reason says which of these it was; where both are the same it says nothing.
+
+    Args:
+        advice: what the search finds now.
+        pools: those it was found on.
+        incumbent: what was recommended to the same request before.
+    """
+    best = advice.best
+    if best is None or _of(best) == incumbent:
+        return advice
+    found = _stands(advice.request, pools, incumbent)
+    if isinstance(found, str):
+        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {found}"), ())
+    standing, value = found
+    gain = 1 - _value(advice.request, best) / value if value > 0 else 0.0
+    if advice.request.objective == "fewestGpus" and best.gpus < standing.gpus:
+        gain = 1 - best.gpus / standing.gpus
+    if gain >= MARGIN:
+        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())
+    other = f"{_of(best)} is {max(gain, 0.0):.1%} better" if gain > 0 else f"{_of(best)} is no better"
+    kept = replace(standing, reason=f"kept: {other}, a change needs {MARGIN:.0%}")
+    return _with(advice, kept, (best,))
+
+
+def _with(advice: Advice, first: Offer, then: tuple[Offer, ...]) -> Advice:
+    return replace(advice, offers=(first, *then, *advice.offers[1:]))
+
+
+def _of(offer: Offer) -> Incumbent:
+    return Incumbent(offer.pool.name, offer.plan, offer.workload.global_batch, offer.workload.precision)
+
+
+def _stands(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
+    """What stands, priced anew, and its value; or why it does not stand any longer."""
+    pool = next((item for item in pools if item.name == incumbent.pool), None)
+    limits = request.constraints
+    if pool is None:
+        return "whose pool is gone"
+    if limits.allowed_pools and pool.name not in limits.allowed_pools:
+        return "whose pool is not allowed"
+    if incumbent.plan.gpus > pool.max_gpus:
+        return f"whose pool has {pool.max_gpus} GPUs now"
+    found, row = _row(request, pool, incumbent.plan, incumbent.global_batch, incumbent.precision)
+    if row is None:
+        return "which the job does not allow any more"
+    if not found.fits[row]:
+        return "which does not fit any more"
+    value = float(found.value(request)[row])
+    if not (found.within(limits) & found.allowed(request))[row] or not np.isfinite(value):
+        return "which is out of the job's limits now"
+    return Details.of(found, np.array([row])).offer(0), value
+
+
+def _value(request: Request, offer: Offer) -> float:
+    """What the objective makes least, of an offer."""
+    found, row = _row(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
+    return float(found.value(request)[row]) if row is not None else np.inf
+
+
+def _row(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Field, int | None]:
+    """One plan as a field of one row per variant of the job, and the row that is meant."""
+    found = field(request, pool, exactly=Plans.of(plan))
+    meant = (
+        index
+        for index, variant in enumerate(found.variant)
+        if (found.variants[variant].global_batch, found.variants[variant].precision) == (batch, precision)
+    )
+    return found, next(meant, None)

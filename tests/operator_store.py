@@ -1,0 +1,184 @@
+"""A store that keeps objects as an API server does, and a corridor that serves it: no cluster, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from advice_values import advice, offer
+from tilecast.advise import Advice, Request
+from tilecast.hardware import Pool
+from tilecast_operator.api import ApiError
+from tilecast_operator.reconcile import Corridor
+from tilecast_operator.report.annotations import KEYS
+from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.settings import Settings
+
+QUICK = Settings(
+    discovery=False,
+    settle_s=0.01,
+    capacity_settle_s=0.0,
+    retry_first_s=0.01,
+    retry_most_s=0.05,
+    writers=3,
+    config_map_poll_s=0.02,
+)
+JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
+POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
+
+
+class Store:
+    """Objects by path, with resource versions, generations and server-side apply for one field manager."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.writes: list[tuple[str, str]] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self.faults: list[Exception] = []
+        self.config_maps: dict[str, dict[str, dict[str, str]]] = {}
+        self.before_write: Callable[[str], None] = lambda path: None
+        self.applied: dict[str, Any] = {}
+        self.counts: dict[str, dict[str, Any]] = {}
+        self.clock_s = 0.0
+        """Time of the corridors that serve it; 0 is the true one."""
+        self.version = 0
+
+    def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        old = self.objects.get(path)
+        self.version += 1
+        is_new_spec = old is None or old.get("spec") != body.get("spec")
+        meta = {
+            **body["metadata"],
+            "uid": old["metadata"]["uid"] if old else f"uid-{self.version}",
+            "resourceVersion": str(self.version),
+            "generation": (old["metadata"]["generation"] if old else 0) + is_new_spec,
+        }
+        self.objects[path] = {**body, "metadata": meta}
+        return copy.deepcopy(self.objects[path])
+
+    async def apply(self, path: str, document: Any, *, force: bool = True) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        document = json.loads(json.dumps(document, allow_nan=False))
+        self.before_write(path)
+        self.writes.append(("apply", path))
+        if self.faults:
+            raise self.faults.pop(0)
+        target = path.removesuffix("/status")
+        if target not in self.objects:
+            if not path.startswith(POOLS) or path != target or "uid" in document["metadata"]:
+                raise ApiError(404, "not found")
+            self.applied[target] = document.get("spec", {})
+            return self.put(target, document)
+        found = copy.deepcopy(self.objects[target])
+        if document["metadata"].get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise ApiError(409, "uid")
+        if path.endswith("/status"):
+            found["status"] = document["status"]
+        elif path.startswith(POOLS):
+            assert not force
+            ours, spec = self.applied.get(target, {}), document.get("spec", {})
+            theirs = {key for key, value in found["spec"].items() if ours.get(key) != value}
+            if any(found["spec"].get(key) != value for key, value in spec.items() if key in theirs):
+                raise ApiError(409, "conflict")
+            kept = {key: value for key, value in found["spec"].items() if key in theirs}
+            found["spec"], self.applied[target] = {**kept, **spec}, spec
+            for part in ("labels", "annotations"):
+                found["metadata"][part] = document["metadata"].get(part, {})
+        else:
+            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in KEYS}
+            found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
+        return self.put(target, found) if found != self.objects[target] else found
+
+    async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        self.writes.append(("delete", path))
+        found = self.objects.get(path)
+        if found is None:
+            raise ApiError(404, "not found")
+        if (found["metadata"]["uid"], found["metadata"]["resourceVersion"]) != (uid, resource_version):
+            raise ApiError(409, "changed")
+        return self.objects.pop(path)
+
+    async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if query:
+            return self.counts.get(path, {"metadata": {}, "items": []})
+        namespace, name = path.removeprefix("/api/v1/namespaces/").split("/configmaps/")
+        assert namespace == "default"
+        if name == "secret":
+            raise ApiError(403, "forbidden")
+        if name not in self.config_maps:
+            raise ApiError(404, "not found")
+        return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
+
+    async def create(self, path: str, document: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        name = document["metadata"]["name"]
+        if name in self.events:
+            raise ApiError(409, "already exists")
+        self.events[name] = dict(document)
+        return dict(document)
+
+
+def job(name: str = "a", **spec: Any) -> dict[str, Any]:
+    base = {"model": {"preset": "llama-2-7b"}, "training": {"sequenceLength": 4096, "globalBatchSize": 64}}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default", "annotations": {"mine": "stays"}},
+        "spec": {**base, **spec},
+    }
+
+
+def node(name: str = "n1", product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
+    }
+
+
+def on_first_pool(request: Request, pools: Sequence[Pool]) -> Advice:
+    return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=f"{len(pools)}{pools[0].name}")
+
+
+@asynccontextmanager
+async def operator(
+    store: Store,
+    advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool,
+    nodes: Sequence[Any] = (node(),),
+    **settings: Any,
+) -> AsyncIterator[Corridor]:
+    """A corridor that has seen everything in the store, as kopf would show it."""
+    clock = (lambda: store.clock_s) if store.clock_s else time.time
+    corridor = Corridor(replace(QUICK, **settings), store, Metrics(), advisor, clock)
+    for item in nodes:
+        corridor.see_node(item)
+    for path in sorted(store.objects):
+        corridor.see(copy.deepcopy(store.objects[path]))
+    corridor.listed()
+    corridor.start()
+    try:
+        yield corridor
+    finally:
+        await corridor.stop()
+
+
+async def settled(corridor: Corridor, limit_s: float = 5.0) -> None:
+    """Wait until no key is ready, running, or due soon."""
+    async with asyncio.timeout(limit_s):
+        quiet = 0
+        while quiet < 3:
+            await asyncio.sleep(0.02)
+            soon = time.monotonic() + 5.0
+            waiting = corridor.queue._ready or any(due < soon for due in corridor.queue._due.values())
+            quiet = 0 if waiting or corridor.queue.stalled_s() else quiet + 1
+
+
+def ready(found: dict[str, Any]) -> dict[str, Any]:
+    return next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
