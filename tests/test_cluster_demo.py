@@ -32,6 +32,10 @@ def test_it_shows_advice_for_every_example(binaries: Path) -> None:
     assert shown.count("tilecast.dev/recommended-pool: ") == len(jobs)
     table = [line.split()[1] for line in shown.splitlines() if line.startswith("default ")]
     assert table == jobs
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.startswith("gpupool.tilecast.dev/")}
+    assert {name.partition("/")[2] for name in rows} == {"bargain", "h100-sxm", "l4", "t4"}, "a100-80 is withdrawn"
+    assert rows["gpupool.tilecast.dev/t4"][2] == "0x4"
+    assert re.search(r"thrifty: .*replaces .* on \d+ (?!bargain)", shown)
     assert left_behind(demo.pid) == []
 
 

@@ -1,9 +1,11 @@
 """Shows the operator at work: `python tools/demo.py`, or `make cluster-demo`.
 
-It starts a throw-away control plane with the GPU nodes of `examples/clusters/mixed.yaml`, installs the CRDs, starts the
-operator, applies every file of `examples/jobs`, prints the advice that comes back, and stops everything. It touches no
-other cluster, and needs neither a container engine nor a GPU nor root. Exit status: 0 when every job was answered, 1
-when something failed (the operator's last log lines are printed), 130 after Ctrl-C.
+It starts a throw-away control plane with the GPU nodes of `examples/clusters/mixed.yaml` (H100, A100, L4 and T4, with
+the labels that such nodes carry), installs the CRDs, starts the operator, and shows the pools it discovers. It applies
+every file of `examples/jobs` and prints the advice that comes back. Then the cheapest plan of a job changes, because
+somebody writes a GPUPool with a price of their own, and a pool that lost its nodes is still priced. It stops
+everything, touches no other cluster, and needs neither a container engine nor a GPU nor root. Exit status: 0 when every
+job was answered, 1 when something failed (the operator's last log lines are printed), 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,6 +28,24 @@ NODES = ROOT / "examples" / "clusters" / "mixed.yaml"
 JOBS = ROOT / "examples" / "jobs"
 PREFIX = "tilecast.dev/"
 ANSWER_TIMEOUT_S = 60
+
+THRIFTY = """
+apiVersion: tilecast.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: thrifty}
+spec:
+  model: {preset: llama-2-7b}
+  training: {sequenceLength: 4096, globalBatchSize: 1024, precision: bf16}
+  objective: cost
+"""
+BARGAIN = """
+apiVersion: tilecast.dev/v1alpha1
+kind: GPUPool
+metadata: {name: bargain}
+spec:
+  selector: {node.kubernetes.io/instance-type: p4de.24xlarge}
+  price: {perGpuHour: 1.7, currency: USD}
+"""
 
 
 class Steps:
@@ -62,11 +82,15 @@ def demo() -> None:
         with Operator(cluster) as operator:
             steps.done(f"the operator is ready: {operator.url}/metrics")
             try:
+                wait_for(partial(pools, cluster), "pools that are discovered", ANSWER_TIMEOUT_S)
+                steps.done("the operator has written the pools of these nodes down")
+                print(cluster.kubectl("get", "gpupools"))
                 for path in sorted(JOBS.glob("*.yaml")):
                     advise(cluster, path, steps)
+                print(cluster.kubectl("get", "trainingjobs.tilecast.dev", "--all-namespaces"))
+                second_pass(cluster, steps)
             except ClusterError as error:
                 raise ClusterError(f"{error}; the operator's last words:\n{operator.log_tail()}") from None
-            print(cluster.kubectl("get", "trainingjobs.tilecast.dev", "--all-namespaces"))
         steps.done("the operator has stopped")
     steps.done("the control plane has stopped; nothing is left behind")
 
@@ -87,6 +111,42 @@ def advise(cluster: Cluster, path: Path, steps: Steps) -> None:
         for key, value in sorted(job["metadata"].get("annotations", {}).items()):
             if key.startswith(PREFIX):
                 print(f"    {key}: {value}")
+
+
+def pools(cluster: Cluster) -> dict[str, Any]:
+    """Every GPUPool that says what it is, by name; empty until all that exist do."""
+    found = json.loads(cluster.kubectl("get", "gpupools", "-o", "json"))["items"]
+    told = {item["metadata"]["name"]: item for item in found if "summary" in item.get("status", {})}
+    return told if len(told) == len(found) else {}
+
+
+def second_pass(cluster: Cluster, steps: Steps) -> None:
+    """Change the pools, and show what that changes.
+
+    Raises:
+        ClusterError: the API server refuses, or the operator does not follow.
+    """
+    cluster.apply(THRIFTY)
+    before = wait_for(partial(answered, cluster, "thrifty"), "advice for thrifty", ANSWER_TIMEOUT_S)
+    pool = before["status"]["recommendation"]["pool"]
+    steps.done(f"kubectl apply: thrifty, which asks for the cheapest plan, is sent to {pool}")
+    cluster.apply(BARGAIN)
+
+    def moved() -> bool:
+        job = answered(cluster, "thrifty")
+        return job is not None and job["status"]["recommendation"]["pool"] == "bargain"
+
+    wait_for(moved, "advice for the cheaper pool", ANSWER_TIMEOUT_S)
+    steps.done("kubectl apply: somebody writes a GPUPool, bargain, that has the A100 nodes for half the price")
+    chosen = ["--selector=node.kubernetes.io/instance-type=g4dn.12xlarge"]
+    cluster.kubectl("delete", "nodes", *chosen)
+    wait_for(
+        lambda: pools(cluster).get("t4", {}).get("status", {}).get("nodes") == 0, "an empty pool", ANSWER_TIMEOUT_S
+    )
+    steps.done("kubectl delete nodes: the T4 nodes are gone, as if scaled to zero; their pool is still priced")
+    print(cluster.kubectl("get", "trainingjobs.tilecast.dev,gpupools.tilecast.dev"))
+    reason = json.loads(cluster.kubectl("get", "trainingjobs.tilecast.dev", "thrifty", "-o", "json"))
+    print(f"    thrifty: {reason['status']['recommendation']['reason']}")
 
 
 def answered(cluster: Cluster, name: str) -> dict[str, Any] | None:
