@@ -62,10 +62,20 @@ class StepTimes:
     input: Floats
     spread: Floats
     """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
+    correction: Floats
+    """What the parts were multiplied by because of runs seen on the pool's cluster, (n,)."""
+    width: Floats
+    """Factor on the half-width of the whole step's range, for the same reason, (n,)."""
 
     @property
     def total(self) -> Floats:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
+
+    def corrected(self, ratio: Floats, width: Floats, least_s: Floats) -> StepTimes:
+        """The same, every part times the ratio, but no step below `least_s` for that, columns (n,)."""
+        correction = np.maximum(ratio, np.minimum(least_s / self.total, 1.0))
+        parts = {name: getattr(self, name) * correction for name in PARTS}
+        return replace(self, **parts, correction=correction, width=width)
 
     def parts(self, row: int) -> dict[str, float]:
         """One plan's breakdown, in seconds; the values sum to `total[row]`."""
@@ -185,6 +195,8 @@ class KernelSeconds:
     blocks: tuple[BlockTimes, ...]
     spread: Floats
     """Time-weighted relative half-width of the kernels' 90 % range, (S,)."""
+    roofline_s: Floats
+    """All kernels of a micro-batch at the peak of compute or memory, (S,)."""
 
 
 def kernel_seconds(
@@ -206,7 +218,7 @@ def kernel_seconds(
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
-    weight, spread = np.zeros(sharded.graph.shards), np.zeros(sharded.graph.shards)
+    weight, spread, roofline_s = np.zeros((3, sharded.graph.shards))
     for block in sharded.graph.blocks:
         passes = {"forward": zero, "core": zero, "backward": zero}
         for op in block.ops:
@@ -220,8 +232,9 @@ def kernel_seconds(
                 passes["core"] = passes["core"] + one
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
+            roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
         found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
-    return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30))
+    return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
 def operator_seconds(
@@ -250,7 +263,8 @@ def step(
     priced: KernelSeconds,
     fitted: Constants | None = None,
 ) -> StepTimes:
-    """The step of every plan on a pool. `priced` are the graph's kernels on the pool's GPU."""
+    """The step of every plan on a pool, corrected as the pool's calibration says. `priced` are the graph's kernels on
+    the pool's GPU."""
     return Steps.of(workload, sharded, plans, pool, priced, fitted).rows(slice(None))
 
 
@@ -277,6 +291,8 @@ class Steps:
     hop: Distinct
     """Rows alike in shard, degrees and virtual stages: those share what stages hand over."""
     boundary_s: Floats
+    calibrated: tuple[Floats, Floats] | None
+    """Ratio and width of the pool's calibration for each split; None where it has none."""
 
     @classmethod
     def of(
@@ -311,6 +327,9 @@ class Steps:
             _shared(workload, *at(split.first), pool, fitted),
             hop,
             boundary_seconds(workload, *at(hop.first), pool),
+            pool.calibration.columns(pool.gpu.name, workload, plans.gpus[split.first])
+            if pool.calibration.corrections
+            else None,
         )
 
     def rows(self, rows: slice) -> StepTimes:
@@ -329,7 +348,8 @@ class Steps:
         if workload.offload == "parameters":
             communication += repeats * _fetch(workload, plans, micro, shared)
         compute = repeats * micro.gpu_s + contention
-        return StepTimes(
+        ones = np.broadcast_to(1.0, len(plans))
+        found = StepTimes(
             compute=compute * shared.waited,
             communication=communication * shared.waited,
             bubble=bubble * shared.waited,
@@ -337,7 +357,13 @@ class Steps:
             launch=repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25),
             input=_input(self.sharded.graph, plans, compute),
             spread=micro.spread,
+            correction=ones,
+            width=ones,
         )
+        if self.calibrated is None:
+            return found
+        ratio, width = (column[self.split.index[rows]] for column in self.calibrated)
+        return found.corrected(ratio, width, repeats / stages * micro.roofline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +377,8 @@ class _Micro(Columns):
     slowest_s: Floats
     all_s: Floats
     spread: Floats
+    roofline_s: Floats
+    """All kernels at the peak of compute or memory, the stages in sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +433,7 @@ def _micro_batch(
         gpu_s + stall_s + communication_s,
         first.total_s + layers.total_s + last.total_s,
         sharded.gather(priced.spread),
+        sharded.gather(priced.roofline_s),
     )
 
 

@@ -49,12 +49,14 @@ def errors(priced: Priced, known: Widths | None = None) -> Errors:
 def interval(workload: Workload, priced: Priced, row: int, known: Widths | None = None) -> tuple[float, float]:
     """Lower and upper end of the 90 % range of one plan's step, in seconds.
 
-    The range is symmetric in the logarithm: a forecast is as often a factor too low as too high.
+    The range is symmetric in the logarithm: a forecast is as often a factor too low as too high. Runs seen on the
+    pool's cluster narrow it, or widen it where they lie further apart than assumed.
     """
     known = known or widths()
     own = errors(priced, known).take(np.array([row]))
     unstated = known.unstated.get(workload.model.family, known.unstated["other"])
     width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
+    width = width * priced.times.width[row]
     total = priced.step_s[row]
     return float(total * np.exp(-width)), float(total * np.exp(width))
 

@@ -277,4 +277,6 @@ def _confidence(offers: Sequence[Offer]) -> str:
         return "nothing to be sure of"
     best = offers[0]
     low, high = best.lower_s / best.step_s - 1, best.upper_s / best.step_s - 1
-    return f"0 runs seen on this cluster: {low:+.0%}/{high:+.0%}"
+    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    own = f", {seen.own} like this one" if seen.own else ""
+    return f"{seen.runs} runs seen on this cluster{own}: {low:+.0%}/{high:+.0%}"

@@ -321,6 +321,7 @@ class Details:
             cost_to_finish=_known(cost),
             fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
             reason="",
+            correction=float(priced.times.correction[place]),
         )
 
 

@@ -83,6 +83,8 @@ class Offer:
     fits_now: bool | None
     """Whether so many GPUs of the pool are free now; None where that is not known."""
     reason: str
+    correction: float = 1.0
+    """What the step was multiplied by because of runs seen on the cluster; `step_s` over it is the raw forecast."""
 
     @property
     def gpus(self) -> int:

@@ -26,7 +26,7 @@ VERBS: Mapping[str, str] = {
     "show": "what Tilecast knows, and what it sees in a cluster",
     "trace": "a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx",
     "validate": "forecasts against measurements",
-    "calibrate": "a link of yours, from nccl-tests' logs",
+    "calibrate": "corrections from measured runs of yours, or a link from nccl-tests' logs",
     "completion": "what bash, zsh or fish need to complete the command line",
 }
 """Every verb, a module of this package, and what it is for."""

@@ -6,20 +6,43 @@ import argparse
 import re
 from pathlib import Path
 
-from tilecast import calibrate
+from tilecast import calibrate, calibration
 from tilecast.cli import EXIT_OK
 from tilecast.hardware import NAME, find_gpu, find_link
+from tilecast.manifests import calibration as calibration_file
 from tilecast.spec import SpecError
+from tilecast.validate import calibration as curves
+from tilecast.validate import runs
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nccl-tests", nargs="+", required=True, type=Path, metavar="LOG")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("runs", nargs="*", default=[], type=Path, metavar="RUNS.csv", help="tables of measured runs")
+    what.add_argument("--nccl-tests", nargs="+", type=Path, metavar="LOG")
     parser.add_argument("--link", metavar="NAME", help="the link to start from; that of the log's GPU if absent")
     parser.add_argument("--name", metavar="NAME", help="what to call it; the link's name with -measured if absent")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.toml", help="standard output if absent")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.toml", help="standard output if absent; of runs JSON"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    return _runs(options) if options.runs else _link(options)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    for flag in ("link", "name"):
+        if getattr(options, flag) is not None:
+            raise SpecError(f"--{flag}", "is for nccl-tests' logs", "leave it out")
+    found = curves.measured([row for path in options.runs for row in runs.read_table(path)])
+    print(curves.report(found))
+    if options.output is not None:
+        _write(options.output, calibration_file.write(calibration.fit(found.runs)))
+        print(f"wrote {options.output}: give it to `tilecast advise --calibration {options.output}`")
+    return EXIT_OK
+
+
+def _link(options: argparse.Namespace) -> int:
     logs = [calibrate.read_log(path) for path in options.nccl_tests]
     measured = calibrate.Measured.concatenate([log.measured for log in logs])
     spans = max(log.nodes for log in logs) > 1
@@ -41,10 +64,14 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         print("\n".join(f"# {line}" for line in table), text, sep="\n", end="")
         return EXIT_OK
-    try:
-        options.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(str(options.output), "cannot be written", str(error.strerror or error)) from None
+    _write(options.output, text)
     print("\n".join(table))
     print(f"wrote {options.output}: put it into the folder that TILECAST_LINKS names, and name the link {name}")
     return EXIT_OK
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(str(path), "cannot be written", str(error.strerror or error)) from None

@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilecast import models
+from tilecast import calibration, models
 from tilecast.advise import Request
 from tilecast.cli.existing import Source
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
+from tilecast.manifests import calibration as calibration_file
 from tilecast.manifests import documents, instances, jobs, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
@@ -125,6 +126,9 @@ def pool_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
     where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
+    )
 
 
 def job(options: argparse.Namespace) -> Job:
@@ -194,9 +198,14 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
     Raises:
         SpecError: none are named, or what is named cannot be read or holds no GPU.
     """
+    told = options.calibration
+    table = calibration_file.read(read_text(told), told) if told else None
     if options.gpus:
-        return _pools_of(options.gpus)
+        found = _pools_of(options.gpus)
+        return found if table is None else [replace(pool, calibration=table) for pool in found]
     report = nodes_report(options)
+    if table is not None:
+        report = report.calibrated(table)
     for item in report.left_out:
         print(f"tilecast: left out {len(item.nodes)} nodes: {item.message}; {item.remedy}", file=sys.stderr)
     return report.require()
@@ -208,7 +217,10 @@ def nodes_report(options: argparse.Namespace) -> nodes.NodesReport:
     Raises:
         SpecError: neither is given, or it cannot be read.
     """
-    return nodes.pools(*nodes.parse(*_cluster(options.context, options.nodes)))
+    found = nodes.parse(*_cluster(options.context, options.nodes))
+    report = nodes.pools(*found)
+    seen = calibration_file.seen_in(found[1], report.pools)
+    return report.calibrated(calibration.fit([item.run for item in seen])) if seen else report
 
 
 def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:

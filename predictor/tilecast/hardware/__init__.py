@@ -20,6 +20,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
+from tilecast.calibration import Calibration
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
 
@@ -144,6 +145,8 @@ class Pool:
     whoever told it."""
     free_gpus: int | None = None
     """GPUs that nothing uses now; None where that is not known. It decides no ranking."""
+    calibration: Calibration = field(default_factory=Calibration)
+    """What the cluster's own runs teach about forecasts on this pool."""
 
     @property
     def max_gpus(self) -> int:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, links
+from tilecast.manifests.calibration import PoolCalibration, PoolError
 from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
 from tilecast.manifests.instances import NodeType, default_network, network, node_types
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
@@ -264,6 +265,10 @@ class GPUPoolStatus(Door):
         "can have. CapacityKnown: whether something says what is free.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
+    calibration: PoolCalibration | None = Field(
+        default=None, description="What measured steps of the pool's jobs teach about forecasts."
+    )
+    error: PoolError | None = Field(default=None, description="How far forecasts for the pool's jobs lie off.")
     summary: PoolSummary | None = Field(default=None, description="Flat strings for kubectl get.")
 
 

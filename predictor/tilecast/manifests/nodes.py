@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
+from tilecast.calibration import Calibration
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, normalise
 from tilecast.manifests import documents, gpupool
 from tilecast.manifests.door import API_VERSION, shown
@@ -122,6 +123,11 @@ class NodesReport:
     @property
     def pools(self) -> tuple[Pool, ...]:
         return tuple(item.pool for item in self.found)
+
+    def calibrated(self, table: Calibration) -> NodesReport:
+        """The same, with what a cluster's runs teach about every pool."""
+        found = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.found)
+        return replace(self, found=tuple(found))
 
     def require(self) -> tuple[Pool, ...]:
         """The pools, for a caller that cannot go on without.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import kernels, models, search, uncertainty
+from tilecast import calibration, kernels, models, search, uncertainty
 from tilecast.graph import Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
@@ -355,7 +355,7 @@ def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats)
 
 
 def _absolute(predicted: Floats, measured: Floats) -> Floats:
-    return np.abs(predicted - measured) / measured
+    return np.abs(calibration.relative_error(predicted, measured))
 
 
 def macro(errors: Floats, rows: Sequence[Row]) -> float:
@@ -368,8 +368,7 @@ def macro(errors: Floats, rows: Sequence[Row]) -> float:
 
 def scale_of(row: Row) -> str:
     """The bin of a row's GPU count."""
-    count = integer(row, "n_gpus") or 1
-    return next(name for limit, name in ((1, "1"), (8, "2-8"), (64, "9-64"), (1 << 40, ">64")) if count <= limit)
+    return calibration.scale(integer(row, "n_gpus") or 1)
 
 
 BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -420,7 +419,7 @@ def _line(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> str:
     rows = [row for row, kept in zip(scored.rows, mask, strict=True) if kept]
     measured = scored.measured_s[mask]
     errors = _absolute(scored.predicted_s[mask], measured)
-    bias = np.median(scored.predicted_s[mask] / measured - 1)
+    bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
     groups = len({row.get("split_group", "") for row in rows})
     cells = [macro(errors, rows), float(np.median(errors)), float(np.quantile(errors, 0.9)), float(bias)]
     others = [macro(_absolute(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)]

@@ -1,0 +1,45 @@
+"""How forecasts improve with observations of their pool, and how large the deviations are that runs share.
+
+python bench/calibration.py RUNS.csv ...          # errors after 0, 3, 10, 30 observations
+python bench/calibration.py --fit RUNS.csv ...    # the figures of predictor/tilecast/calibration.toml
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from tilecast import calibration
+from tilecast.calibration import LEVELS, Run
+from tilecast.validate import runs as tables
+from tilecast.validate.calibration import measured, report
+
+
+def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
+    """Spread (1.4826 times the median size) of each group's median around that of the group that holds it, and how
+    many groups there are; a source stands for a cluster."""
+    keys = [(one.pool.rsplit(" ", 1)[0], *calibration.group(one)) for one in runs]
+    rest = np.array([one.deviation for one in runs])
+    found = {}
+    for name, depth in LEVELS:
+        group = np.unique(["|".join(key[: depth + 1]) for key in keys], return_inverse=True)[1]
+        counts = np.bincount(group)
+        middle = np.array([np.median(rest[group == number]) for number in range(len(counts))])
+        large = middle[counts >= calibration.LEAST]
+        found[name] = (1.4826 * float(np.median(np.abs(large))), len(large))
+        rest = rest - np.where(counts >= calibration.LEAST, middle, 0.0)[group]
+    found["run"] = (1.4826 * float(np.median(np.abs(rest))), len(rest))
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("files", nargs="+", type=Path)
+    options = parser.parse_args()
+    found = measured([row for path in options.files for row in tables.read_table(path)])
+    if options.fit:
+        for name, (spread, groups) in deviations(list(found.runs)).items():
+            print(f"{name:<10}{spread:7.3f}  {groups} groups")
+    else:
+        print(report(found))

@@ -1,0 +1,160 @@
+"""What calibration makes of the forecasts of measured runs: a table's runs as those of a cluster.
+
+Every `source` of a runs table stands for a cluster, and every GPU of a source for a pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import calibration
+from tilecast.calibration import Calibration, Run
+from tilecast.spec import Floats, SpecError
+from tilecast.validate import runs as tables
+from tilecast.validate.table import Row, read
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rows of grade A and B with what was forecast for them; arrays are (R,)."""
+
+    rows: tuple[Row, ...]
+    runs: tuple[Run, ...]
+    half_width: Floats
+    """Of the range without any run, as a logarithm."""
+
+
+def measured(rows: Sequence[Row]) -> Measured:
+    """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
+    forecasts = tables.forecast(rows)
+    scored = tables.score(rows, forecasts)
+    widths = {
+        id(row): 0.5 * np.log(item.upper_s / item.lower_s)
+        for row, item in zip(rows, forecasts, strict=True)
+        if item.upper_s and item.lower_s
+    }
+    found = []
+    for row, predicted, seconds in zip(scored.rows, scored.left_out_s, scored.measured_s, strict=True):
+        case = read(row)
+        found.append(
+            Run(
+                pool=f"{row.get('source', '')} {case.pool.gpu.name}",
+                gpu=case.pool.gpu.name,
+                precision=case.workload.precision,
+                family=case.workload.model.family,
+                scale=calibration.scale(case.gpus),
+                workload=calibration.digest(case.workload),
+                predicted_s=float(predicted),
+                observed_s=float(seconds),
+            )
+        )
+    return Measured(scored.rows, tuple(found), np.array([widths[id(row)] for row in scored.rows]))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Errors of forecasts after so many observations of their pool."""
+
+    observations: int
+    pools: int
+    rows: int
+    error: float
+    """Mean absolute relative error, inside each pool first."""
+    bias: float
+    """Mean over the pools of the median signed relative error's size."""
+    coverage: float
+    """Share of the steps inside the 90 % range."""
+    width: float
+    """Mean half-width of the range, as a ratio."""
+
+
+def curve(found: Measured, counts: Sequence[int], least: int, draws: int = 20) -> list[Point]:
+    """How forecasts improve with observations of their pool.
+
+    Of every pool with `least` rows or more, so many are drawn at random as observations, and the others are forecast;
+    `draws` times. The largest count is drawn first and the smaller ones are its beginnings, and what is forecast is the
+    same for every count.
+    """
+    pools: dict[str, list[int]] = {}
+    for index, run in enumerate(found.runs):
+        pools.setdefault(run.pool, []).append(index)
+    large = {name: members for name, members in pools.items() if len(members) >= least}
+    if least <= max(counts):
+        raise ValueError("least must exceed every count, so that something is left to forecast")
+    points = []
+    for count in counts:
+        figures, rows = [], 0
+        for number, (_, members) in enumerate(sorted(large.items())):
+            rows += len(members)
+            for draw in range(draws):
+                order = np.random.default_rng((number, draw)).permutation(members)
+                seen, rest = order[:count], order[max(counts) :]
+                figures.append(_held(found, seen, rest))
+        error, bias, coverage, width = np.mean(figures, axis=0)
+        points.append(Point(count, len(large), rows, error, bias, coverage, width))
+    return points
+
+
+def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+    table = calibration.fit([found.runs[index] for index in seen])
+    held = [found.runs[index] for index in rest]
+    one = [table.at(calibration.group(run)) for run in held]
+    ratio = np.array([item.ratio for item in one])
+    half = found.half_width[rest] * np.array([item.width for item in one])
+    observed = np.array([run.observed_s for run in held])
+    predicted = np.array([run.predicted_s for run in held]) * ratio
+    error = calibration.relative_error(predicted, observed)
+    covered = np.abs(np.log(predicted / observed)) <= half
+    return (
+        float(np.mean(np.abs(error))),
+        float(np.abs(np.median(error))),
+        float(np.mean(covered)),
+        float(np.mean(np.expm1(half))),
+    )
+
+
+COUNTS = (0, 3, 10, 30)
+
+
+def report(found: Measured) -> str:
+    """How errors fall with observations, for the pools that are large enough, and the corrections of all rows.
+
+    Raises:
+        SpecError: there is no run.
+    """
+    if not found.runs:
+        problem = "holds no row of grade A or B with a measured step time that can be forecast"
+        raise SpecError("RUNS.csv", problem, "see `tilecast validate runs` for the reasons")
+    pools = [run.pool for run in found.runs]
+    sizes = Counter(pools)
+    lines = [f"{len(pools)} measured runs in {len(sizes)} pools, a GPU of a source each", "", _HEADER]
+    for most in range(1, len(COUNTS)):
+        counts = COUNTS[: most + 1]
+        least = counts[-1] + 5
+        if max(sizes.values()) < least:
+            break
+        lines += [_line(point) for point in curve(found, counts, least)] + [""]
+    return "\n".join([*lines, *table_lines(calibration.fit(found.runs))])
+
+
+_HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"
+
+
+def _line(point: Point) -> str:
+    return (
+        f"{point.observations:<26}{point.pools:>6}{point.rows:>6}{point.error:>8.1%}{point.bias:>8.1%}"
+        f"{point.coverage:>10.1%}{point.width:>8.0%}"
+    )
+
+
+def table_lines(table: Calibration) -> list[str]:
+    """A calibration's corrections, those of single workloads left aside."""
+    shown = [item for item in table.corrections if len(item.group) < len(calibration.LEVELS)]
+    return [f"{'correction of':<44}{'ratio':>8}{'range':>8}{'runs':>6}"] + [
+        f"{' '.join(item.group) or 'every run':<44}{item.ratio:>8.3f}{item.width:>7.2f}x{item.own:>6}" for item in shown
+    ]

@@ -1,0 +1,199 @@
+"""Errors and corrections: the laws of the calibration, and what it makes of the measured runs."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import calibration, models, search
+from tilecast.advise import Request, advise
+from tilecast.calibration import LEAST, Calibration, Correction, Run, current, drifted, fit, left_out, relative_error
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Workload
+from tilecast.validate import calibration as curves
+from tilecast.validate import runs as tables
+
+RUN = Run("p", "h100-sxm", "bf16", "decoder", "9-64", "w1", 1.3, 1.0)
+OTHER = replace(RUN, workload="w2")
+factors = st.floats(0.5, 2.0)
+
+
+def at(table: Calibration, run: Run) -> float:
+    return table.at(calibration.group(run)).ratio
+
+
+def test_the_error_is_signed_and_relative_to_what_was_observed() -> None:
+    assert relative_error(np.array([1.3, 0.5]), np.array([1.0, 1.0])).tolist() == pytest.approx([0.3, -0.5])
+
+
+def test_nothing_moves_without_runs_or_on_one_observation() -> None:
+    assert fit([]) == Calibration()
+    assert fit([replace(RUN, observations=LEAST - 1)]) == Calibration()
+    assert at(fit([replace(RUN, observations=1)] * 2), OTHER) == 1.0
+
+
+def test_one_report_of_a_new_workload_moves_none_of_the_others_far() -> None:
+    steady = [replace(RUN, workload=f"w{n}", predicted_s=1.0) for n in range(10)]
+    before, after = fit(steady), fit([*steady, replace(RUN, workload="new", predicted_s=1.5)])
+    assert at(before, OTHER) == pytest.approx(1.0, abs=1e-6)
+    assert at(after, OTHER) == pytest.approx(1.0, abs=0.05)
+    assert after.at(calibration.group(replace(RUN, workload="new"))).group == ("h100-sxm", "bf16", "decoder", "9-64")
+
+
+def test_twenty_reports_of_a_workload_bring_its_next_forecast_within_five_percent() -> None:
+    table = fit([replace(RUN, observations=20)])
+    assert 1.3 * at(table, RUN) == pytest.approx(1.0, abs=0.05)
+    assert 1.0 / 1.3 < at(table, OTHER) < 0.95, "another workload follows, not as far"
+
+
+def test_many_runs_bring_every_forecast_of_the_group_within_five_percent() -> None:
+    table = fit([replace(RUN, workload=f"w{n}") for n in range(20)])
+    assert 1.3 * at(table, replace(RUN, workload="new")) == pytest.approx(1.0, abs=0.05)
+
+
+def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> None:
+    table = fit([replace(RUN, workload=f"w{n}") for n in range(10)])
+    chain = [
+        replace(RUN, gpu="t4"),
+        replace(RUN, family="cnn"),
+        replace(RUN, scale="1"),
+        replace(RUN, workload="new"),
+        RUN,
+    ]
+    moved = [math.log(at(table, run)) for run in chain]
+    assert moved[0] < 0
+    assert moved[0] >= moved[1] >= moved[2] >= moved[3] >= moved[4]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(factors, st.integers(1, 30), st.sampled_from("abc")), min_size=1, max_size=25))
+def test_a_correction_lies_between_nothing_and_the_worst_run(found: list[tuple[float, int, str]]) -> None:
+    runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in found]
+    ratios = [1 / run.predicted_s for run in current(runs)]
+    for item in fit(runs).corrections:
+        assert min(1.0, *ratios) * 0.999 <= item.ratio <= max(1.0, *ratios) * 1.001
+        assert 0 < item.width < 10
+        assert 1 / calibration.MOST <= item.ratio <= calibration.MOST
+
+
+@settings(deadline=None, max_examples=25)
+@given(factors)
+def test_the_unit_of_time_does_not_matter(factor: float) -> None:
+    runs = [replace(RUN, workload=f"w{n}", predicted_s=1.0 + n / 10) for n in range(6)]
+    scaled = [replace(run, predicted_s=run.predicted_s * factor, observed_s=run.observed_s * factor) for run in runs]
+    assert [item.ratio for item in fit(runs).corrections] == pytest.approx(
+        [item.ratio for item in fit(scaled).corrections], rel=2e-3
+    )
+
+
+def test_one_wild_run_hardly_counts() -> None:
+    steady = [replace(RUN, workload=f"w{n}", predicted_s=1.05) for n in range(15)]
+    wild = replace(RUN, workload="wild", predicted_s=20.0)
+    assert at(fit([*steady, wild]), OTHER) == pytest.approx(at(fit(steady), OTHER), rel=0.05)
+
+
+def test_the_range_narrows_with_runs_that_agree_and_widens_with_runs_that_do_not() -> None:
+    rng = np.random.default_rng(0)
+    tight = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.05)))) for n in range(30)]
+    loose = [replace(RUN, workload=f"w{n}", predicted_s=float(np.exp(rng.normal(0, 0.6)))) for n in range(30)]
+    key = calibration.group(OTHER)
+    assert fit(tight).at(key).width < 0.7
+    assert fit(loose).at(key).width > 1.5
+    assert fit(tight[:3]).at(key).width < 1.0
+
+
+def test_a_pool_whose_newest_runs_contradict_the_older_ones_forgets_those() -> None:
+    before = [replace(RUN, workload=f"a{n}", predicted_s=1.0 + 0.01 * (n % 3)) for n in range(12)]
+    since = [replace(RUN, workload=f"b{n}", predicted_s=1.4 + 0.01 * (n % 3)) for n in range(5)]
+    assert drifted(before) is None
+    assert drifted([*before, *since[:1]]) is None, "one run is no drift"
+    assert drifted([*before, *since]) == 12
+    assert current([*before, *since]) == since
+    assert at(fit([*before, *since]), OTHER) < 0.8
+
+
+def test_errors_left_out_shrink_towards_nothing_as_runs_agree() -> None:
+    runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3) for n in range(20)]
+    assert np.median(left_out(runs)) == pytest.approx(0.0, abs=0.03)
+    assert left_out([RUN]).tolist() == pytest.approx([0.3])
+
+
+def test_a_median_of_reports_forgets_restarts_and_hiccups() -> None:
+    assert calibration.median([1.0, 1.01, 0.99, 1.02, 60.0]) == pytest.approx(1.005, abs=0.01)
+    assert calibration.median([2.0]) == 2.0
+
+
+def pool(table: Calibration) -> Pool:
+    gpu = find_gpu("h100-sxm")
+    return Pool("p", gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"), calibration=table)
+
+
+WORKLOAD = Workload(models.preset("llama-3.1-8b"), sequence_length=4096, global_batch=64)
+
+
+def test_a_calibrated_pool_gives_corrected_steps_whose_parts_still_sum() -> None:
+    raw = advise(Request("j", WORKLOAD), [pool(Calibration())])
+    slower = Calibration((Correction(("h100-sxm",), ratio=1.25, width=0.5, runs=7, own=7, observations=70),))
+    told = advise(Request("j", WORKLOAD), [pool(slower)])
+    assert raw.best is not None and told.best is not None
+    assert told.best.plan == raw.best.plan
+    assert told.best.step_s == pytest.approx(1.25 * raw.best.step_s)
+    assert sum(told.best.breakdown.values()) == pytest.approx(told.best.step_s)
+    before, after = (math.log(item.upper_s / item.lower_s) for item in (raw.best, told.best))
+    assert after == pytest.approx(before / 2)
+    assert told.inputs_hash != raw.inputs_hash
+    assert told.confidence.startswith("7 runs seen on this cluster, 7 like this one")
+    assert raw.confidence.startswith("0 runs seen on this cluster:")
+
+
+def test_no_correction_makes_a_step_faster_than_the_roofline() -> None:
+    plans = search.enumerate_plans(WORKLOAD, pool(Calibration()))
+    raw = search.price(WORKLOAD, plans, pool(Calibration()))
+    fast = search.price(WORKLOAD, plans, pool(Calibration((Correction((), ratio=0.05),))))
+    peak = WORKLOAD.tokens_per_step * tables.model_flops(replace(WORKLOAD, global_batch=1)) / WORKLOAD.sequence_length
+    least = peak / (plans.gpus * find_gpu("h100-sxm").peak("bf16"))
+    assert (fast.step_s > 0.05 * raw.step_s * 1.5).all()
+    assert (fast.step_s >= np.minimum(raw.step_s, least) * 0.999).all()
+
+
+def test_a_correction_is_that_of_the_finest_group_that_has_one() -> None:
+    table = Calibration(
+        (Correction((), ratio=1.1), Correction(("t4",), ratio=1.2), Correction(("t4", "fp16", "cnn"), 1.3))
+    )
+    keys = ((), ("l4",), ("t4", "fp16", "decoder", "1", "w"), ("t4", "fp16", "cnn", "1"))
+    assert [table.at(key).ratio for key in keys] == [1.1, 1.1, 1.2, 1.3]
+    ratio, _ = table.columns("t4", WORKLOAD, np.array([1, 8, 9, 100]))
+    assert ratio.tolist() == [1.2] * 4
+
+
+def test_a_table_changes_only_when_a_forecast_would() -> None:
+    one = Calibration((Correction(("t4",), ratio=1.2, runs=10, own=10),))
+    near = Calibration((Correction(("t4",), ratio=1.203, runs=11, own=11),))
+    assert not one.differs(near)
+    assert one.differs(Calibration())
+    assert one.differs(Calibration((Correction(("t4",), ratio=1.25, runs=11, own=11),)))
+    assert one.differs(Calibration((Correction(("t4",), ratio=1.2, runs=20, own=20),)))
+
+
+@pytest.mark.data
+@pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
+def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() -> None:
+    folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
+    rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in tables.read_table(path)]
+    found = curves.measured(rows)
+    assert len(found.runs) > 900
+    none, three = curves.curve(found, (0, 3), least=8, draws=10)
+    assert three.error < 0.87 * none.error
+    assert three.bias < 0.7 * none.bias
+    assert three.width < 0.8 * none.width
+    points = curves.curve(found, (0, 3, 10, 30), least=35, draws=10)
+    assert points[0].error > points[2].error > points[3].error
+    assert points[3].error < 0.9 * points[0].error
+    assert all(point.coverage >= 0.9 for point in [none, three, *points])
