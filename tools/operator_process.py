@@ -46,9 +46,12 @@ class Operator:
     Args:
         cluster: the control plane it serves.
         kubeconfig: who it is there; the administrator by default.
+        settings: environment variables of its own.
     """
 
-    def __init__(self, cluster: Cluster, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, kubeconfig: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self.log = cluster.folder / f"operator-{port}.log"
@@ -60,6 +63,7 @@ class Operator:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TILECAST_LISTEN_HOST": "127.0.0.1",
             "TILECAST_LISTEN_PORT": str(port),
+            **(settings or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 
