@@ -76,8 +76,10 @@ class Store:
             self.applied[target] = document.get("spec", {})
             return self.put(target, document)
         found = copy.deepcopy(self.objects[target])
-        if document["metadata"].get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
-            raise ApiError(409, "uid")
+        for precondition in ("uid", "resourceVersion"):
+            there = found["metadata"][precondition]
+            if document["metadata"].pop(precondition, there) != there:
+                raise ApiError(409, precondition)
         if path.endswith("/status"):
             found["status"] = document["status"]
         elif path.startswith(POOLS):

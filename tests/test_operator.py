@@ -30,7 +30,7 @@ from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operato
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
-from tilecast_operator import handlers, server
+from tilecast_operator import handlers, server, watches
 from tilecast_operator import settings as settings_module
 from tilecast_operator.api import FIELD_MANAGER, Api, ApiError, Connection
 from tilecast_operator.queue import KeyQueue
@@ -650,20 +650,69 @@ def test_kopf_is_configured_to_leave_no_trace() -> None:
     assert kopf_settings.process.ultimate_exiting_timeout < 30
 
 
-async def test_a_watch_that_ends_in_an_error_is_listed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ending(**_: Any) -> AsyncIterator[str]:
-        yield "listed"
-        raise errors.pop()
+LISTED = object()
 
-    monkeypatch.setattr(handlers, "REREAD_S", 0.0)
+
+def told(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
+    return {"type": kind, "object": {"kind": "Node", "metadata": {"name": name, "uid": uid or name}, "spec": {}}}
+
+
+async def followed(watch: watches.Watch) -> list[tuple[str | None, str]]:
+    """Type and name of what a watch tells, until it ends."""
+    events = [event async for event in watch(resource="nodes", namespace=None)]
+    return [(event["type"], event["object"]["metadata"]["name"]) for event in events if event is not LISTED]
+
+
+def scripted(*rounds: Sequence[Any]) -> watches.Watch:
+    """A watch that tells the next round each time; an exception is raised."""
+    left = list(rounds)
+
+    async def watch(**_: Any) -> AsyncIterator[Any]:
+        for event in left.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    return watch
+
+
+async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "REREAD_S", 0.0)
     gone = APIClientError("gone", status=410, headers={})
-    errors: list[Exception] = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON"), OSError()]
-    watch = handlers._enduring(ending)
+    failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
+    rounds = [[told(None, "a"), LISTED, failure] for failure in failures]
+    watch = watches.enduring(scripted(*rounds, [OSError()]), LISTED, handlers._FAILURES, 3600.0)
+    for _ in failures:
+        assert await followed(watch) == [(None, "a")]
     with pytest.raises(OSError):
-        _ = [event async for event in watch(resource="jobs")]
-    for _ in range(len(errors)):
-        assert [event async for event in watch(resource="jobs")] == ["listed"]
-    assert watching.continuous_watch.__module__ == handlers.__name__, "kopf's own is replaced"
+        await followed(watch)
+    assert watching.continuous_watch.__module__ == watches.__name__, "kopf's own is replaced"
+
+
+async def test_a_list_tells_what_is_gone() -> None:
+    watch = watches.enduring(
+        scripted(
+            [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("DELETED", "b")],
+            [told(None, "a"), LISTED],
+            [told(None, "a", "reborn"), LISTED],
+            [LISTED],
+        ),
+        LISTED,
+        (),
+        3600.0,
+    )
+    assert ("DELETED", "b") in await followed(watch)
+    assert await followed(watch) == [(None, "a"), ("DELETED", "c")]
+    assert await followed(watch) == [(None, "a"), ("DELETED", "a")]
+    assert await followed(watch) == [("DELETED", "a")]
+
+
+async def test_a_list_is_not_trusted_for_ever() -> None:
+    events = [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("ADDED", "d")]
+    eager = watches.enduring(scripted(events), LISTED, (), -1.0)
+    assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
+    patient = watches.enduring(scripted(events), LISTED, (), 3600.0)
+    assert len(await followed(patient)) == 4
 
 
 def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,7 +18,7 @@ import kopf
 from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
-from tilecast_operator import server, settings
+from tilecast_operator import server, settings, watches
 from tilecast_operator.api import Api, Connection
 from tilecast_operator.pods import PodFeed
 from tilecast_operator.reconcile import Corridor
@@ -32,13 +31,10 @@ WATCH_CLIENT_S = 660
 CHUNK = 500
 EXIT_S = 25
 """Below the 30 s that a pod is given."""
-REREAD_S = 1.0
-"""Wait before objects are listed anew after a watch that ended in an error."""
 RECURSION_LIMIT = 60_000
 """The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such job, and nobody's would
 be seen again. A level takes up to four calls here."""
 
-log = logging.getLogger("tilecast")
 THREADS = 2
 """For handlers that are no coroutines; there are none."""
 
@@ -113,32 +109,9 @@ async def job_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any
     act(body)
 
 
-class Backoffs:
-    """Waits between tries of a request, in seconds: growing, and without an end."""
-
-    def __iter__(self) -> Iterator[float]:
-        wait_s = 0.5
-        while True:
-            yield wait_s
-            wait_s = min(2 * wait_s, 10.0)
-
-
-def _enduring(watch: Any) -> Any:
-    """A watch that lists its objects anew, as after a broken connection, where kopf's own ends the process: when the
-    API server refuses a list, or ends a watch in an error other than 410."""
-
-    async def endure(**kwargs: Any) -> AsyncIterator[Any]:
-        try:
-            async for event in watch(**kwargs):
-                yield event
-        except (errors.APIError, watching.WatchingError, ValueError, RecursionError) as error:
-            log.warning("%s: %s; reading them anew", kwargs.get("resource"), error)
-            await asyncio.sleep(REREAD_S)
-
-    return endure
-
-
-watching.continuous_watch = _enduring(watching.continuous_watch)
+_FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
+_watch = watching.continuous_watch
+watching.continuous_watch = watches.enduring(_watch, watching.Bookmark.LISTED, _FAILURES, OWN.relist_s)
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
@@ -178,7 +151,7 @@ def _configure(kopf_settings: kopf.OperatorSettings, own: settings.Settings) -> 
     kopf_settings.watching.client_timeout = WATCH_CLIENT_S
     kopf_settings.watching.chunk_size = CHUNK
     kopf_settings.networking.request_timeout = own.request_timeout_s
-    kopf_settings.networking.error_backoffs = Backoffs()
+    kopf_settings.networking.error_backoffs = watches.Backoffs()
     kopf_settings.execution.max_workers = THREADS
     # No handler has state to keep or a deletion to delay; should one ever, it would be under our own name.
     kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"

@@ -441,7 +441,7 @@ class Corridor:
     async def _write(self, key: Key, view: View, want: Desired) -> bool:
         """Write what differs; returns whether the status did."""
         if want.annotations is not None and view.marks != marks_digest(want.annotations):
-            await self._apply(key, "", view, {"metadata": {"annotations": dict(want.annotations)}})
+            view = await self._apply(key, "", view, {"metadata": {"annotations": dict(want.annotations)}})
         if want.note is not None:
             await self._post(key, view, want.note)
         if status_digest(want.status) == view.digest:
@@ -551,10 +551,18 @@ class Corridor:
         if await self._create_event(body, node):
             self._told.add(said)
 
-    async def _apply(self, key: Key, subresource: str, view: View, content: Mapping[str, Any]) -> None:
-        """Apply fields, and keep what the API server made of them. A spec that changed meanwhile is due again,
-        for its own event is by then older than what is kept."""
-        identity = {"name": key.name, "uid": view.uid, **({"namespace": key.namespace} if key.namespace else {})}
+    async def _apply(self, key: Key, subresource: str, view: View, content: Mapping[str, Any]) -> View:
+        """Apply fields to the object as it was seen, and keep what the API server made of them. When that has failed
+        some times, the watch may have lost what is new: then to the object as it is; a spec that changed meanwhile is
+        due again.
+
+        Raises:
+            ApiError: among others 409, where the object has changed since: another operator may have said the same.
+        """
+        identity = {"name": key.name, "uid": view.uid}
+        identity |= {"namespace": key.namespace} if key.namespace else {}
+        if self._failures.get(key, 0) < CONDITIONAL_TRIES and view.resource_version:
+            identity["resourceVersion"] = view.resource_version
         metadata = {**content.get("metadata", {}), **identity}
         document = {"apiVersion": API_VERSION, "kind": key.kind, **content, "metadata": metadata}
         resource = PLURALS[key.kind] + subresource
@@ -564,6 +572,7 @@ class Corridor:
             self._objects[key] = answer
         if not answer.asks_as(view):
             self.queue.add(key)
+        return answer
 
     async def _post(self, key: Key, view: View, found: events.Note) -> None:
         body = events.event(found, key.namespace, key.name, view.uid, key.kind, self._now(), self.settings.instance)
@@ -620,6 +629,9 @@ class Corridor:
 
 
 _PLACE = ("pool", "nodes", "gpusPerNode")
+
+CONDITIONAL_TRIES = 6
+"""How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
 
 LISTING_SETTLES = 10
 """Without any object that says so, the first list is taken to be over after so many settling times without an event."""

@@ -58,6 +58,9 @@ class Settings:
     utilization_model_sha256: str = _variable(
         "TILECAST_UTILIZATION_MODEL_SHA256", "", "SHA-256 that the model's file must have; empty checks nothing."
     )
+    relist_s: float = _variable(
+        "TILECAST_RELIST_SECONDS", 3600.0, "How often everything is listed anew, in case an event was lost."
+    )
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 
