@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from tilecast import models
 from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
@@ -41,6 +42,10 @@ Mode = Literal["Off", "Advise"]
 MAX_BATCH = 2**24
 MAX_SEQUENCE = 2**24
 MAX_GPUS = 2**17
+MAX_CONFIG_BYTES = 2**18
+MAX_CONFIG_DEPTH = 32
+"""Of a config.json written into a job; the largest of the Hugging Face Hub, with a name for each of 21,000 labels,
+belong into a ConfigMap."""
 
 
 class Transformer(Door):
@@ -145,6 +150,33 @@ class HuggingFace(Door):
             "write for instance configMapKeyRef: {name: my-model}",
         ),
     )
+
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Text that nobody could mean is refused before anything walks through it."""
+        problem = None
+        if _is_deeper(config, MAX_CONFIG_DEPTH):
+            problem = f"is nested more than {MAX_CONFIG_DEPTH} deep"
+        elif len(json.dumps(config, default=str)) > MAX_CONFIG_BYTES:
+            problem = f"is larger than {MAX_CONFIG_BYTES // 1024} KiB"
+        if problem:
+            remedy = "keep the keys that decide dimensions, or keep it in a ConfigMap and name that in configMapKeyRef"
+            raise PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})
+        return config
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether anything lies more than `levels` below the value."""
+    found = [value]
+    for _ in range(levels + 1):
+        inner = [
+            each.values() if isinstance(each, Mapping) else each for each in found if isinstance(each, Mapping | list)
+        ]
+        found = [each for children in inner for each in children]
+        if not found:
+            return False
+    return True
 
 
 class GraphKeyRef(ConfigMapKeyRef):
