@@ -23,13 +23,15 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -74,13 +76,21 @@ class Cluster:
         name: under this name it is found again by another process; by default a name that no other has.
         nodes: a YAML file of Node objects to create; kwok keeps them Ready.
         audit_policy: a file with an audit policy; the log is then `audit_log`.
+        components: the programs to start; all of them where None is given.
 
     Raises:
         ClusterError: from every method, when a program fails.
         binaries.BinariesError: from `start`, when the programs are missing and cannot be built.
     """
 
-    def __init__(self, name: str | None = None, *, nodes: Path | None = None, audit_policy: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        nodes: Path | None = None,
+        audit_policy: Path | None = None,
+        components: Sequence[str] | None = None,
+    ) -> None:
         self.name = name or f"{DEFAULT_NAME}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
         self.folder = _clusters_folder() / self.name
         self.kubeconfig = self.folder / "kubeconfig.yaml"
@@ -88,6 +98,7 @@ class Cluster:
         self.certificates = self.folder / "clusters" / self.name / "pki"
         self._nodes = nodes
         self._audit_policy = audit_policy
+        self._only = components
 
     def start(self, *, detached: bool = False) -> None:
         """Starts every program and waits until the API server serves the `default` namespace.
@@ -108,7 +119,7 @@ class Cluster:
             config.write_text(yaml.safe_dump(self._configuration()))
             waited = f"--wait={START_TIMEOUT_S}s"
             self._kwokctl("create", "cluster", f"--config={config}", f"--kubeconfig={self.kubeconfig}", waited)
-            wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
+            self._await_api()
             if self._nodes:
                 self.kubectl("create", "-f", str(self._nodes))
         except BaseException:
@@ -146,6 +157,42 @@ class Cluster:
             return self.kubectl("apply", "-f", str(manifest))
         return self.kubectl("apply", "-f", "-", input=manifest)
 
+    def server(self) -> str:
+        """Address of the API server."""
+        return str(self._config()["clusters"][0]["cluster"]["server"])
+
+    def tls(self, *, as_administrator: bool = False) -> ssl.SSLContext:
+        """Trusts the API server; greets it as the administrator, or as nobody."""
+        config = self._config()
+        context = ssl.create_default_context(cafile=config["clusters"][0]["cluster"]["certificate-authority"])
+        if as_administrator:
+            user = config["users"][0]["user"]
+            context.load_cert_chain(user["client-certificate"], user["client-key"])
+        return context
+
+    def kill(self, program: str) -> None:
+        """End one program of the control plane without warning; `revive` starts it again."""
+        pid = self._pid(program)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(pid), f"{program} to end", STOP_TIMEOUT_S)
+        # kwokctl takes a zombie for a running program.
+        self._pid_file(program).unlink()
+
+    def revive(self) -> None:
+        """Start the programs that have ended, and wait until the API server answers."""
+        self._kwokctl("start", "cluster", f"--wait={START_TIMEOUT_S}s")
+        self._await_api()
+
+    @contextmanager
+    def paused(self, program: str) -> Iterator[None]:
+        """One program of the control plane stands still, connections open, as on a machine that hangs."""
+        pid = self._pid(program)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def environment(self) -> dict[str, str]:
         """The environment of this process without any way to the user's own clusters."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KWOK_", "HELM_"))}
@@ -165,6 +212,8 @@ class Cluster:
         options: dict[str, object] = {"runtime": "binary", "bindAddress": "127.0.0.1"}
         options |= {option: str(self.folder / "programs" / program) for option, program in _COMPONENTS.items()}
         options |= dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+        if self._only is not None:
+            options["components"] = list(self._only)
         if self._audit_policy:
             options["kubeAuditPolicy"] = str(self._audit_policy.resolve())
         return {
@@ -173,6 +222,19 @@ class Cluster:
             "metadata": {"name": self.name},
             "options": options,
         }
+
+    def _await_api(self) -> None:
+        wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
+
+    def _config(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.kubeconfig.read_text())
+        return found
+
+    def _pid(self, program: str) -> int:
+        return int(_read(self._pid_file(program)))
+
+    def _pid_file(self, program: str) -> Path:
+        return self.folder / "clusters" / self.name / "pids" / f"{program}.pid"
 
     def _kubectl(self, *arguments: str) -> list[str]:
         return [str(self.folder / "programs" / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]

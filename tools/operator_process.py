@@ -20,9 +20,7 @@ from cluster import Cluster, ClusterError, free_ports, wait_for
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
-COMMAND = (
-    "-m",
-    "kopf",
+ARGUMENTS = (
     "run",
     "--standalone",
     "--all-namespaces",
@@ -30,6 +28,13 @@ COMMAND = (
     "-m",
     "tilecast_operator.handlers",
 )
+COMMAND = ("-m", "kopf", *ARGUMENTS)
+_SKEWED = """
+import runpy, sys, time
+true_time, skew_s = time.time, float(sys.argv.pop(1))
+time.time = lambda: true_time() + skew_s
+runpy.run_module("kopf", run_name="__main__", alter_sys=True)
+"""
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Talks to 127.0.0.1 without the proxy that the environment may name."""
@@ -47,19 +52,26 @@ class Operator:
         cluster: the control plane it serves.
         kubeconfig: who it is there; the administrator by default.
         settings: environment variables of its own.
+        clock_skew_s: how far its clock is ahead.
     """
 
     def __init__(
-        self, cluster: Cluster, kubeconfig: Path | None = None, settings: Mapping[str, str] | None = None
+        self,
+        cluster: Cluster,
+        kubeconfig: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        clock_skew_s: float = 0.0,
     ) -> None:
         (port,) = free_ports(1)
+        self.kubeconfig = kubeconfig or cluster.kubeconfig
         self.url = f"http://127.0.0.1:{port}"
         self.log = cluster.folder / f"operator-{port}.log"
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
         # What begins with TILECAST_ is a setting of the operator, and here not the caller's to give.
         kept = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
-        self._environment = kept | {
-            "KUBECONFIG": str(kubeconfig or cluster.kubeconfig),
+        self._command = ("-c", _SKEWED, str(clock_skew_s), *ARGUMENTS) if clock_skew_s else COMMAND
+        self.environment = kept | {
+            "KUBECONFIG": str(self.kubeconfig),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TILECAST_LISTEN_HOST": "127.0.0.1",
             "TILECAST_LISTEN_PORT": str(port),
@@ -75,9 +87,9 @@ class Operator:
         """
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *COMMAND],
+                [sys.executable, *self._command],
                 cwd=self.log.parent,
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -88,6 +100,11 @@ class Operator:
         except ClusterError as error:
             self.kill()
             raise ClusterError(f"{error}; the operator's last words:\n{self.log_tail()}") from None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def get(self, path: str) -> str:
         """What it serves under `path`, for instance `/metrics`.

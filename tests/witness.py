@@ -1,0 +1,81 @@
+"""What the API server's audit log says about the operator, and the account it is audited under."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import Cluster
+from conftest import Helm
+
+CHART = Path(__file__).resolve().parent.parent / "charts" / "tilecast"
+NAMESPACE = "tilecast-system"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:tilecast"
+WRITING = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+
+
+def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -> Path:
+    """Writes a kubeconfig of the chart's service account, which may do what the chart's role says and no more.
+
+    Args:
+        cluster: where the role and the account are applied.
+        helm: the program.
+        path: file to write.
+        values: of the chart, as `--set` takes them.
+    """
+    only = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
+    chosen = [f"--set={value}" for value in values]
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    cluster.apply(json.dumps(namespace))
+    cluster.apply(helm("template", "tilecast", str(CHART), f"--namespace={NAMESPACE}", *only, *chosen))
+    token = cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def mark(cluster: Cluster) -> int:
+    """Where the audit log ends now."""
+    return cluster.audit_log.stat().st_size
+
+
+def entries(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
+    """The audit log from a mark on."""
+    with cluster.audit_log.open("rb") as log:
+        log.seek(since)
+        for line in log:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def of_the_operator(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
+    """What the operator's account asked for."""
+    return (entry for entry in entries(cluster, since) if entry["user"]["username"] == ACCOUNT)
+
+
+def resource(entry: dict[str, Any]) -> str:
+    """Plural, with the subresource: `trainingjobs/status`."""
+    asked = entry["objectRef"]
+    return "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+
+
+def changes(cluster: Cluster, since: int = 0) -> dict[str, int]:
+    """How often the operator changed each TrainingJob: the versions that its patches made, not the patches."""
+    versions: dict[str, set[str]] = defaultdict(set)
+    born: dict[str, str] = {}
+    for entry in entries(cluster, since):
+        answer = entry.get("responseObject", {})
+        if entry["objectRef"]["resource"] != "trainingjobs" or answer.get("kind") != "TrainingJob":
+            continue
+        name, version = answer["metadata"]["name"], answer["metadata"]["resourceVersion"]
+        if entry["verb"] == "patch" and entry["user"]["username"] == ACCOUNT:
+            versions[name].add(version)
+        else:
+            born[name] = version
+    return {name: len(found - {born.get(name)}) for name, found in versions.items()}
