@@ -10,7 +10,7 @@ JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test check unit lint types crds cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards docs cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -18,8 +18,7 @@ demo: $(SETUP)
 
 test: check
 	@echo "tests against a real control plane (its first build takes some minutes)"
-	@$(BIN)/python tools/binaries.py controlplane >/dev/null
-	@$(BIN)/python tools/binaries.py chart >/dev/null
+	@$(BIN)/python tools/binaries.py all >/dev/null
 	$(BIN)/pytest -m cluster
 
 check: lint types unit
@@ -37,6 +36,12 @@ types: $(SETUP)
 
 crds: $(SETUP)
 	$(BIN)/python -m tilecast.manifests.crds --output-dir crds
+
+dashboards: $(SETUP)
+	$(BIN)/python tools/dashboards.py
+
+docs: $(SETUP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 cluster-demo: $(SETUP)
 	$(BIN)/python tools/demo.py

@@ -107,6 +107,50 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
     }
 
 
+MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
+OPERATED = "--api-versions=monitoring.coreos.com/v1"
+
+
+def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> None:
+    kinds = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    assert not kinds & {document["kind"] for document in rendered(helm, *MONITORING)}
+    assert not kinds & {document["kind"] for document in rendered(helm, OPERATED)}
+    shown = rendered(helm, *MONITORING, OPERATED, "--set=prometheusRule.runbooks=https://example.org/runbooks")
+    assert kinds <= {document["kind"] for document in shown}
+    (found,) = of_kind(shown, "PrometheusRule")
+    (file,) = (CHART / "rules").iterdir()
+    wanted = file.read_text().replace("docs/runbooks.md", "https://example.org/runbooks")
+    assert found["spec"] == yaml.safe_load(wanted)
+    (service,) = of_kind(shown, "Service")
+    (monitor,) = of_kind(shown, "ServiceMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert {end["port"] for end in monitor["spec"]["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+    (deployment,) = of_kind(shown, "Deployment")
+    (ports,) = (container["ports"] for container in deployment["spec"]["template"]["spec"]["containers"])
+    (pods,) = of_kind(shown, "PodMonitor")
+    assert {end["port"] for end in pods["spec"]["podMetricsEndpoints"]} == {port["name"] for port in ports}
+
+
+def test_dashboards_come_as_they_are_under_the_label_of_grafanas_sidecar(helm: Helm) -> None:
+    assert of_kind(rendered(helm), "ConfigMap") == []
+    (found,) = of_kind(rendered(helm, "--set=dashboards.enabled=true"), "ConfigMap")
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    shown = {name: json.loads(text) for name, text in found["data"].items()}
+    files = {f"tilecast-{path.name}": json.loads(path.read_text()) for path in (CHART / "dashboards").iterdir()}
+    assert shown == files
+
+
+def test_the_network_policy_lets_in_what_it_must_and_names_the_pods(helm: Helm) -> None:
+    assert of_kind(rendered(helm), "NetworkPolicy") == []
+    shown = rendered(helm, "--set=networkPolicy.enabled=true", "--set=networkPolicy.egressPorts={8443}")
+    (policy,), (deployment,) = of_kind(shown, "NetworkPolicy"), of_kind(shown, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    names = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == names
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 8443}
+
+
 def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
     (role,) = of_kind(rendered(helm, "--set", "rbac.readConfigMaps=false"), "ClusterRole")
     assert not any("configmaps" in rule["resources"] for rule in role["rules"])

@@ -5,6 +5,7 @@
     python tools/binaries.py kueue           # likewise jobset, trainer, training-operator: controllers of jobs
     python tools/binaries.py prometheus      # prometheus, promtool
     python tools/binaries.py kube-state-metrics
+    python tools/binaries.py all
 
 prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
 version, is pinned by the Go module of the same name in this folder. The cache is `$TILECAST_CACHE`, else
@@ -286,9 +287,11 @@ def _go_name(package: str) -> str:
 def main() -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Print the folder of the test programs, building them when missing.")
-    parser.add_argument("toolset", choices=sorted(TOOLSETS))
+    parser.add_argument("toolset", choices=[*sorted(TOOLSETS), "all"])
+    wanted = parser.parse_args().toolset
     try:
-        print(ensure(parser.parse_args().toolset))
+        for name in TOOLSETS if wanted == "all" else [wanted]:
+            print(ensure(name))
     except BinariesError as error:
         say(f"error: {error}")
         return 1
