@@ -239,8 +239,8 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     leaves only numbers of nodes that are zero after so many binary digits: 4, say, all up to 16, then every other."""
     most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, limits.gpus or pool.max_gpus)
     widest = most if limits.tensor_across_nodes else min(most, pool.gpus_per_node)
-    tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if _splits_heads(workload, t)]
-    pipelines = [p for p in range(1, most + 1) if p == 1 or _stages_are_full(workload, p)]
+    tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t)]
+    pipelines = [p for p in range(1, most + 1) if p == 1 or stages_are_full(workload, p)]
     contexts = [c for c in range(1, most + 1) if c == 1 or _splits_sequence(workload, c)]
     datas = [d for d in divisors(workload.global_batch) if d <= most]
     grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
@@ -264,7 +264,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     return {name: column.ravel()[rows].astype(kind) for name, column in zip(names, grid, strict=True)}
 
 
-def _splits_heads(workload: Workload, tensor: int) -> bool:
+def splits_heads(workload: Workload, tensor: int) -> bool:
     """Whether heads, key and value heads (or copies of them) and the MLP divide by so many ranks."""
     model = workload.model
     if tensor == 1:
@@ -286,7 +286,7 @@ _CONTEXTUAL = ("decoder", "encoder", "moe", "deepseek")
 """Families of which each layer's queries and keys are of one sequence."""
 
 
-def _stages_are_full(workload: Workload, pipeline: int) -> bool:
+def stages_are_full(workload: Workload, pipeline: int) -> bool:
     """Whether every one of so many stages has something to do. Traced models are cut by cost; of others layers are
     counted, have to be of a single kind, and the last stage may hold fewer of them."""
     model = workload.model

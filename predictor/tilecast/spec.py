@@ -12,6 +12,7 @@ Symbols, used alike in every docstring of the house:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias, get_args
@@ -164,12 +165,14 @@ class Plan:
         return self.data * self.tensor * self.pipeline * self.context
 
     def __str__(self) -> str:
-        """The short form of tables: `fsdp16,tp2,mb1,ac-sel`."""
+        """The short form of tables: `fsdp16,tp2,sp,mb1,ac-sel`."""
         sharded = {3: "fsdp", 2: "zero2-dp", 1: "zero1-dp", 0: "dp"}[self.zero_stage]
-        parts = [f"{sharded}{self.data}"] if self.data > 1 or self.gpus == 1 else []
+        parts = [f"{sharded}{self.data}"] if self.data > 1 or self.zero_stage or self.gpus == 1 else []
         for label, degree in (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context), ("ep", self.expert)):
             if degree > 1:
                 parts.append(f"{label}{degree}")
+            if label == "tp" and self.sequence_parallel:
+                parts.append("sp")
         if self.virtual_stages > 1:
             parts.append(f"vp{self.virtual_stages}")
         parts.append(f"mb{self.micro_batch}")
@@ -192,40 +195,74 @@ class Stated:
     zero_stage: int | None = None
     micro_batch: int | None = None
     checkpointing: Checkpointing | None = None
+    sequence_parallel: bool | None = None
 
     @classmethod
     def parse(cls, text: str, field: str) -> Stated:
-        """The plan that `tp=2,dp=8,zero=1,mb=1,ac=full` states; `field` is what errors call it.
+        """The plan that `tp=2,dp=8,zero=1,mb=1,ac=full` states, or `zero1-dp8,tp2,mb1,ac-full` as tables print it;
+        `field` is what errors call it. What a table leaves out is off.
 
         Raises:
             SpecError: a key is unknown or twice there, or a value is no count.
         """
-        known = ", ".join(_PLAN_KEYS)
-        found: dict[str, Any] = {}
-        for item in text.split(","):
-            key, _, value = (part.strip() for part in item.partition("="))
+        items = [part.strip() for part in text.split(",")]
+        is_printed = not any("=" in item for item in items)
+        pairs = [pair for item in items for pair in (_printed(item, field) if is_printed else _written(item))]
+        found = dict[str, Any](_OFF if is_printed else {})
+        given: set[str] = set()
+        for key, value in pairs:
             name = _PLAN_KEYS.get(key)
-            if name is None or name in found:
-                problem = f"{key!r} is unknown" if name is None else f"{key} is given twice"
+            if name is None or name in given:
+                problem = f"{key[:40]!r} is unknown" if name is None else f"{key} is given twice"
+                known = ", ".join((*_PLAN_KEYS, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            if name == "checkpointing":
-                meant = {"sel": "selective"}.get(value, value)
-                if meant not in CHECKPOINTING:
-                    raise SpecError(field, f"{item.strip()!r} is no recomputation", "use ac=none, ac=sel or ac=full")
-                found[name] = meant
-                continue
-            least, most = (0, 3) if name == "zero_stage" else (1, 2**20)
-            if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
-                raise SpecError(field, f"{item.strip()!r} is out of range", f"give a count from {least} to {most}")
-            found[name] = int(value)
+            given.add(name)
+            found[name] = _plan_value(name, value, f"{key}={value}", field)
         return cls(**found)
 
 
 _PLAN_KEYS: Mapping[str, str] = {
     "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vp": "virtual_stages",
-    "zero": "zero_stage", "mb": "micro_batch", "ac": "checkpointing",
+    "zero": "zero_stage", "mb": "micro_batch", "ac": "checkpointing", "sp": "sequence_parallel",
 }  # fmt: skip
 """What people write for a column of a plan; the short form of a `Plan` uses the same words."""
+_OFF: Mapping[str, object] = {"zero_stage": 0, "checkpointing": "none", "sequence_parallel": False}
+"""What the short form leaves out."""
+_PRINTED = re.compile(r"(?:zero([12])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb)(\d+)|ac-(sel|full)|(sp)")
+"""A part of the short form of a plan."""
+
+
+def _written(item: str) -> list[tuple[str, str]]:
+    """Key and value of `tp=2`; `fsdp=8` says two things."""
+    key, _, value = (part.strip() for part in item.partition("="))
+    return [("dp", value), ("zero", "3")] if key == "fsdp" else [(key, value)]
+
+
+def _printed(item: str, field: str) -> list[tuple[str, str]]:
+    """The same of a part of the short form."""
+    part = _PRINTED.fullmatch(item)
+    if part is None:
+        raise SpecError(
+            field, f"cannot read {item[:40]!r}", "write for instance tp=2,dp=8, or a plan as tables print it"
+        )
+    stage, replicas, sharded, key, count, mode, spread = part.groups()
+    if mode or spread:
+        return [("ac", mode)] if mode else [("sp", "1")]
+    if key:
+        return [(key, count)]
+    return [("dp", replicas or sharded), ("zero", "3" if sharded else stage or "0")]
+
+
+def _plan_value(name: str, value: str, item: str, field: str) -> object:
+    if name == "checkpointing":
+        meant = {"sel": "selective"}.get(value, value)
+        if meant not in CHECKPOINTING:
+            raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel or ac=full")
+        return meant
+    least, most = {"zero_stage": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, 2**20))
+    if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
+        raise SpecError(field, f"{item[:40]!r} is out of range", f"give a count from {least} to {most}")
+    return bool(int(value)) if name == "sequence_parallel" else int(value)
 
 
 @dataclass(frozen=True, slots=True)

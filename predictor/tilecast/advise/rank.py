@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from tilecast import search, uncertainty
+from tilecast.advise import stated
 from tilecast.advise.values import Constraints, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
@@ -154,8 +155,10 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
     able = variants(request, pool)
     every: list[tuple[int, Found | Priced]] = []
     for index, workload in enumerate(able):
-        if exactly is not None:
-            every.append((index, search.price(workload, exactly, pool)))
+        wanted = _stated(request, workload, pool) if exactly is None else exactly
+        if wanted is not None:
+            if len(wanted):
+                every.append((index, search.price(workload, wanted, pool)))
             continue
         found = search.find(workload, pool, limits)
         every.append((index, found))
@@ -181,6 +184,21 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         batch=batches[variant],
         steps=steps[variant],
     )
+
+
+def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
+    """The plans that agree with the one that the request states, on the GPUs it states or on as many as may be used;
+    of those the ones that the job's framework executes, if it executes any."""
+    wanted, limits = request.plan, request.constraints
+    if wanted is None:
+        return None
+    most = min(pool.max_gpus, limits.gpus or limits.max_gpus or pool.max_gpus)
+    gpus = wanted.data * wanted.tensor * wanted.pipeline * wanted.context if wanted.data else most
+    if not 0 < gpus <= pool.max_gpus:
+        return Plans.of()
+    found = stated.plans(workload, gpus, wanted, "plan")
+    able = search.FRAMEWORKS[workload.framework].executes(found) if workload.framework else None
+    return found.take(able) if able is not None and able.any() else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from tilecast import search
 from tilecast.search import divisors
 from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Stated, Workload
 
@@ -15,19 +16,8 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
         SpecError: the degrees do not make that many GPUs, or do not divide the model or the batch; `field` is what the
             error calls the statement.
     """
-    model = workload.model
     data = _data(gpus, stated, field)
-    if stated.tensor > 1 and (model.hidden == 0 or model.heads % stated.tensor):
-        heads = f"the {model.heads} heads of {model.name}" if model.hidden else f"{model.name}, which has no heads"
-        raise SpecError(field, f"tp={stated.tensor} does not divide {heads}", "choose a divisor")
-    pieces = model.layers or (len(model.trace.operators) if model.trace else 1)
-    if stated.pipeline * stated.virtual_stages > max(1, pieces):
-        problem = f"pp={stated.pipeline} makes more stages than {model.name} has layers"
-        raise SpecError(field, problem, f"use at most {max(1, pieces)}")
-    experts = int(model.extra.get("experts", 1))
-    if experts % stated.expert or (data * stated.tensor) % stated.expert:
-        problem = f"ep={stated.expert} does not divide {experts} experts over {data * stated.tensor} ranks"
-        raise SpecError(field, problem, "choose a divisor of both")
+    _require_shards(workload, data, stated, field)
     if workload.global_batch % data:
         problem = f"dp={data} does not divide the global batch {workload.global_batch}"
         raise SpecError(field, problem, "choose a divisor")
@@ -36,10 +26,20 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
     if micro is not None and share % micro:
         problem = f"mb={micro} does not divide the {share} samples of a data-parallel rank"
         raise SpecError(field, problem, "choose a divisor")
+    if stated.virtual_stages > 1 and micro is not None and share // micro % stated.pipeline:
+        problem = (
+            f"vp={stated.virtual_stages} needs micro-batches that pp={stated.pipeline} divides, not {share // micro}"
+        )
+        raise SpecError(field, problem, "change mb, or leave vp out")
     micros = [micro] if micro is not None else [b for b in divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
     modes = [checkpointing] if checkpointing else CHECKPOINTING if workload.training else CHECKPOINTING[:1]
-    stages = [stated.zero_stage] if stated.zero_stage is not None else [0, 1, 3] if data > 1 else [0]
+    zeros = range(4) if data * stated.context > 1 and workload.training else range(1)
+    stages = zeros if stated.zero_stage is None else [stated.zero_stage]
+    can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
+    if stated.sequence_parallel and not can_spread:
+        raise SpecError(field, f"sp=1 finds no tokens that tp={stated.tensor} divides", "leave sp out")
+    norms = [False, True][: 1 + can_spread] if stated.sequence_parallel is None else [stated.sequence_parallel]
     return Plans.of(
         *(
             Plan(
@@ -52,12 +52,35 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
                 micro_batch=size,
                 gradient_accumulation=share // size,
                 checkpointing=mode,
-                sequence_parallel=stated.tensor > 1,
+                sequence_parallel=split,
                 virtual_stages=stated.virtual_stages,
             )
-            for size, stage, mode in itertools.product(micros, stages, modes)
+            for size, stage, mode, split in itertools.product(micros, stages, modes, norms)
         )
     )
+
+
+def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -> None:
+    """Every degree divides what it splits."""
+    model = workload.model
+    tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
+    if not search.splits_heads(workload, tensor):
+        told = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
+        whole = told if model.hidden else f"{model.name}, which has no heads"
+        raise SpecError(field, f"tp={tensor} does not divide {whole}", "choose a divisor")
+    if pipeline > 1 and not search.stages_are_full(workload, pipeline):
+        raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
+    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
+        problem = f"vp={virtual} with pp={pipeline} does not divide the {model.layers} layers of {model.name}"
+        raise SpecError(field, problem, "choose a divisor, or leave vp out")
+    pieces = 2 * context if model.causal else context
+    if context > 1 and workload.sequence_length % pieces:
+        problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
+        raise SpecError(field, problem, "choose a divisor")
+    experts = int(model.extra.get("experts", 1))
+    if experts % stated.expert or (data * tensor) % stated.expert:
+        problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
+        raise SpecError(field, problem, "choose a divisor of both")
 
 
 def _data(gpus: int, stated: Stated, field: str) -> int:

@@ -57,6 +57,8 @@ class Request:
     """Every precision that the job may be trained in; empty keeps its own."""
     tokens: int | None = None
     """Tokens of the whole run, where its length is given in tokens."""
+    plan: Stated | None = None
+    """The only plan to price; None leaves it to the search."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from tilecast.spec import SpecError, Stated
 
 EPILOG = """\
 A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
-the data ranks; vp2 virtual stages of each pipeline rank; mb2 samples per micro-batch; ac-full or ac-sel recomputed
-activations. In the table > is the recommendation, = your baseline, x a pool that cannot run the job."""
+the data ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank; mb2 samples
+per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your baseline, x a
+pool that cannot run the job."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         metavar="POOL:N[:PLAN]",
         help="what you would run today, priced as a row of its own; PLAN for instance tp=2,dp=4,zero=1,mb=1",
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN",
+        help="price this plan alone: tp=2,dp=8, or one as tables print it; keys dp (or fsdp), tp, pp, cp, ep, vp, mb, "
+        "zero, ac, sp, of which degrees left out are 1, dp takes the GPUs that remain, and the rest is chosen",
     )
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(
@@ -53,24 +60,50 @@ def run(options: argparse.Namespace) -> int:
     request, pools = job.request(), inputs.pools(options)
     if options.baseline:
         request = replace(request, baseline=_baseline(options.baseline))
+    if options.plan is not None:
+        request = _planned(request, options.plan)
     if options.launch:
         request = _kept_to(request, options.launch)
     if job.source is None:
-        advice = advise(request, pools)
+        advice = _advise(request, pools)
         text = _text(options, advice, pools)
     else:
         request, found = job.source.narrowed(request, pools, inputs.node_labels(options))
-        advice = settled(advise(request, found.pools), found)
+        advice = settled(_advise(request, found.pools), found)
         is_manifest = options.output == "yaml"
         text = job.source.committed(advice, found) if is_manifest else _text(options, advice, found.pools)
     sys.stdout.write(text)
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 
+def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
+    try:
+        return advise(request, pools)
+    except SpecError as error:
+        if error.field != "plan":
+            raise
+        raise SpecError("--plan", error.problem, error.remedy) from None
+
+
 def _baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
     pool, gpus = inputs.pair("--baseline", f"{text.partition(':')[0]}:{where}")
     return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
+
+
+def _planned(request: Request, text: str) -> Request:
+    """The request for one plan; what its degrees multiply to is all the GPUs it takes."""
+    plan = Stated.parse(text, "--plan")
+    if plan.data is None:
+        return replace(request, plan=plan)
+    gpus, limits = plan.data * plan.tensor * plan.pipeline * plan.context, request.constraints
+    if limits.gpus not in (None, gpus):
+        problem = f"its degrees multiply to {gpus} GPUs, constraints.gpus says {limits.gpus}"
+        raise SpecError("--plan", problem, "change one of them")
+    if limits.max_gpus is not None and gpus > limits.max_gpus:
+        problem = f"its degrees multiply to {gpus} GPUs, above {limits.max_gpus}, the most that may be used"
+        raise SpecError("--plan", problem, "lower a degree or raise --max-gpus")
+    return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
 
 
 def _kept_to(request: Request, launcher: str) -> Request:

@@ -18,6 +18,7 @@ LEGEND: Mapping[str, str] = {
     "dp16": "data parallel over 16 replicas",
     "zero1, zero2, fsdp": "ZeRO stage 1, 2 or 3 over them",
     "tp2": "tensor parallel",
+    "sp": "norms and residuals split by sequence over the tensor ranks",
     "pp2": "pipeline stages",
     "vp2": "virtual stages of each pipeline rank",
     "cp2": "context parallel",

@@ -1,0 +1,134 @@
+"""Plans that somebody states: as they are written, as tables print them, and what contradicts itself."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tilecast import models, search
+from tilecast.advise import Request, advise, stated
+from tilecast.cli import main
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+
+H100 = find_gpu("h100-sxm")
+POOL = Pool("h100", H100, 8, 2, find_link(H100.intra_link), find_link("infiniband-ndr-8x400"))
+LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128)
+MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 64)
+JOB = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h100-sxm:16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("tp=2,dp=8", Stated(tensor=2, data=8)),
+        (" tp = 2 , pp=4 ", Stated(tensor=2, pipeline=4)),
+        ("fsdp=16,mb=1,ac=sel", Stated(data=16, zero_stage=3, micro_batch=1, checkpointing="selective")),
+        ("cp=2,ep=8,vp=3,zero=1,sp=0", Stated(context=2, expert=8, virtual_stages=3, zero_stage=1,
+                                             sequence_parallel=False)),
+        ("zero1-dp8,tp2,mb1,ac-full", Stated(data=8, tensor=2, zero_stage=1, micro_batch=1, checkpointing="full",
+                                             sequence_parallel=False)),
+        ("fsdp16,mb2", Stated(data=16, zero_stage=3, micro_batch=2, checkpointing="none", sequence_parallel=False)),
+        ("tp8,sp,pp2,mb1", Stated(tensor=8, pipeline=2, zero_stage=0, micro_batch=1, checkpointing="none",
+                                  sequence_parallel=True)),
+    ],
+)  # fmt: skip
+def test_a_plan_is_read(text: str, meant: Stated) -> None:
+    assert Stated.parse(text, "--plan") == meant
+
+
+@pytest.mark.parametrize("text", ["", "dp", "tp=", "tp=0", "tp=-1", "tp=2,tp=4", "fsdp=8,zero=1", "xp=2", "ac=maybe",
+                                  "zero=4", "sp=2", "tp2,dp=8", "dp8,foo", "tp=99999999999", "mb=1.5"])  # fmt: skip
+def test_what_is_no_plan_is_one_line(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Stated.parse(text, "--plan")
+    assert caught.value.field == "--plan" and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("workload", [LLAMA, MIXTRAL], ids=["dense", "experts"])
+def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> None:
+    plans = search.enumerate_plans(workload, POOL)
+    rng = np.random.default_rng(0)
+    for row in rng.choice(len(plans), 60, replace=False):
+        plan = plans.row(int(row))
+        found = stated.plans(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
+        assert list(found) == [plan]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("dp=3", "does not divide the global batch 128"),
+        ("tp=3", "degrees of 3 do not make 16 GPUs"),
+        ("tp=16,dp=1,mb=1", ""),
+        ("dp=16,mb=3", "mb=3 does not divide the 8 samples"),
+        ("pp=16", ""),
+        ("pp=2,vp=5", "vp=5 with pp=2 does not divide the 32 layers"),
+        ("vp=2", "vp=2 with pp=1"),
+        ("pp=4,vp=2,dp=4,mb=32", "needs micro-batches that pp=4 divides, not 1"),
+        ("ep=2", "does not divide 1 experts"),
+        ("cp=16,sp=1", "sp=1 finds no tokens"),
+    ],
+)
+def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main([*JOB, "--plan", text])
+    error = capsys.readouterr().err
+    if said:
+        assert status == 2 and error.startswith("tilecast: --plan: ") and said in error and error.count("\n") == 1
+    else:
+        assert status in (0, 3) and error == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "said"),
+    [
+        ("resnet-50", "tp=2", "which has no heads"),
+        ("gpt2", "tp=8", "does not divide the 12 heads"),
+        ("gpt2", "pp=8", "leaves stages of gpt2 without a layer"),
+        ("t5-v1.1-base", "pp=2", "leaves stages"),
+        ("mixtral-8x7b", "ep=16", "does not divide 8 experts"),
+    ],
+)
+def test_contradictions_with_a_model_are_named(model: str, text: str, said: str) -> None:
+    preset = models.preset(model)
+    workload = Workload(preset, 512 if preset.vocab else 1, 64)
+    with pytest.raises(SpecError, match=said):
+        stated.plans(workload, 16, Stated.parse(text, "plan"), "plan")
+
+
+def test_the_plan_is_priced_as_it_is_and_alone() -> None:
+    advice = advise(Request("job", LLAMA, plan=Stated.parse("zero1-dp8,tp2,sp,mb1", "plan")), [POOL])
+    assert advice.plans_evaluated == 1 and advice.best is not None
+    plan = Plan(data=8, tensor=2, zero_stage=1, micro_batch=1, gradient_accumulation=16, sequence_parallel=True)
+    assert advice.best.plan == plan
+    assert advice.best.step_s == float(search.price(LLAMA, Plans.of(plan), POOL).step_s[0])
+
+
+def test_a_plan_that_does_not_fit_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--plan", "dp16,mb8"]) == 3
+    screen = capsys.readouterr().out
+    assert "GiB too much" in screen and "dp16,mb8" in screen
+
+
+def test_more_gpus_than_a_pool_has_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--plan", "tp=2,dp=64"]) == 3
+    assert "128 GPUs asked, 16 may be used" in capsys.readouterr().out
+    assert main([*JOB, "--plan", "tp=2,dp=8", "--max-gpus", "8"]) == 2
+    assert "multiply to 16 GPUs, above 8" in capsys.readouterr().err
+
+
+def test_a_plan_and_a_framework_agree_or_say_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--plan", "tp=2,dp=8,zero=1", "--launch", "deepspeed"]) == 0
+    assert '"autotp_size": 2' in capsys.readouterr().out
+    assert main([*JOB, "--plan", "tp=2,dp=8,ac=sel", "--launch", "deepspeed"]) == 2
+    assert "no selective recomputation" in capsys.readouterr().err
+
+
+def test_the_hash_knows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    hashes = set()
+    for more in ([], ["--plan", "tp=2,dp=8"], ["--plan", "tp=2,dp=8,mb=1"]):
+        assert main([*JOB, *more, "-o", "json"]) == 0
+        hashes.add(json.loads(capsys.readouterr().out)["inputsHash"])
+    assert len(hashes) == 3
