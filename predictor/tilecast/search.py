@@ -12,7 +12,7 @@ The order of rows is fixed, so that equal prices always choose the same plan.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from typing import Literal, TypeAlias, get_args
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from tilecast import fuse, memory, models, step
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
+from tilecast.memo import Memo
 from tilecast.memory import Footprint
 from tilecast.models import Sharded, traced
 from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Plans, Precision, SpecError, Workload
@@ -40,7 +41,7 @@ class Limits:
     max_tensor: int | None = None
     tensor_across_nodes: bool = False
     """Whether tensor parallelism may leave the node, as measured runs sometimes do."""
-    max_plans: int = 2_000_000
+    max_plans: int = 1_000_000
     """Where there are more, node counts are left out until there are fewer: from all to powers of two alone."""
 
 
@@ -144,18 +145,46 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    plans, is_bounded = _enumerate(workload, pool, limits)
-    step_s, memory_bytes = np.empty((2, len(plans)))
+    space = _SPACES.get(
+        (workload, pool.gpus_per_node, pool.max_nodes, limits), lambda: _Space.of(workload, pool, limits)
+    )
+    plans = space.plans
+    step_s = np.empty(len(plans))
     if len(plans):
-        sharded = models.shard(workload, plans)
-        priced = step.kernel_seconds(workload, sharded, pool.gpu)
-        steps = step.Steps.of(workload, sharded, plans, pool, priced)
-        bills = memory.Bills.of(workload, sharded, plans)
-        for start in range(0, len(plans), CHUNK):
-            rows = slice(start, start + CHUNK)
+        priced = step.kernel_seconds(workload, space.sharded, pool.gpu)
+        steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
+        for rows in _chunks(plans):
             step_s[rows] = steps.rows(rows).total
-            memory_bytes[rows] = bills.rows(rows).total
-    return Found(plans, step_s, memory_bytes, memory.usable_bytes(pool.gpu), is_bounded)
+    return Found(plans, step_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What a workload's plans are and cost on all pools of one shape."""
+
+    plans: Plans
+    is_bounded: bool
+    sharded: Sharded
+    alike: step.Alike
+    memory_bytes: Floats
+
+    @classmethod
+    def of(cls, workload: Workload, pool: Pool, limits: Limits) -> _Space:
+        plans, is_bounded = _enumerate(workload, pool, limits)
+        memory_bytes = np.empty(len(plans))
+        sharded = models.shard(workload, plans)
+        if len(plans):
+            bills = memory.Bills.of(workload, sharded, plans)
+            for rows in _chunks(plans):
+                memory_bytes[rows] = bills.rows(rows).total
+        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool.gpus_per_node), memory_bytes)
+
+
+_SPACES: Memo[tuple[Workload, int, int, Limits], _Space] = Memo(4)
+
+
+def _chunks(plans: Plans) -> Iterator[slice]:
+    return (slice(start, start + CHUNK) for start in range(0, len(plans), CHUNK))
 
 
 CHUNK = 1 << 13

@@ -397,4 +397,6 @@ class Plans(Columns):
     @classmethod
     def concatenate(cls, tables: list[Plans]) -> Plans:
         """All rows of all tables, in order."""
+        if len(tables) == 1:
+            return tables[0]
         return cls(*(np.concatenate([getattr(table, item.name) for table in tables]) for item in fields(cls)))

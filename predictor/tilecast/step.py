@@ -25,6 +25,7 @@ from tilecast import collectives, fuse, kernels
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
+from tilecast.memo import Memo
 from tilecast.models import Sharded
 from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Plans, Rows, Workload, distinct
 
@@ -211,15 +212,30 @@ def kernel_seconds(
     Raises:
         SpecError: the GPU cannot run the workload's precision.
     """
-    fitted = fitted or constants()
     gpu.peak(workload.precision)
-    table, rows = sharded.graph.kernels()
+    if fitted is not None or timed is not None:
+        return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants(), timed)
+
+    def make() -> tuple[Graph, KernelSeconds]:
+        return sharded.graph, _kernel_seconds(workload, sharded.graph, gpu, constants())
+
+    # The graph is kept beside its times, so that no other is taken for it.
+    return _PRICED.get((id(sharded.graph), workload, gpu), make)[1]
+
+
+_PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
+
+
+def _kernel_seconds(
+    workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
+) -> KernelSeconds:
+    table, rows = graph.kernels()
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
-    weight, spread, roofline_s = np.zeros((3, sharded.graph.shards))
-    for block in sharded.graph.blocks:
+    weight, spread, roofline_s = np.zeros((3, graph.shards))
+    for block in graph.blocks:
         passes = {"forward": zero, "core": zero, "backward": zero}
         for op in block.ops:
             index = rows[position]
@@ -274,6 +290,30 @@ def straggle(plans: Plans, fitted: Constants) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """Which plans of a table share what, on nodes of one size."""
+
+    cells: Rows
+    """One row of those alike in shard, recomputation and ranks of a node, which share the passes through a block."""
+    cell_of_stage: Rows
+    stage: Distinct
+    """Rows alike in cell and pipeline, which share a micro-batch."""
+    split: Distinct
+    """Rows alike in all degrees, which share their weights' communication and update."""
+    hop: Distinct
+    """Rows alike in shard, degrees and virtual stages, which share what stages hand over."""
+
+    @classmethod
+    def of(cls, sharded: Sharded, plans: Plans, gpus_per_node: int) -> Alike:
+        """What the plans share on nodes of so many GPUs."""
+        cell = distinct(sharded.index, plans.checkpointing, np.minimum(gpus_per_node, plans.gpus))
+        stage = distinct(cell.index, plans.pipeline)
+        split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        hop = distinct(sharded.index, split.index, plans.virtual_stages)
+        return cls(cell.first, cell.index[stage.first], stage, split, hop)
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of a plan table but for what is each plan's own. Plans share most of what a step consists of, so each
     formula is evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
@@ -282,14 +322,9 @@ class Steps:
     sharded: Sharded
     plans: Plans
     fitted: Constants
-    stage: Distinct
-    """Rows alike in shard, recomputation, ranks of a node and pipeline: those share a micro-batch."""
+    alike: Alike
     micro: _Micro
-    split: Distinct
-    """Rows alike in all degrees: those share their weights' communication and update."""
     shared: _Shared
-    hop: Distinct
-    """Rows alike in shard, degrees and virtual stages: those share what stages hand over."""
     boundary_s: Floats
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
@@ -303,31 +338,27 @@ class Steps:
         pool: Pool,
         priced: KernelSeconds,
         fitted: Constants | None = None,
+        alike: Alike | None = None,
     ) -> Steps:
-        """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU."""
+        """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
+        what `Alike` says of the table, where that is at hand."""
         fitted = fitted or constants()
-        node = np.minimum(pool.gpus_per_node, plans.gpus)
-        cell = distinct(sharded.index, plans.checkpointing, node)
-        stage = distinct(cell.index, plans.pipeline)
-        split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
-        hop = distinct(sharded.index, split.index, plans.virtual_stages)
+        alike = alike or Alike.of(sharded, plans, pool.gpus_per_node)
 
         def at(rows: Rows) -> tuple[Sharded, Plans]:
             return sharded.take(rows), plans.take(rows)
 
-        passes = _passes(workload, *at(cell.first), pool, priced, fitted)
+        passes = _passes(workload, *at(alike.cells), pool, priced, fitted)
         return cls(
             workload,
             sharded,
             plans,
             fitted,
-            stage,
-            _micro_batch(*at(stage.first), priced, passes, cell.index[stage.first]),
-            split,
-            _shared(workload, *at(split.first), pool, fitted),
-            hop,
-            boundary_seconds(workload, *at(hop.first), pool),
-            pool.calibration.columns(pool.gpu.name, workload, plans.gpus[split.first])
+            alike,
+            _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
+            _shared(workload, *at(alike.split.first), pool, fitted),
+            boundary_seconds(workload, *at(alike.hop.first), pool),
+            pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
         )
@@ -336,9 +367,9 @@ class Steps:
         """The steps of these rows of the table."""
         workload, fitted = self.workload, self.fitted
         plans = self.plans.take(rows)
-        micro = self.micro.take(self.stage.index[rows])
-        shared = self.shared.take(self.split.index[rows])
-        boundary = self.boundary_s[self.hop.index[rows]]
+        micro = self.micro.take(self.alike.stage.index[rows])
+        shared = self.shared.take(self.alike.split.index[rows])
+        boundary = self.boundary_s[self.alike.hop.index[rows]]
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
         bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
@@ -362,7 +393,7 @@ class Steps:
         )
         if self.calibrated is None:
             return found
-        ratio, width = (column[self.split.index[rows]] for column in self.calibrated)
+        ratio, width = (column[self.alike.split.index[rows]] for column in self.calibrated)
         return found.corrected(ratio, width, repeats / stages * micro.roofline_s)
 
 
@@ -516,9 +547,9 @@ def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
     node = np.minimum(pool.gpus_per_node, plans.gpus).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # Nodes hold equally many members: the largest number that fits and divides the group.
-    candidates = np.arange(1.0, max(2.0, float(fitting.max()) + 1))
-    divides = (ranks[:, None] % candidates == 0) & (candidates <= fitting[:, None])
-    return Group(ranks, np.where(divides, candidates, 1.0).max(axis=1), node)
+    candidates = np.arange(1, max(2, int(fitting.max()) + 1))
+    divides = (ranks.astype(np.int64)[:, None] % candidates == 0) & (candidates <= fitting[:, None])
+    return Group(ranks, np.where(divides, candidates, 1).max(axis=1).astype(float), node)
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:

@@ -91,6 +91,11 @@ class Field:
     def __len__(self) -> int:
         return len(self.step_s)
 
+    def take(self, rows: slice) -> Field:
+        """The chosen rows, in the order given."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return Field(self.pool, self.variants, plans=self.plans.take(rows), **columns)
+
     @property
     def gpus(self) -> Ints:
         return self.plans.gpus
@@ -141,6 +146,9 @@ class Field:
         if request.objective == "fastestWithinBudget" and request.budget is not None:
             kept &= self.cost_to_finish <= request.budget.amount
         return kept
+
+
+_COLUMNS = ("variant", "step_s", "memory_bytes", "fits", "batch", "steps")
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
@@ -319,7 +327,8 @@ class Details:
         per_node = min(plan.gpus, pool.gpus_per_node)
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
-        hourly, finish, cost = (float(column[row]) for column in (found.hourly, found.finish_s, found.cost_to_finish))
+        alone = found.take(slice(row, row + 1))
+        hourly, finish, cost = (float(column[0]) for column in (alone.hourly, alone.finish_s, alone.cost_to_finish))
         return Offer(
             pool=pool,
             nodes=-(-plan.gpus // pool.gpus_per_node),

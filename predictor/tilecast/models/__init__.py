@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
+from tilecast.memo import Memo
 from tilecast.models import albert, cnn, deepseek, electra, ncf, traced, transformer, transformer_xl, vision
 from tilecast.spec import Floats, Model, Plans, Rows, SpecError, Workload, distinct
 
@@ -121,11 +122,22 @@ class Sharded:
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
-    """The graph over the distinct shards of a plan table."""
+    """The graph over the distinct shards of a plan table, or one at hand that holds those among others."""
     expert = np.minimum(plans.expert, max(1, int(workload.model.extra.get("experts", 1))))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
     found = distinct(*columns)
-    return Sharded(build(workload, Shards(*(column[found.first] for column in columns))), found.index)
+    shares = [column[found.first] for column in columns]
+    wanted = list(zip(*(share.tolist() for share in shares), strict=True))
+    known = _GRAPHS.find(lambda key: key[0] == workload and all(one in key[1] for one in wanted))
+    if known is None:
+        known = build(workload, Shards(*shares)), {one: place for place, one in enumerate(wanted)}
+        _GRAPHS.put((workload, known[1].keys()), known)
+    graph, places = known
+    return Sharded(graph, np.array([places[one] for one in wanted], np.intp)[found.index])
+
+
+_Shares: TypeAlias = tuple[int, ...]
+_GRAPHS: Memo[tuple[Workload, Collection[_Shares]], tuple[Graph, dict[_Shares, int]]] = Memo(8)
 
 
 def parameters(workload: Workload) -> float:

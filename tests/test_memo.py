@@ -1,0 +1,40 @@
+"""Results are kept by equality, and no more of them than said."""
+
+from __future__ import annotations
+
+from tilecast import memo, models, search
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.memo import Memo
+from tilecast.spec import Plan, Plans, Workload
+
+
+def test_a_result_is_made_once_for_equal_keys() -> None:
+    made: list[int] = []
+    kept: Memo[dict[str, int], int] = Memo(2)
+
+    def ask(value: int) -> int:
+        return kept.get({"value": value}, lambda: made.append(value) or value)
+
+    assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
+    assert made == [1, 2, 3, 2]  # 2 was not asked for longest when 3 came
+    memo.forget()
+    assert ask(1) == 1
+    assert made == [1, 2, 3, 2, 1]
+
+
+def test_what_is_kept_changes_no_price() -> None:
+    gpu = find_gpu("a100-80")
+    pool = Pool(gpu.name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200"))
+    plan = Plans.of(Plan(data=2, tensor=4, pipeline=2, sequence_parallel=True, gradient_accumulation=32))
+    jobs = [Workload(models.preset("llama-2-7b"), 2048, 64, execution=mode) for mode in ("eager", "compiled")]
+    memo.forget()
+    alone = []
+    for job in jobs:
+        alone.append(search.price(job, plan, pool))
+        memo.forget()
+    for job in jobs:
+        search.find(job, pool)
+    after = [search.price(job, plan, pool) for job in jobs]
+    assert [one.step_s[0] for one in after] == [one.step_s[0] for one in alone]
+    assert [one.memory_bytes[0] for one in after] == [one.memory_bytes[0] for one in alone]
+    assert after[0].step_s[0] != after[1].step_s[0]
