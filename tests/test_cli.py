@@ -170,7 +170,7 @@ def test_show_of_what_is_not_there_is_one_line(
 def test_show_pools_says_why_a_node_is_not_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = tmp_path / "nodes.yaml"
     label = "nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB\n    nvidia.com/mig.strategy: mixed"
-    resources = "{nvidia.com/mig-1g.10gb: 7}"
+    resources = "{nvidia.com/mig-1g.10gb: 4, nvidia.com/mig-3g.40gb: 1}"
     nodes.write_text(
         f"apiVersion: v1\nkind: Node\nmetadata:\n  name: sliced\n  labels:\n    {label}\nspec: {{}}\n"
         f"status: {{capacity: {resources}, allocatable: {resources}}}\n"

@@ -150,7 +150,7 @@ LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({PRODUCT: "Tesla-T4-SHARED"}, {}, "SharedGpu"),
     ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.replicas": "4"}, {}, "SharedGpu"),
     ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.sharing-strategy": "mps"}, {}, "SharedGpu"),
-    ({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, {}, "MigPartitioned"),
+    ({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-9g.99gb"}, {}, "UnknownAccelerator"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.slices.gi": "1"}, {}, "MigPartitioned"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB"}, {"nvidia.com/mig-1g.5gb": "7"}, "MigPartitioned"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/vgpu.present": "true"}, {}, "VirtualGpu"),
@@ -159,12 +159,6 @@ LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({"kubernetes.azure.com/accelerator": "nvidia"}, {}, "UnknownAccelerator"),
     ({"k8s.amazonaws.com/accelerator": "gpu"}, {}, "UnknownAccelerator"),
     ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.sharing-strategy": "time-slicing"}, {}, "SharedGpu"),
-    (
-        {PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.multiprocessors": "14",
-         "nvidia.com/gpu.slices.gi": "1", "nvidia.com/gpu.slices.ci": "1", "nvidia.com/mig.strategy": "single"},
-        {},
-        "MigPartitioned",
-    ),
 ]  # fmt: skip
 
 
@@ -179,6 +173,65 @@ def test_what_is_no_whole_known_gpu_is_left_out_with_a_reason(
     assert left_out.message and left_out.remedy
     with pytest.raises(SpecError, match="no usable GPU"):
         report.require()
+
+
+SINGLE = {
+    PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",
+    "nvidia.com/gpu.multiprocessors": "14",
+    "nvidia.com/gpu.slices.gi": "1",
+    "nvidia.com/gpu.slices.ci": "1",
+    "nvidia.com/mig.strategy": "single",
+    TYPE: "p4d.24xlarge",
+}
+MIXED = {PRODUCT: "NVIDIA-H100-80GB-HBM3", "nvidia.com/mig.strategy": "mixed"}
+CUT: list[tuple[dict[str, str], int | None, dict[str, str], str, int]] = [
+    (SINGLE, 56, {}, "a100-40-mig-1g.5gb", 56),
+    (MIXED, None, {"nvidia.com/mig-3g.40gb": "16"}, "h100-sxm-mig-3g.40gb", 16),
+    (MIXED, 0, {"nvidia.com/mig-3g.40gb": "16"}, "h100-sxm-mig-3g.40gb", 16),
+    (
+        {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb", "cloud.google.com/gke-gpu-partition-size": "2g.20gb"},
+        3,
+        {},
+        "a100-80-mig-2g.20gb",
+        3,
+    ),
+]
+
+
+@pytest.mark.parametrize(("labels", "gpus", "capacity", "gpu", "count"), CUT, ids=[row[3] for row in CUT])
+def test_slices_of_one_profile_are_devices(
+    labels: dict[str, str], gpus: int | None, capacity: dict[str, str], gpu: str, count: int
+) -> None:
+    whole, profile = gpu.split("-mig-")
+    report = nodes.pools([node("a", labels, gpus, capacity=capacity)])
+    (found,) = report.found
+    pool = found.pool
+    assert (pool.name, pool.gpu.name, pool.gpu.mig, pool.gpus_per_node) == (gpu, gpu, profile, count)
+    assert pool.gpu.memory_bytes < find_gpu(whole).memory_bytes
+    assert found.gpus_total == count
+    price = nodes.pools([node("a", {TYPE: labels[TYPE]})]).pools[0].price_per_gpu_hour if TYPE in labels else None
+    assert pool.price_per_gpu_hour == (None if price is None else pytest.approx(price / 7))
+
+
+def test_of_several_profiles_a_pool_chooses_one() -> None:
+    mixed = node("a", MIXED, None, capacity={"nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "8"})
+    (left_out,) = nodes.pools([mixed]).left_out
+    assert left_out.code == "MigPartitioned"
+    assert "GPUPool that states mig" in left_out.remedy
+    chosen = gpu_pool("small", selector={PRODUCT: MIXED[PRODUCT]}, mig="1g.10gb")
+    (pool,) = nodes.pools([mixed], [chosen]).pools
+    assert (pool.name, pool.gpu.name, pool.gpus_per_node) == ("small", "h100-sxm-mig-1g.10gb", 7)
+    wrong = gpu_pool("small", nodeType="p5.48xlarge", maxNodes=1, mig="1g.5gb")
+    assert "1g.10gb" in nodes.pools([], [wrong]).invalid["small"].remedy
+    asleep = gpu_pool("small", nodeType="p5.48xlarge", maxNodes=1, mig="1g.10gb")
+    (pool,) = nodes.pools([], [asleep]).pools
+    assert (pool.gpus_per_node, pool.price_per_gpu_hour) == (56, pytest.approx(_usual("p5.48xlarge") / 7))
+
+
+def _usual(node_type: str) -> float:
+    price = nodes.pools([node("a", {TYPE: node_type})]).pools[0].price_per_gpu_hour
+    assert price is not None
+    return price
 
 
 def test_whole_gpus_that_could_be_shared_are_not_left_out() -> None:

@@ -66,20 +66,32 @@ def price(chain: Chain, strategies: Ints) -> tuple[float, float]:
 def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
     """The cheapest path that fits and costs less than so many seconds; None if there is none."""
     whole = _Whole.of(chain)
-    caps = np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])
-    parts = [part for cap in caps if (part := whole.below(int(cap))) is not None]
-    if not parts or parts[-1].relaxed(0.0)[0] >= below * PICO:
+    limit = below * PICO
+    found: _Found | None = None
+    open_parts: list[tuple[float, float, _Whole]] = []
+    byte_price = 0.0
+    for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
+        part = whole.below(int(cap))
+        if part is None or part.relaxed(byte_price)[0] >= limit:
+            continue
+        bound, byte_price, known = part.dual()
+        if known.cost < limit:
+            found, limit = known, known.cost
+        open_parts.append((bound, byte_price, part))
+    if not open_parts:
         return None
-    priced = sorted(((*part.dual(), part) for part in parts), key=lambda item: item[0])
-    found = min((known for _, _, known, _ in priced), key=lambda known: known.cost)
-    least = float(found.cost)
-    for bound, byte_price, _, part in priced:
-        if bound < found.cost:
-            better, dropped = part.labels(byte_price, found.cost)
+    open_parts.sort(key=lambda item: item[0])
+    least = limit
+    for bound, byte_price, part in open_parts:
+        if bound < limit:
+            better, dropped = part.labels(byte_price, limit)
             least = min(least, dropped)
-            found = better if better is not None and better.cost < found.cost else found
+            if better is not None and better.cost < limit:
+                found, limit = better, better.cost
+    if found is None:
+        return None
     cost, held = price(chain, found.strategies)
-    return None if cost >= below else Path(found.strategies, cost, held, min(cost, least / PICO))
+    return Path(found.strategies, cost, held, min(cost, least / PICO))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +194,7 @@ class _Whole:
                     best = _Found(path, cost)
         return best
 
-    def labels(self, byte_price: float, known: int) -> tuple[_Found | None, float]:
+    def labels(self, byte_price: float, known: float) -> tuple[_Found | None, float]:
         """The cheapest path that fits and costs less than what is known, and a bound on all paths in picoseconds."""
         count, width = self.cost.shape
         ending = np.zeros((count, width))

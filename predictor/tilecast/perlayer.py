@@ -3,8 +3,8 @@
 All layers run on the same GPUs and see the same micro-batches, so a strategy of a layer is a plan without a pipeline,
 and its price is `step`'s and `memory`'s of that block alone. Neighbours pay for each other in two ways:
 
-* Between layouts activations move: where the tensor degree changes from t to u, the ranks that hold the same samples
-  before or after (the least common multiple of t and u) exchange the layer's input forward, its gradient backward.
+* Between layouts activations move: where the tensor or context degree changes, so that t ranks and then u hold the same
+  samples, the least common multiple of t and u ranks exchange the layer's input forward, its gradient backward.
 * What a layer exchanges among its replicas hides behind its neighbour: its weights are gathered while the layer
   before runs forward, its gradients are reduced while that layer runs backward. The first layer's hide behind nothing.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from tilecast.step import Constants, KernelSeconds
 DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
     "recomputation": ("checkpointing",),
     "zero": ("zero_stage",),
-    "tensor": ("data", "tensor", "sequence_parallel", "micro_batch"),
+    "tensor": ("data", "tensor", "context", "sequence_parallel", "micro_batch"),
     "expert": ("expert",),
 }
 """What may differ from layer to layer, and the columns of `Plans` that it moves. The number of micro-batches never
@@ -99,6 +99,11 @@ class Costs:
     held_bytes: Floats
     working_bytes: Floats
 
+    def rooms(self, block: int, *, pairs: bool = False) -> tuple[Floats, Floats]:
+        """The passes of a block, (S,), or as a column, (S, 1)."""
+        forward, backward = self.forward_s[block], self.backward_s[block]
+        return (forward[:, None], backward[:, None]) if pairs else (forward, backward)
+
     def take(self, rows: Ints) -> Costs:
         """The chosen strategies."""
         return Costs(
@@ -139,18 +144,24 @@ def best(
     """
     found: tuple[float, Family, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
-    bound = np.inf
+    limit = bound = np.inf
     graph, order = None, np.zeros(0, np.int64)
-    for graph, order, family in families(workload, pool, gpus, limits, vary):
+    every = Families.of(workload, pool, gpus, limits, vary)
+    if every is None:
+        return None
+    graph, order = every.graph, every.order
+    seconds = every.uniform_s()
+    for rows in sorted(every.rows(), key=lambda rows: float(seconds[rows].min())):
+        family = every.family(every.kept(rows, seconds))
         row, same_s = cheapest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
         for part in _tied(workload, graph, order, family):
-            path = chain.cheapest(part, below=found[0] if found else np.inf)
+            path = chain.cheapest(part, below=limit)
             if path is not None:
-                bound = min(bound, path.bound)
+                bound, limit = min(bound, path.bound), path.cost
                 found = path.cost, family, _tidied(part, order, path.strategies)
-    if found is None or graph is None:
+    if found is None:
         return None
     _, family, used = found
     cost_s, held_bytes = chain.price(family.chain, used)
@@ -173,41 +184,90 @@ def best(
     )
 
 
-def families(
-    workload: Workload,
-    pool: Pool,
-    gpus: int,
-    limits: Limits = _NO_LIMITS,
-    vary: tuple[Dimension, ...] | None = None,
-) -> Iterator[tuple[Graph, Ints, Family]]:
-    """Every set of strategies that one plan may mix, with the graph and the blocks' numbers in the model's order, (N,).
+MOST_STRATEGIES = 32
+"""Strategies that one plan may mix; of more, those that are fastest everywhere, and the leanest."""
 
-    Raises:
-        SpecError: as `best`.
-    """
-    if not workload.training:
-        raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
-    if workload.offload != "none":
-        raise SpecError("spec.training.offload", "is not priced per layer", "price it without them, or leave it out")
-    if vary is None:
-        vary = tuple(DIMENSIONS) if workload.framework is None else search.FRAMEWORKS[workload.framework].per_layer
-    plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
-    plans = plans.take(plans.pipeline == 1) if len(plans) else plans
-    if not len(plans):
-        return
-    fitted = step.constants()
-    sharded = models.shard(workload, plans)
-    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
-    costs = block_costs(workload, sharded, plans, pool, priced, fitted)
-    graph = sharded.graph
-    order = np.array([_number(graph.blocks, block) for block in graph.sequence()])
-    if len(order) < 2:
-        return  # one block: there is nothing to choose, and no neighbour to hide behind
-    fixed = [column for dimension in DIMENSIONS if dimension not in vary for column in DIMENSIONS[dimension]]
-    key = np.column_stack([getattr(plans, column) for column in ("gradient_accumulation", *fixed)])
-    for value in np.unique(key, axis=0):
-        rows = np.flatnonzero((key == value).all(axis=1))
-        yield graph, order, _family(workload, plans.take(rows), costs.take(rows), order, pool, fitted)
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Every strategy (S) on so many GPUs, and which of them one plan may mix."""
+
+    workload: Workload
+    pool: Pool
+    graph: Graph
+    order: Ints
+    """The blocks' numbers in the model's order, (N,)."""
+    plans: Plans
+    costs: Costs
+    fitted: Constants
+    vary: tuple[Dimension, ...]
+
+    @classmethod
+    def of(
+        cls, workload: Workload, pool: Pool, gpus: int, limits: Limits, vary: tuple[Dimension, ...] | None
+    ) -> Families | None:
+        """None where there is nothing to choose.
+
+        Raises:
+            SpecError: as `best`.
+        """
+        if not workload.training:
+            raise SpecError("spec.workload", "strategies per layer are for training", "price it without them")
+        if workload.offload != "none":
+            raise SpecError("spec.training.offload", "is not priced per layer", "price it without, or leave it out")
+        if vary is None:
+            named = workload.framework
+            vary = tuple(DIMENSIONS) if named is None else search.FRAMEWORKS[named].per_layer
+        plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
+        plans = plans.take(plans.pipeline == 1) if len(plans) else plans
+        if not len(plans):
+            return None
+        fitted = step.constants()
+        sharded = models.shard(workload, plans)
+        graph = sharded.graph
+        order = np.array([_number(graph.blocks, block) for block in graph.sequence()])
+        if len(order) < 2:
+            return None  # one block: no neighbour to differ from, or to hide behind
+        priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
+        costs = block_costs(workload, sharded, plans, pool, priced, fitted)
+        return cls(workload, pool, graph, order, plans, costs, fitted, vary)
+
+    def rows(self) -> Iterator[Ints]:
+        """The strategies of each family: those that differ in what may vary, and use the same kinds of groups."""
+        fixed = [column for dimension in DIMENSIONS if dimension not in self.vary for column in DIMENSIONS[dimension]]
+        key = np.column_stack([getattr(self.plans, column) for column in ("gradient_accumulation", *fixed)])
+        used = np.column_stack([getattr(self.plans, name) > 1 for name in _COMMUNICATING])
+        for value in np.unique(key, axis=0):
+            same = (key == value).all(axis=1)
+            # Communicators take memory: every set of dimensions that may have them is a family of its own.
+            for may in product((False, True), repeat=len(_COMMUNICATING)):
+                rows = np.flatnonzero(same & ~(used & ~np.array(may)).any(axis=1))
+                if len(rows) and (used[rows].any(axis=0) == may).all():
+                    yield rows
+
+    def uniform_s(self) -> Floats:
+        """Seconds of each strategy everywhere, whether it fits or not, (S,)."""
+        workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
+        pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
+        total = costs.alone_s[order].sum(axis=0) + _exposed(workload, plans, costs, None, int(order[0]), self.fitted)
+        for (one, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            total = total + count * _exposed(workload, plans, costs, costs.rooms(one), other, self.fitted)
+        return np.asarray(total)
+
+    def kept(self, rows: Ints, seconds: Floats) -> Ints:
+        """Those of a family that are worth a place in the chain: the fastest everywhere, and the leanest."""
+        if len(rows) <= MOST_STRATEGIES:
+            return rows
+        fast = rows[np.argsort(seconds[rows], kind="stable")][: MOST_STRATEGIES - 1]
+        held = self.costs.held_bytes[self.order].sum(axis=0) + self.costs.working_bytes.max(axis=0)
+        return np.unique(np.append(fast, rows[held[rows].argmin()]))
+
+    def family(self, rows: Ints) -> Family:
+        """The chain of the model's blocks under these strategies."""
+        return _family(self.workload, self.plans.take(rows), self.costs.take(rows), self.order, self.pool, self.fitted)
+
+
+_COMMUNICATING = ("data", "tensor", "context", "expert")
 
 
 def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
@@ -261,14 +321,16 @@ def block_costs(
 def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants) -> Family:
     straggle = step.straggle(plans, fitted)
     pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
-    exposed = [_exposed(workload, plans, costs, int(one), int(other), fitted) for one, other in pairs]
+    exposed = [
+        _exposed(workload, plans, costs, costs.rooms(one, pairs=True), other, fitted) for one, other in pairs.tolist()
+    ]
     moving = [_resharding(plans, costs.moved_bytes[other], pool) * straggle for _, other in pairs]
     shape = (0, len(plans), len(plans))
     moves = np.array(moving).reshape(-1, *shape[1:])[where.ravel()]
     change = np.array(exposed).reshape(-1, *shape[1:])[where.ravel()] + moves
     cost = costs.alone_s[order].copy()
-    cost[0] += _exposed(workload, plans, costs, None, int(order[0]), fitted)[0]
-    groups = sum(bool(np.any(degree > 1)) for degree in (plans.data, plans.tensor, plans.expert))
+    cost[0] += _exposed(workload, plans, costs, None, int(order[0]), fitted)
+    groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _COMMUNICATING)
     reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
     budget = memory.usable_bytes(pool.gpu) - reserve
     whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
@@ -276,18 +338,23 @@ def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: P
 
 
 def _exposed(
-    workload: Workload, plans: Plans, costs: Costs, before: int | None, block: int, fitted: Constants
+    workload: Workload,
+    plans: Plans,
+    costs: Costs,
+    rooms: tuple[Floats, Floats] | None,
+    block: int,
+    fitted: Constants,
 ) -> Floats:
-    """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing), for every
-    strategy of that one (row) and of the block (column), (S, S): what does not hide, and what hiding slows down."""
+    """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
+    hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
+    for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
     share = fitted.hidden_share * (1.0 if workload.overlap else 0.0)
-    repeats = plans.gradient_accumulation
-    total = np.zeros((len(plans), len(plans)))
-    for index, passes in enumerate((costs.forward_s, costs.backward_s)):
-        room = np.zeros(len(plans)) if before is None else passes[before] * share
-        for times, busy in ((1, costs.once[index][block]), (repeats, costs.each[index][block])):
-            visible = np.maximum(busy[None, :] - room[:, None], 0.0)
-            total = total + times * (visible + fitted.slowdown * (busy[None, :] - visible))
+    total = np.zeros(len(plans))
+    for index in (0, 1):
+        room = 0.0 if rooms is None else rooms[index] * share
+        for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
+            visible = np.maximum(busy - room, 0.0)
+            total = total + times * (visible + fitted.slowdown * (busy - visible))
     return np.asarray(total * step.straggle(plans, fitted))
 
 
@@ -295,21 +362,23 @@ def _resharding(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     """Seconds of a step in which a block's input, and backward its gradient, move from the layout of the strategy
     before (row) to its own (column), (S, S).
 
-    Spread over all ranks they are exchanged where the tensor degree changes. Where tensor ranks hold them whole (no
-    sequence parallelism) they are gathered besides: on the way in forward, on the way out the gradient backward."""
+    Spread over all ranks they are exchanged where the tensor or context degree changes. Where tensor ranks hold them
+    whole (no sequence parallelism) they are gathered besides: forward on the way in, the gradient backward on the way
+    out."""
     count = len(plans)
     before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
     tensor = plans.tensor.astype(float)
     whole = (plans.tensor > 1) & (plans.sequence_parallel == 0)
     spread_bytes = (moved_bytes / np.where(whole, tensor, 1.0))[after]
-    degree = plans.tensor[before] != plans.tensor[after]
+    degree = (plans.tensor[before] != plans.tensor[after]) | (plans.context[before] != plans.context[after])
     differ = degree | (whole[before] != whole[after])
 
     def one(collective: str, ranks: Floats, size: Floats) -> Floats:
         group = step.group_of(ranks, np.ones(count * count), plans.take(after), pool)
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
 
-    ranks = np.lcm(plans.tensor[before], plans.tensor[after]).astype(float)
+    holders = plans.tensor * plans.context
+    ranks = np.lcm(holders[before], holders[after]).astype(float)
     seconds = np.where(degree, 2 * one("all_to_all", ranks, spread_bytes), 0.0)
     for end in (before, after):
         gathered = one("all_gather", tensor[end], spread_bytes * tensor[end])
@@ -439,7 +508,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
     spread = 1 + memory.FRAGMENTATION
-    groups = sum(degree > 1 for degree in (plan.data, plan.tensor, plan.pipeline, plan.expert))
+    groups = sum(degree > 1 for degree in (plan.data, plan.tensor, plan.pipeline, plan.context, plan.expert))
     reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
     room = memory.usable_bytes(pool.gpu) - reserve - working.max() * spread
     cost = folded(seconds)

@@ -266,7 +266,8 @@ def _enumerate(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, b
 def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Table:
     """Tensor, context, pipeline and data ranks: numbers of GPUs that divide a node, or whole nodes. `digits`
     leaves only numbers of nodes that are zero after so many binary digits: 4, say, all up to 16, then every other."""
-    most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, limits.gpus or pool.max_gpus)
+    able = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
+    most = min(able, limits.max_gpus or able, limits.gpus or able)
     widest = most if limits.tensor_across_nodes else min(most, pool.gpus_per_node)
     tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t)]
     pipelines = [p for p in range(1, most + 1) if p == 1 or stages_are_full(workload, p)]

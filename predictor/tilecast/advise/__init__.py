@@ -29,6 +29,7 @@ from tilecast.advise.values import (
 from tilecast.advise.why import why_not
 from tilecast.hardware import Pool
 from tilecast.search import Limits
+from tilecast.sharing import Sharing, consider
 from tilecast.spec import Objective, SpecError
 
 __all__ = [
@@ -71,6 +72,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         if isinstance(item, Rejection)
     ]
     baseline, refused, notes = _baseline(request, considered)
+    shared = _sharing(request, offers)
     version, digest = kernels.model_info()
     return Advice(
         request=request,
@@ -79,10 +81,11 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         rejections=(*rejections, *refused),
         baseline=baseline,
         uncapped=_uncapped(request, fields) if request.constraints != Constraints() else None,
+        sharing=shared,
         why_not=why_not(request, choices),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
-        notes=(*_notes(request, offers), *notes),
+        notes=(*_notes(request, offers), *_told(request, shared), *notes),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
         provenance=Provenance(
@@ -165,6 +168,32 @@ def _check_currency(request: Request, pools: Sequence[Pool]) -> None:
     if request.budget and currencies and currencies != [request.budget.currency]:
         problem = f"{request.budget.currency} is not {currencies[0]}, in which the pools are priced"
         raise SpecError("spec.budget.currency", problem, f"give the budget in {currencies[0]}")
+
+
+def _sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
+    """The parts of a GPU that would do for a job whose best plan uses a single one: if one is worth while, or the job
+    allows it."""
+    if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
+        return None
+    found = consider(offers[0].workload, offers[0].pool, request.objective)
+    return found if found and (found.best or request.constraints.allow_sharing) else None
+
+
+_SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
+
+
+def _told(request: Request, shared: Sharing | None) -> list[str]:
+    """What sharing would give, in a sentence."""
+    if shared is None or shared.best is None:
+        return []
+    best = shared.best
+    where = f"{_SHARED[best.kind]} {best.profile}".rstrip()
+    told = (
+        f"The job does not fill a GPU: {where} of {shared.pool.name} ({best.resource}; {best.jobs} such jobs per GPU) "
+        f"takes {best.slowdown:.2f}x as long, {best.lower_s * 1e3:.3g}-{best.upper_s * 1e3:.3g} ms a step, at "
+        f"{best.relative_cost:.0%} of the cost"
+    )
+    return [told + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
 
 
 def _pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:

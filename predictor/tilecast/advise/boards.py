@@ -21,6 +21,8 @@ def judge(request: Request, found: Field) -> Choice | Rejection:
     kept = within & found.fits & found.allowed(request)
     if limits.allowed_pools and pool.name not in limits.allowed_pools:
         return Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
+    if pool.gpu.mig and not limits.allow_sharing:
+        return Rejection(pool.name, "SharingNotAllowed", "a slice of a GPU", "set constraints.allowSharing")
     if not found.variants:
         return _no_units(request, pool)
     if not within.any():

@@ -61,6 +61,10 @@ def _budget(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
     return replace(request, budget=replace(request.budget, amount=float(value))), pool
 
 
+def _sharing(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return replace(request, constraints=replace(request.constraints, allow_sharing=value == "true")), pool
+
+
 def _nodes(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
     return request, replace(pool, max_nodes=int(value))
 
@@ -110,6 +114,7 @@ CHANGES: Mapping[str, Apply] = {
     "constraints.maxNodes": _constraint("max_nodes"),
     "constraints.maxTensorParallel": _constraint("max_tensor"),
     "constraints.allowedPools": _allowed,
+    "constraints.allowSharing": _sharing,
     "deadlineSeconds": _deadline,
     "budget.amount": _budget,
     "pool.maxNodes": _nodes,

@@ -63,6 +63,7 @@ def _counts(pool: Pool, most: int) -> list[int]:
 
 _MASKS = (
     "constraints.allowedPools",
+    "constraints.allowSharing",
     "constraints.maxGpus",
     "constraints.maxNodes",
     "constraints.maxTensorParallel",
@@ -74,6 +75,10 @@ _MASKS = (
 
 def _allow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
     yield Change("constraints.allowedPools", found.pool.name, "fits", f"add {found.pool.name} to allowedPools")
+
+
+def _share(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+    yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
 
 
 def _precision(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
@@ -170,6 +175,7 @@ def _deadline(request: Request, found: Field, rejection: Rejection) -> Iterator[
 
 _CANDIDATES = {
     "NotAllowed": _allow,
+    "SharingNotAllowed": _share,
     "PrecisionNotSupported": _precision,
     "EmptyPool": _grow,
     "TooFewGpus": _count,

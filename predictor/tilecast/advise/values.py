@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tilecast.hardware import Pool
+from tilecast.sharing import Sharing
 from tilecast.spec import Objective, Plan, Precision, Stated, Workload
 
 
@@ -19,6 +20,8 @@ class Constraints:
     max_nodes: int | None = None
     max_tensor: int | None = None
     allowed_pools: tuple[str, ...] = ()
+    allow_sharing: bool = False
+    """Whether the job may run on part of a GPU: a slice, or one it shares with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ class Advice:
     """Why the range is as wide as it is, in a sentence."""
     provenance: Provenance
     inputs_hash: str
+    sharing: Sharing | None = None
+    """The parts of a GPU that would do, where the best plan uses one and a part is worth while or allowed."""
 
     @property
     def best(self) -> Offer | None:

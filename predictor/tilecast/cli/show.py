@@ -10,7 +10,7 @@ from typing import Any
 
 from tilecast import models
 from tilecast.cli import EXIT_OK, inputs
-from tilecast.hardware import gpu_facts, gpus, link_facts, links
+from tilecast.hardware import find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
 from tilecast.manifests.nodes import FoundPool, NodesReport
 from tilecast.render.columns import columns
 from tilecast.spec import Model, SpecError, Workload
@@ -80,13 +80,24 @@ def _gpus(_: argparse.Namespace) -> list[Row]:
             "GB/s": gpu.memory_bandwidth_bytes_per_s / 1e9,
             "SMs": gpu.sm_count,
             "dense TFLOP/s": {name: rate / 1e12 for name, rate in gpu.peak_flops.items()},
+            "MIG slices": [profile.name for profile in mig_profiles(gpu)],
         }
         for gpu in gpus().values()
     ]
 
 
 def _gpu(options: argparse.Namespace) -> Row:
-    return gpu_facts(options.name).model_dump(exclude_defaults=True)
+    facts = gpu_facts(options.name).model_dump(exclude_defaults=True)
+    slices = {
+        profile.name: {
+            "SMs": profile.sms,
+            "GiB": round(profile.memory_bytes / 2**30, 2),
+            "memory_share": profile.memory_share,
+            "per_gpu": profile.instances,
+        }
+        for profile in mig_profiles(find_gpu(facts["name"]))
+    }
+    return {**facts, "mig_slices": slices} if slices else facts
 
 
 def _models(_: argparse.Namespace) -> list[Row]:

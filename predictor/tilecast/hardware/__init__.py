@@ -47,6 +47,12 @@ class Gpu:
     """Name of the link between GPUs of one node that this product usually has."""
     aliases: tuple[str, ...] = ()
     """Product strings as drivers, labels and tables write them, normalised by `normalise`."""
+    mig: str = ""
+    """The MIG profile of a slice; empty for a whole GPU. A job runs on one slice: slices do not reach each other."""
+    share: float = 1.0
+    """Of the whole GPU, what a slice takes."""
+    instances: int = 1
+    """How many such slices fit on the whole GPU."""
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s.
@@ -62,6 +68,50 @@ class Gpu:
     def supports(self, precision: str) -> bool:
         return precision in self.peak_flops
 
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A slice that a GPU can be cut into (Multi-Instance GPU)."""
+
+    name: str
+    sms: int
+    memory_bytes: float
+    compute_share: float
+    """Of the GPU's compute slices."""
+    memory_share: float
+    """Of its memory slices, and so of bandwidth and L2."""
+    instances: int
+    """How many fit on one GPU."""
+
+    @property
+    def share(self) -> float:
+        """Of the GPU, what nobody else can use: the larger of both shares."""
+        return max(self.compute_share, self.memory_share)
+
+    def slice(self, gpu: Gpu) -> Gpu:
+        """The slice as a GPU of its own. Clocks are those of the whole; rates follow the multiprocessors and the memory
+        slices."""
+        sms = self.sms / gpu.sm_count
+        return replace(
+            gpu,
+            name=f"{gpu.name}{_MIG}{self.name}",
+            product=f"{gpu.product} MIG {self.name}",
+            sm_count=self.sms,
+            memory_bytes=self.memory_bytes,
+            memory_bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s * self.memory_share,
+            l2_bytes=gpu.l2_bytes * self.memory_share,
+            l2_bandwidth_bytes_per_s=gpu.l2_bandwidth_bytes_per_s * self.memory_share,
+            tdp_w=gpu.tdp_w * self.share,
+            peak_flops={name: rate * sms for name, rate in gpu.peak_flops.items()},
+            aliases=(),
+            mig=self.name,
+            share=self.share,
+            instances=self.instances,
+        )
+
+
+_MIG = "-mig-"
+"""Between the GPU and the profile in a slice's name, as in the product strings of GPU Feature Discovery."""
 
 PROTOCOLS = ("ll", "ll128", "simple")
 """NCCL's ways to move bytes: with a flag in every 8 bytes, in every 128 bytes, or in plain chunks."""
@@ -200,6 +250,33 @@ class GpuFile(_Facts):
             intra_link=self.intra_link,
             aliases=tuple(normalise(alias) for alias in (self.name, self.product, *self.aliases)),
         )
+
+
+class MigProfileFile(_Facts):
+    """One profile of `mig.toml`."""
+
+    name: str = Field(pattern=r"^[1-9]g\.[0-9]+gb$")
+    compute: PositiveInt
+    memory: PositiveInt
+    sms: PositiveInt
+    memory_gib: PositiveFloat
+    instances: PositiveInt
+
+
+class MigGpuFile(_Facts):
+    """The GPUs that can be cut alike."""
+
+    names: tuple[str, ...]
+    compute_slices: PositiveInt
+    memory_slices: PositiveInt
+    source: str
+    profiles: tuple[MigProfileFile, ...]
+
+
+class MigFile(_Facts):
+    """The schema of `mig.toml`."""
+
+    gpu: tuple[MigGpuFile, ...]
 
 
 class ProtocolFile(_Facts):
@@ -362,12 +439,12 @@ def _chained(item: LinkFile) -> SpecError:
 
 
 def gpu_facts(name: str) -> GpuFile:
-    """The shipped file of a GPU, sources among it.
+    """The shipped file of a GPU, sources among it; of a slice that of the whole.
 
     Raises:
         SpecError: no shipped GPU answers to the name.
     """
-    return _read(files("tilecast.hardware").joinpath("gpus", f"{find_gpu(name).name}.toml"), GpuFile)
+    return _read(files("tilecast.hardware").joinpath("gpus", f"{find_gpu(name).name.partition(_MIG)[0]}.toml"), GpuFile)
 
 
 def link_facts(name: str) -> LinkFile:
@@ -394,17 +471,59 @@ def digest() -> str:
     root = files("tilecast.hardware")
     found = [
         root.joinpath("protocols.toml"),
+        root.joinpath("mig.toml"),
         *(item for name in ("gpus", "links", "nodes") for item in _toml_files(name)),
     ]
     return hashlib.sha256(b"".join(item.read_bytes() for item in found)).hexdigest()
 
 
+@cache
+def _mig() -> Mapping[str, tuple[MigProfile, ...]]:
+    table = _read(files("tilecast.hardware").joinpath("mig.toml"), MigFile)
+    return {
+        name: tuple(
+            MigProfile(
+                row.name,
+                row.sms,
+                row.memory_gib * 2**30,
+                row.compute / item.compute_slices,
+                row.memory / item.memory_slices,
+                row.instances,
+            )
+            for row in item.profiles
+        )
+        for item in table.gpu
+        for name in item.names
+    }
+
+
+def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
+    """The slices that a whole GPU can be cut into, smallest first; none where it cannot, or no facts are at hand."""
+    return () if gpu.mig else _mig().get(gpu.name, ())
+
+
+def find_slice(gpu: Gpu, profile: str) -> Gpu:
+    """The slice of that profile, for instance `1g.10gb`.
+
+    Raises:
+        SpecError: the GPU has no such profile.
+    """
+    found = {normalise(item.name): item for item in mig_profiles(gpu)}
+    if normalise(profile) not in found:
+        known = ", ".join(item.name for item in found.values())
+        raise SpecError("mig", f"{gpu.name} has no profile {profile!r}", f"use one of {known}" if known else "drop it")
+    return found[normalise(profile)].slice(gpu)
+
+
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name or product string.
+    """The GPU of that name or product string; of `GPU-MIG-PROFILE` the slice.
 
     Raises:
         SpecError: no shipped GPU answers to it; the message offers the nearest names.
     """
+    whole, cut, profile = name.lower().partition(_MIG)
+    if cut:
+        return find_slice(find_gpu(whole), profile)
     key = normalise(name)
     table = gpus()
     for gpu in table.values():

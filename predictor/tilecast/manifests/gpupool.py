@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, links
+from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
 from tilecast.manifests.calibration import PoolCalibration, PoolError
 from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
 from tilecast.manifests.instances import NodeType, default_network, network, node_types
@@ -132,7 +132,7 @@ class PoolLinks(Door):
 class Price(Door):
     """What one GPU costs. Replaces every price that Tilecast ships."""
 
-    per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU for one hour.")
+    per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU, or of one slice, for one hour.")
     spot: float | None = Field(
         default=None, ge=0, le=1e6, description="Price of one GPU for one hour on nodes that are labelled as spot."
     )
@@ -155,6 +155,13 @@ class GPUPoolSpec(Door):
         default_factory=dict, max_length=16, description="Labels of the pool's nodes; empty means those of nodeType."
     )
     gpu: GpuSource | None = Field(default=None, description="The GPU; absent takes what the nodes or nodeType say.")
+    mig: str | None = Field(
+        default=None,
+        max_length=16,
+        pattern=r"^[1-9]g\.[0-9]+gb$",
+        description="MIG profile of the GPU's slices, which are then the pool's devices, for instance 1g.10gb; absent "
+        "takes what the nodes say.",
+    )
     gpus_per_node: int | None = Field(
         default=None, ge=1, le=128, description="GPUs of one node; absent takes what nodes say."
     )
@@ -373,7 +380,9 @@ def override(
     kind = _node_type(spec)
     spot = spot if spec.spot is None else spec.spot
     gpu = _gpu(spec, kind, found, layers, layer)
-    gpus_per_node = spec.gpus_per_node or (found.gpus_per_node if found else kind.gpus if kind else None)
+    gpus_per_node = spec.gpus_per_node or (
+        found.gpus_per_node if found else kind.gpus * gpu.instances if kind else None
+    )
     if gpus_per_node is None:
         raise SpecError("spec.gpusPerNode", "is missing and no node shows it", "write how many GPUs a node has")
     if spec.gpus_per_node or found is None:
@@ -382,7 +391,7 @@ def override(
     if max_nodes is None:
         raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
     intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers, layer)
-    price, currency = _price(spec, kind, found, spot, layers, layer)
+    price, currency = _price(spec, gpu, kind, found, spot, layers, layer)
     node_type = spec.node_type or (found.node_type if found else "")
     selector = dict(spec.selector) or (dict(found.node_selector) if found else {NODE_TYPE_LABEL: node_type})
     if spec.tolerations is not None:
@@ -410,16 +419,26 @@ def _node_type(spec: GPUPoolSpec) -> NodeType | None:
     return node_types().get(spec.node_type) if spec.node_type else None
 
 
+def _slice(gpu: Gpu, profile: str) -> Gpu:
+    try:
+        return find_slice(gpu, profile)
+    except SpecError as error:
+        raise SpecError("spec.mig", error.problem, error.remedy) from None
+
+
 def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: Facts, word: str) -> Gpu:
+    gpu, source = None, word
     if spec.gpu is not None:
         gpu = spec.gpu.gpu()
-        layers["gpu"] = (gpu.name, word)
+    elif found is not None:
+        gpu, source = found.gpu, layers["gpu"][1]
+    elif kind is not None:
+        gpu, source = find_gpu(kind.gpu), "instance type"
+    if gpu is not None:
+        if spec.mig is not None and not gpu.mig:
+            gpu = _slice(gpu, spec.mig)
+        layers["gpu"] = (gpu.name, source)
         return gpu
-    if found is not None:
-        return found.gpu
-    if kind is not None:
-        layers["gpu"] = (kind.gpu, "instance type")
-        return find_gpu(kind.gpu)
     remedy = "write spec.gpu.name"
     if spec.node_type:
         raise SpecError("spec.nodeType", f"{shown(spec.node_type)} is not a known instance type", remedy)
@@ -468,7 +487,7 @@ def _link(name: str, field: str, *, per_node: bool) -> Link:
 
 
 def _price(
-    spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts, word: str
+    spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts, word: str
 ) -> tuple[float | None, str]:
     if spec.price is not None:
         own = spec.price.spot if spot and spec.price.spot is not None else spec.price.per_gpu_hour
@@ -477,6 +496,7 @@ def _price(
     if found is not None:
         return found.price_per_gpu_hour, found.currency
     if kind is not None and kind.price_per_gpu_hour is not None and not spot:
-        layers["price"] = (f"{kind.price_per_gpu_hour:g} {kind.currency}", "instance type")
-        return kind.price_per_gpu_hour, kind.currency
+        price = kind.price_per_gpu_hour * gpu.share
+        layers["price"] = (f"{price:g} {kind.currency}", "instance type")
+        return price, kind.currency
     return None, "USD"

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 from tilecast.calibration import Calibration
-from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, normalise
+from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link, find_slice, normalise
 from tilecast.manifests import documents, gpupool
 from tilecast.manifests.door import API_VERSION, shown
 from tilecast.manifests.instances import NodeType, default_network, ethernet, node_types
@@ -50,6 +50,8 @@ class Node:
     allocatable: int
     other_devices: tuple[str, ...]
     """Extended resources that are slices of GPUs, or GPUs of other makers."""
+    slices: tuple[tuple[str, int, int], ...] = ()
+    """MIG slices that it offers by profile: (profile, how many, how many that pods may use)."""
     schedulable: bool = True
     """Whether new pods can start on it now: ready and not cordoned. It decides what is free, never a pool."""
 
@@ -190,6 +192,11 @@ def node(document: Mapping[str, Any]) -> Node:
         if (resource.startswith(table.mig_resource_prefix) or resource in table.other_gpu_resources)
         and _count(capacity[resource])
     )
+    slices = {
+        resource.removeprefix(table.mig_resource_prefix): (count, _count(allocatable.get(resource)) or 0)
+        for resource, value in capacity.items()
+        if resource.startswith(table.mig_resource_prefix) and (count := _count(value))
+    }
     conditions = status.get("conditions")
     is_ready = all(
         item.get("status") == "True"
@@ -211,6 +218,7 @@ def node(document: Mapping[str, Any]) -> Node:
         gpus=_count(capacity.get(table.gpu_resource)),
         allocatable=_count(allocatable.get(table.gpu_resource)) or 0,
         other_devices=tuple(sorted(devices)),
+        slices=tuple((profile, *counts) for profile, counts in sorted(slices.items())),
         schedulable=is_ready and not spec.get("unschedulable"),
     )
 
@@ -318,8 +326,10 @@ class _Look:
 
     @property
     def price(self) -> float | None:
-        """List price of one GPU; those of spot nodes change by the hour and are not known here."""
-        return None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
+        """List price of one GPU, or of a slice's share of one; those of spot nodes change by the hour and are not known
+        here."""
+        price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
+        return None if price is None else price * self.gpu.share
 
     @property
     def identity(self) -> str:
@@ -382,13 +392,14 @@ def _look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[
     if not whole and any(kind == table.dra_slice for kind, _ in devices):
         remedy = "disable MIG on the nodes meant for training"
         return _Problem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
+    profile = _profile(item, spec)
     for rule in table.partitioned:
-        if rule.matches(item.labels.get(rule.label)):
+        if rule.matches(item.labels.get(rule.label)) and not (profile and rule.code == "MigPartitioned"):
             return _Problem(rule.code, rule.message, rule.remedy)
-    for resource in item.other_devices:
-        if resource.startswith(table.mig_resource_prefix):
-            remedy = "disable MIG on the nodes meant for training"
-            return _Problem("MigPartitioned", f"the GPUs are cut into MIG slices ({resource})", remedy)
+    if item.slices and not profile:
+        names = ", ".join(f"{table.mig_resource_prefix}{name}" for name, *_ in item.slices)
+        remedy = "select them with a GPUPool that states mig, or disable MIG on the nodes meant for training"
+        return _Problem("MigPartitioned", f"the GPUs are cut into MIG slices ({names})", remedy)
     kind = node_types().get(_node_type(item))
     named = next((layer for layer in table.layer if layer.product in item.labels), None)
     gpu, gpu_layer = _identify(item, spec, kind, whole)
@@ -404,7 +415,15 @@ def _look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[
         if item.gpus:
             return _Problem("UnknownAccelerator", "no label says which GPU they have", _INSTALL)
         return None
-    if item.gpus:
+    if profile and not gpu.mig:
+        try:
+            gpu = find_slice(gpu, profile)
+        except SpecError as error:
+            return _Problem("MigPartitioned", error.problem, error.remedy)
+    cut = {name: count for name, count, _ in item.slices}
+    if gpu.mig in cut:
+        gpus, count_layer = cut[gpu.mig], "capacity"
+    elif item.gpus:
         gpus, count_layer = item.gpus, "capacity"
     elif whole:
         gpus, count_layer = len(whole), RESOURCE_SLICE
@@ -425,6 +444,22 @@ def _look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[
         inter, inter_layer = default_network(gpu, gpus), "default"
     spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
     return _Look(gpu, gpus, inter, kind, spot, gpu_layer, count_layer, inter_layer)
+
+
+def _profile(item: Node, spec: gpupool.GPUPoolSpec | None) -> str | None:
+    """The MIG profile whose slices a node offers; None where its GPUs are whole, or cut into several kinds of which
+    nothing chooses one."""
+    if spec is not None and spec.mig is not None:
+        return spec.mig
+    table = _labels()
+    for layer in table.layer:
+        _, cut, profile = item.labels.get(layer.product, "").partition("-MIG-")
+        if cut:
+            return profile
+    for label in table.mig_profile_labels:
+        if item.labels.get(label):
+            return item.labels[label]
+    return item.slices[0][0] if len(item.slices) == 1 and not item.gpus else None
 
 
 _WRITE_POOL = "write a GPUPool that selects them and states the GPU"
@@ -581,8 +616,10 @@ def _group(
 
 
 def _allocatable(item: Node, look: _Look) -> int:
-    """GPUs that pods may use; a DRA driver's are not among the node's extended resources."""
-    return look.gpus if look.count_layer == RESOURCE_SLICE else item.allocatable
+    """GPUs or slices that pods may use; a DRA driver's are not among the node's extended resources."""
+    if look.count_layer == RESOURCE_SLICE:
+        return look.gpus
+    return next((usable for profile, _, usable in item.slices if profile == look.gpu.mig), item.allocatable)
 
 
 def _levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Level, ...]:
@@ -788,6 +825,7 @@ class _Labels(_Data):
     instance_type: tuple[str, ...]
     gpu_resource: str
     mig_resource_prefix: str
+    mig_profile_labels: tuple[str, ...]
     dra_driver: str
     dra_whole: str
     dra_slice: str

@@ -357,6 +357,10 @@ class JobConstraints(Door):
     allowed_pools: list[str] = Field(
         default_factory=list, max_length=64, description="Names of the pools to consider; empty considers every pool."
     )
+    allow_sharing: bool = Field(
+        default=False,
+        description="Let the job run on part of a GPU: pools of MIG slices are considered too.",
+    )
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -850,6 +854,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
             max_nodes=limits.max_nodes,
             max_tensor=limits.max_tensor_parallel,
             allowed_pools=tuple(limits.allowed_pools),
+            allow_sharing=limits.allow_sharing,
         ),
         baseline=_baseline(spec.baseline) if spec.baseline else None,
         deadline_s=None if spec.deadline_seconds is None else float(spec.deadline_seconds),

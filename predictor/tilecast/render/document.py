@@ -13,6 +13,7 @@ import yaml
 from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
 from tilecast.advise.incumbent import Incumbent
 from tilecast.render.table import table
+from tilecast.sharing import Share, Sharing
 from tilecast.spec import Plan
 
 
@@ -28,6 +29,7 @@ def document(advice: Advice) -> dict[str, Any]:
             "alternatives": [_detailed(offer) for offer in advice.offers[1:]],
             "pareto": [alternative(offer) for offer in advice.pareto],
             "rejected": [rejection(item) for item in advice.rejections],
+            "sharing": sharing(advice.sharing),
             "whyNot": [why_not(item) for item in advice.why_not],
             "ties": advice.ties,
             "tieRatio": figures(advice.tie_ratio),
@@ -155,6 +157,41 @@ def rejection(item: Rejection) -> dict[str, Any]:
     """One rejection, as `status.rejected` has it and with the change that was tried."""
     found = {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
     return _present({**found, "change": change(item.change)})
+
+
+def sharing(found: Sharing | None) -> dict[str, Any] | None:
+    """The parts of a GPU that would do, and which of them is worth while."""
+    if found is None:
+        return None
+    return _present(
+        {
+            "pool": found.pool.name,
+            "wholeStepSeconds": figures(found.whole_s),
+            "best": _share(found.best) if found.best else None,
+            "options": [_share(option) for option in found.options],
+        }
+    )
+
+
+def _share(option: Share) -> dict[str, Any]:
+    return _present(
+        {
+            "kind": option.kind,
+            "profile": option.profile or None,
+            "resource": option.resource,
+            "jobsPerGpu": option.jobs,
+            "gpuShare": figures(option.share),
+            "plan": str(option.plan),
+            "stepSeconds": {
+                "target": figures(option.step_s),
+                "lowerBound": figures(option.lower_s),
+                "upperBound": figures(option.upper_s),
+            },
+            "slowdown": figures(option.slowdown),
+            "memoryBytes": {"used": round(option.memory_bytes), "available": round(option.memory_available_bytes)},
+            "costPer1000Steps": _known(option.cost_per_1000_steps),
+        }
+    )
 
 
 def why_not(item: WhyNot) -> dict[str, Any]:

@@ -1,0 +1,234 @@
+"""Part of a GPU for a job that cannot fill one: a MIG slice, or a GPU shared with others.
+
+A slice is a GPU of its own (`tilecast.hardware.MigProfile`), priced like any other. Two ways share a whole GPU between
+jobs of which each keeps its memory to itself:
+
+* Time-slicing lets one process compute at a time. k jobs that each keep the GPU busy for a share b of their steps slow
+  each other down by max(1, k b).
+* The Multi-Process Service (MPS) lets them compute at once. With a k-th of the multiprocessors each
+  (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE), and so about a k-th of the bandwidth and the L2, each runs as on a GPU of that
+  size.
+
+The slow-down is against the same job on the whole GPU. What a job pays is its slow-down times its share of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from tilecast import hardware, memory, search, uncertainty
+from tilecast.hardware import Gpu, Pool
+from tilecast.search import Limits, Priced
+from tilecast.spec import Objective, Plan, Workload
+
+Kind = Literal["mig", "mps", "timeSlicing"]
+
+WIDTHS: dict[Kind, float] = {"mig": 0.1, "mps": 0.3, "timeSlicing": 0.3}
+"""What the 90 % range widens by, as a logarithm, in quadrature. No measured step on a slice was at hand, and memory is
+not divided exactly (7 of 8 slices on an A100 feed 98 of 108 multiprocessors). Neighbours under MPS gain or lose up to
+30 % (Villarrubia et al., arXiv 2604.22430); time-slicing's switches are not modelled and are given the same."""
+MOST_SLOWDOWN = 1.25
+"""A job that is slowed down more than this fills so much of a GPU that sharing is no advice where time counts."""
+LEAST_GAIN = 0.8
+"""Where cost counts a job may be slowed down further, if a step costs no more than this share of what it did."""
+MOST_JOBS = 8
+"""Jobs of one kind that are put on one GPU without MIG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A job on part of a GPU. Seconds, bytes; `slowdown` is against the whole GPU."""
+
+    kind: Kind
+    profile: str
+    """The MIG profile; empty without one."""
+    jobs: int
+    """How many such jobs one GPU runs at once."""
+    share: float
+    """Of the GPU, what a job takes from others."""
+    plan: Plan
+    step_s: float
+    lower_s: float
+    upper_s: float
+    slowdown: float
+    memory_bytes: float
+    memory_available_bytes: float
+    """Of the slice; of a shared GPU all of it, which the jobs' memory adds up to fill."""
+    cost_per_1000_steps: float | None
+
+    @property
+    def resource(self) -> str:
+        """What a pod asks for."""
+        return f"nvidia.com/mig-{self.profile}" if self.kind == "mig" else "nvidia.com/gpu"
+
+    @property
+    def relative_cost(self) -> float:
+        """Cost of a step against the whole GPU."""
+        return self.slowdown * self.share
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What part of a pool's GPU a job needs: every way that fits, and the best of them if it is worth while."""
+
+    pool: Pool
+    whole_s: float
+    """The step on a whole GPU."""
+    options: tuple[Share, ...]
+    best: Share | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A job among those that share a GPU by time-slicing: what it keeps, and for what share of its step it computes."""
+
+    memory_bytes: float
+    busy: float
+
+
+def together(members: Sequence[Member], gpu: Gpu) -> float | None:
+    """By how much jobs slow each other down that take turns on a GPU: their memory adds up, and so do the shares of
+    time in which they compute. None if they do not fit."""
+    if sum(member.memory_bytes for member in members) > memory.usable_bytes(gpu):
+        return None
+    return max(1.0, sum(member.busy for member in members))
+
+
+def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> Sharing | None:
+    """What part of one GPU of the pool the job needs; None if it does not fit one, or the pool's are slices already.
+
+    Raises:
+        SpecError: the pool's GPU cannot run the workload's precision.
+    """
+    whole = None if pool.gpu.mig else _alone(workload, pool, pool.gpu)
+    if whole is None:
+        return None
+    options = [
+        *_slices(workload, pool, whole),
+        *_best_of(_partitions(workload, pool, whole), objective),
+        *_best_of(_turns(workload, pool, whole), objective),
+    ]
+    worth = [option for option in options if _is_worth(option, objective)]
+    # What is isolated comes first: neighbours on a shared GPU take each other's bandwidth, and its faults.
+    isolated = [option for option in worth if option.kind == "mig"]
+    return Sharing(
+        pool=pool,
+        whole_s=whole.step_s,
+        options=tuple(options),
+        best=min(isolated or worth, key=lambda option: option.relative_cost, default=None),
+    )
+
+
+def _is_worth(option: Share, objective: Objective) -> bool:
+    if objective in ("cost", "cheapestBeforeDeadline", "fewestGpus"):
+        return option.relative_cost <= LEAST_GAIN
+    return option.slowdown <= MOST_SLOWDOWN
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The best plan of the job on one device."""
+
+    workload: Workload
+    priced: Priced
+    row: int
+
+    @property
+    def step_s(self) -> float:
+        return float(self.priced.step_s[self.row])
+
+    @property
+    def busy(self) -> float:
+        """The share of the step in which the GPU computes."""
+        parts = self.priced.times.parts(self.row)
+        return (parts["compute"] + parts["optimizer"]) / self.step_s
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(self.priced.memory_bytes[self.row])
+
+    def share(
+        self, kind: Kind, pool: Pool, whole: _Run, jobs: int, share: float, profile: str = "", slower: float = 1.0
+    ) -> Share:
+        """The run as part of a GPU; `slower` is what neighbours add. No part is faster than the whole."""
+        step_s = max(self.step_s, whole.step_s) * slower
+        upper = uncertainty.interval(self.workload, self.priced, self.row)[1] / self.step_s
+        factor = float(np.exp(np.hypot(np.log(upper), WIDTHS[kind])))
+        price = pool.price_per_gpu_hour
+        return Share(
+            kind=kind,
+            profile=profile,
+            jobs=jobs,
+            share=share,
+            plan=self.priced.plans.row(self.row),
+            step_s=step_s,
+            lower_s=step_s / factor,
+            upper_s=step_s * factor,
+            slowdown=step_s / whole.step_s,
+            memory_bytes=self.memory_bytes,
+            memory_available_bytes=self.priced.usable_bytes,
+            cost_per_1000_steps=None if price is None else price * share * step_s / 3.6,
+        )
+
+
+def _alone(workload: Workload, pool: Pool, gpu: Gpu, most_bytes: float = np.inf) -> _Run | None:
+    """The fastest plan on one device that fits, and keeps no more than so many bytes."""
+    plans = search.enumerate_plans(workload, replace(pool, gpu=gpu), Limits(gpus=1))
+    if not len(plans):
+        return None
+    priced = search.price(workload, plans, replace(pool, gpu=gpu))
+    step_s = np.where(priced.fits & (priced.memory_bytes <= most_bytes), priced.step_s, np.inf)
+    row = int(step_s.argmin())
+    return _Run(workload, priced, row) if np.isfinite(step_s[row]) else None
+
+
+def _slices(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+    for profile in hardware.mig_profiles(pool.gpu):
+        run = _alone(workload, pool, profile.slice(pool.gpu)) if profile.share < 1 else None
+        if run is not None:
+            yield run.share("mig", pool, whole, profile.instances, profile.share, profile.name)
+
+
+def _partitions(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+    """By MPS: k jobs, each with a k-th of the GPU's multiprocessors."""
+    usable = memory.usable_bytes(pool.gpu)
+    for jobs in range(2, MOST_JOBS + 1):
+        run = _alone(workload, pool, _part(pool.gpu, jobs), usable / jobs)
+        if run is None:
+            return
+        yield run.share("mps", pool, whole, jobs, 1 / jobs)
+
+
+def _part(gpu: Gpu, jobs: int) -> Gpu:
+    """What each of so many jobs has of a GPU under MPS: all of the memory, a part of the rest."""
+    sms = gpu.sm_count // jobs
+    return replace(
+        gpu,
+        sm_count=sms,
+        memory_bandwidth_bytes_per_s=gpu.memory_bandwidth_bytes_per_s / jobs,
+        l2_bytes=gpu.l2_bytes / jobs,
+        l2_bandwidth_bytes_per_s=gpu.l2_bandwidth_bytes_per_s / jobs,
+        peak_flops={name: rate * sms / gpu.sm_count for name, rate in gpu.peak_flops.items()},
+    )
+
+
+def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
+    """By time-slicing: k jobs, each with its plan of the whole GPU."""
+    usable = memory.usable_bytes(pool.gpu)
+    for jobs in range(2, MOST_JOBS + 1):
+        run = _alone(workload, pool, pool.gpu, usable / jobs)
+        slower = together([Member(run.memory_bytes, run.busy)] * jobs, pool.gpu) if run else None
+        if run is None or slower is None:
+            return
+        yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
+
+
+def _best_of(found: Iterator[Share], objective: Objective) -> list[Share]:
+    """The number of jobs that is worth while and costs least; else the smallest number."""
+    every = list(found)
+    worth = [option for option in every if _is_worth(option, objective)]
+    return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]
