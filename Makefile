@@ -36,6 +36,7 @@ types: $(SETUP)
 
 crds: $(SETUP)
 	$(BIN)/python -m tilecast.manifests.crds --output-dir crds
+	$(BIN)/python -m tilecast.manifests.advice --output schemas/advice.schema.json
 
 dashboards: $(SETUP)
 	$(BIN)/python tools/dashboards.py

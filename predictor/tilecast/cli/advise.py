@@ -10,24 +10,21 @@ from dataclasses import replace
 from tilecast import perlayer, search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
+from tilecast.diagnose import diagnose
 from tilecast.explain import explain
 from tilecast.hardware import Pool
 from tilecast.manifests.candidates import settled
+from tilecast.render import diagnose as diagnosed
 from tilecast.render import explain as explained
 from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
 from tilecast.render.launch import LAUNCHERS, Setting, launch
+from tilecast.render.wide import LEGEND, wide
 from tilecast.spec import SpecError, Stated
-
-EPILOG = """\
-A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
-the data ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank; mb2 samples
-per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your baseline, x a
-pool that cannot run the job."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EPILOG
+    parser.epilog = LEGEND
     inputs.job_arguments(parser)
     inputs.pool_arguments(parser)
     parser.add_argument(
@@ -41,6 +38,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="price this plan alone: tp=2,dp=8, or one as tables print it; keys dp (or fsdp), tp, pp, cp, ep, vp, mb, "
         "zero, ac, sp, of which degrees left out are 1, dp takes the GPUs that remain, and the rest is chosen",
     )
+    parser.add_argument(
+        "--measured",
+        type=float,
+        metavar="SECONDS",
+        help="a step as measured: of --baseline, or else of --plan; names the "
+        "line of the forecast that is most probably off",
+    )
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(
         "--launch", choices=tuple(LAUNCHERS), help="what to type to run the best plan that the framework executes"
@@ -51,8 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=(*FORMATS, *_MORE), default="table")
 
 
-_MORE = ("html",)
-"""Formats that say more than the advice alone."""
+_MORE = ("wide", "html")
+"""Formats beside those that the operator shares."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -129,10 +133,15 @@ def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) ->
         return _page(advice, pools)
     best = advice.best
     if best is None:
-        return FORMATS[options.output](advice)
+        return wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
     if options.launch:
         return launch(options.launch, _setting(advice.request, best))
     told, keys = [], {}
+    if options.measured is not None:
+        ran = _that_ran(options, advice)
+        held = diagnose(ran.workload, ran.plan, ran.pool, options.measured)
+        told.append(diagnosed.screen(held))
+        keys["measured"] = diagnosed.document(held)
     if options.explain:
         found = explain(best.workload, best.plan, best.pool, best.step_s)
         told.append(explained.screen(best, found))
@@ -145,7 +154,21 @@ def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) ->
         keys["perLayer"] = layers.document(varied, cut)
     if keys and options.output in ("json", "yaml"):
         return dump(options.output, {**document(advice), **keys})
-    return "\n".join([FORMATS[options.output](advice), *told])
+    screen = wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
+    return "\n".join([screen, *told])
+
+
+def _that_ran(options: argparse.Namespace, advice: Advice) -> Offer:
+    """The offer that `--measured` is about."""
+    if not 0 < options.measured < 1e9:
+        raise SpecError("--measured", f"{options.measured:g} is no step time", "give seconds, more than 0")
+    if options.baseline:
+        if advice.baseline is None:
+            raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")
+        return advice.baseline
+    if options.plan is None or len(advice.offers) != 1:
+        raise SpecError("--measured", "which run took so long is open", "give --baseline POOL:N, or --plan on one pool")
+    return advice.offers[0]
 
 
 def _setting(request: Request, offer: Offer) -> Setting:

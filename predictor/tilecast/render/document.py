@@ -16,11 +16,15 @@ from tilecast.render.table import table
 from tilecast.sharing import Share, Sharing
 from tilecast.spec import Plan
 
+SCHEMA_VERSION = "1"
+"""Of `schemas/advice.schema.json`; another one once a key changes its meaning or goes."""
+
 
 def document(advice: Advice) -> dict[str, Any]:
     """The whole advice, keys in a fixed order, absent values left out."""
     return _present(
         {
+            "schemaVersion": SCHEMA_VERSION,
             "job": advice.request.name,
             "objective": advice.request.objective,
             "recommendation": _detailed(advice.best),

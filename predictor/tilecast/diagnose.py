@@ -1,0 +1,100 @@
+"""Which line of a forecast is most probably off, once the step was measured.
+
+Every line has an error of its own, log-normal, of the half-widths that `uncertainty` adds up. If one line alone were
+wrong it would have to take what the measurement leaves for it; the line for which that is fewest of its standard
+errors away is the most probable one (the likeliest of single causes under these priors). What a job's description
+leaves out is a cause of its own, which scales the whole step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from tilecast import search, uncertainty
+from tilecast.hardware import Pool
+from tilecast.spec import Plan, Plans, Workload
+from tilecast.step import widths
+
+_HALF_WIDTH = NormalDist().inv_cdf(0.95)
+"""Standard errors in the half-width of a 90 % range."""
+PLAUSIBLE = _HALF_WIDTH
+"""Standard errors up to which a cause explains a measurement: the ends of its 90 % range."""
+UNSTATED = "unstated"
+"""The cause that is no line: data loading, clocks, memory formats, another job on the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """One line, if it alone were off."""
+
+    line: str
+    """A part of the breakdown, or `UNSTATED`."""
+    forecast_s: float
+    needed_s: float
+    """What it would have to take; not above zero where no time of it can explain the measurement."""
+    standard_errors: float
+    """How far that is from the forecast; infinite where it cannot be."""
+
+    @property
+    def is_plausible(self) -> bool:
+        return self.standard_errors <= PLAUSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A measured step beside its forecast."""
+
+    measured_s: float
+    forecast_s: float
+    lower_s: float
+    upper_s: float
+    suspects: tuple[Suspect, ...]
+    """Lines with an error of their own, the most probable first."""
+    unstated: Suspect
+
+    @property
+    def ratio(self) -> float:
+        """Measured over forecast."""
+        return self.measured_s / self.forecast_s
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies in the 90 % range."""
+        return self.lower_s <= self.measured_s <= self.upper_s
+
+
+def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
+    """A measured step of a plan on a pool, held against its forecast."""
+    priced = search.price(workload, Plans.of(plan), pool)
+    known, total = widths(), float(priced.step_s[0])
+    parts = priced.times.parts(0)
+    own = {
+        "compute": known.kernels * float(priced.times.spread[0]),
+        "communication": known.communication,
+        "launch": known.host,
+    }
+    suspects = [
+        _suspect(line, parts[line], parts[line] + measured_s - total, width)
+        for line, width in own.items()
+        if parts[line]
+    ]
+    unstated = known.unstated.get(workload.model.family, known.unstated["other"])
+    lower, upper = uncertainty.interval(workload, priced, 0)
+    return Diagnosis(
+        measured_s=measured_s,
+        forecast_s=total,
+        lower_s=lower,
+        upper_s=upper,
+        suspects=tuple(sorted(suspects, key=lambda one: (one.standard_errors, one.line))),
+        unstated=_suspect(UNSTATED, total, measured_s, unstated),
+    )
+
+
+def _suspect(line: str, forecast_s: float, needed_s: float, half_width: float) -> Suspect:
+    apart = math.inf
+    if needed_s > 0:
+        logarithm = abs(math.log(needed_s / forecast_s))
+        apart = logarithm * _HALF_WIDTH / half_width if half_width else math.inf if logarithm else 0.0
+    return Suspect(line, forecast_s, needed_s, apart)

@@ -1,0 +1,61 @@
+"""A measured step beside its forecast, as text and as plain data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilecast.diagnose import Diagnosis, Suspect
+from tilecast.render.columns import columns
+from tilecast.render.document import figures
+from tilecast.render.units import duration, interval
+
+_NAMES = {"communication": "exposed communication", "unstated": "what the job leaves out"}
+
+
+def screen(found: Diagnosis) -> str:
+    """What is most probably off, ending in a newline."""
+    inside = "inside" if found.is_inside else "outside"
+    span = interval(found.lower_s, found.upper_s)
+    change = f"{abs(found.ratio - 1):.1%} {'longer' if found.ratio > 1 else 'shorter'}"
+    head = f"Measured {duration(found.measured_s)}, {change} than the forecast of {duration(found.forecast_s)}; "
+    rows = [_row(one) for one in (*found.suspects, found.unstated)]
+    titles = ("IF ONLY THIS WERE OFF", "FORECAST", "WOULD BE", "STANDARD ERRORS")
+    return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict(found), "",
+                      *columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
+
+
+def _row(one: Suspect) -> tuple[str, ...]:
+    needed = duration(one.needed_s) if one.needed_s > 0 else "less than none"
+    apart = f"{one.standard_errors:.1f}" if math.isfinite(one.standard_errors) else ""
+    return (_NAMES.get(one.line, one.line), duration(one.forecast_s), needed, apart)
+
+
+def _verdict(found: Diagnosis) -> str:
+    first = found.suspects[0]
+    name = _NAMES.get(first.line, first.line)
+    told = f"Most probably off: {name}"
+    if first.is_plausible:
+        return f"{told}, {first.standard_errors:.1f} of its own standard errors."
+    if found.unstated.is_plausible:
+        return (
+            f"{told}, but no line's own error reaches that far: more likely it is what the job leaves out "
+            "(data loading, clocks, another plan or batch, a busy node)."
+        )
+    return f"{told}, but nothing explains so much: check that the job, the plan and the pool are those that ran."
+
+
+def document(found: Diagnosis) -> dict[str, Any]:
+    """The same as plain data; the line that is most probably off comes first."""
+    return {
+        "measuredSeconds": figures(found.measured_s),
+        "ratio": figures(found.ratio),
+        "insideRange": found.is_inside,
+        "suspects": [_document(one) for one in (*found.suspects, found.unstated)],
+    }
+
+
+def _document(one: Suspect) -> dict[str, Any]:
+    known = {"line": one.line, "forecastSeconds": figures(one.forecast_s), "neededSeconds": figures(one.needed_s)}
+    apart = {"standardErrors": figures(one.standard_errors)} if math.isfinite(one.standard_errors) else {}
+    return {**known, **apart, "plausible": one.is_plausible}

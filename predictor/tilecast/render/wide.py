@@ -1,0 +1,56 @@
+"""The table with everything that one line of an offer can hold, the plans next to the best, and how to read them."""
+
+from __future__ import annotations
+
+from tilecast.advise import Advice, Offer
+from tilecast.render.columns import columns
+from tilecast.render.table import table
+from tilecast.render.units import count, duration, money, size
+from tilecast.step import PARTS
+
+LEGEND = """\
+A plan reads dp16 data, tp2 tensor, pp2 pipeline, cp2 context, ep8 expert parallel; zero1, zero2 or fsdp (ZeRO 3) over
+the data ranks; sp norms split by sequence over the tensor ranks; vp2 virtual stages of each pipeline rank; mb2 samples
+per micro-batch; ac-full or ac-sel recomputed activations. In the table > is the recommendation, = your baseline, x a
+pool that cannot run the job."""
+"""How a plan and the table read."""
+
+_PARTS = tuple(part.upper() for part in PARTS)
+_TITLES = ("POOL", "PLAN", "BATCH", "PRECISION", "/S", *_PARTS, "NODE TYPE", "FREE NOW", "SELECTOR")
+
+
+def wide(advice: Advice) -> str:
+    """The screen of `table`, then the parts of every offer, why the others are not it, the Pareto set, the legend."""
+    offers = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
+    sections = [table(advice).rstrip()]
+    if offers:
+        sections.append("\n".join(columns(_TITLES, [_parts(offer) for offer in offers], ("BATCH", "/S", *_PARTS))))
+    if advice.best is not None:
+        memory = [(name, size(value)) for name, value in advice.best.memory.items() if value]
+        sections.append("Memory of the recommendation: " + ", ".join(f"{name} {told}" for name, told in memory))
+    if advice.why_not:
+        rows = [
+            (item.subject, item.pool, str(item.plan), item.message, item.change.text if item.change else "")
+            for item in advice.why_not
+        ]
+        titles = ("INSTEAD OF", "POOL", "PLAN", "WHY NOT", "WHAT WOULD CHANGE THAT")
+        sections.append("\n".join(columns(titles, rows)))
+    if advice.pareto:
+        titles = ("PARETO", "GPUS", "PLAN", "STEP", "COST/1K")
+        sections.append("\n".join(columns(titles, [_pareto(offer) for offer in advice.pareto], titles[1:2])))
+    return "\n\n".join([*sections, LEGEND]) + "\n"
+
+
+def _parts(offer: Offer) -> tuple[str, ...]:
+    times = [duration(offer.breakdown[part]) if offer.breakdown[part] else "" for part in PARTS]
+    free = {True: "yes", False: "no", None: ""}[offer.fits_now]
+    selector = ",".join(f"{key}={value}" for key, value in offer.pool.node_selector.items())
+    job = offer.workload
+    head = (offer.pool.name, str(offer.plan), f"{job.global_batch}", job.precision, count(offer.tokens_per_s))
+    return (*head, *times, offer.pool.node_type, free, selector)
+
+
+def _pareto(offer: Offer) -> tuple[str, ...]:
+    cost = offer.cost_per_1000_steps
+    priced = money(cost, offer.pool.currency) if cost is not None else ""
+    return (offer.pool.name, f"{offer.gpus}", str(offer.plan), duration(offer.step_s), priced)

@@ -1,0 +1,69 @@
+"""The advice as JSON: what its schema says is what is printed, and all that is printed is in the schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tilecast.cli import main
+from tilecast.manifests import advice
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())
+JOB = str(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
+MIXED = str(ROOT / "examples" / "clusters" / "mixed.yaml")
+
+
+def valid(document: Any) -> None:
+    jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
+
+
+def test_the_committed_schema_is_what_the_models_say() -> None:
+    """`make crds` writes it anew."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert (ROOT / "schemas" / "advice.schema.json").read_text() == advice.text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "advice").glob("*.json")), ids=lambda path: path.stem)
+def test_every_reviewed_advice_is_valid(path: Path) -> None:
+    valid(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [JOB, "--nodes", MIXED, "--baseline", "a100-80:8", "--measured", "130", "--explain", "--max-gpus", "16"],
+        ["gpt2", "--seq", "512", "--batch", "64", "--gpus", "t4:4", "--precision", "fp16", "--per-layer"],
+        ["llama-3.1-405b", "--seq", "8192", "--batch", "64", "--gpus", "t4:8,a100-80:8"],
+        ["mixtral-8x7b", "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:16", "--plan", "tp=2,ep=4", "--explain"],
+    ],
+    ids=["everything", "per-layer", "nothing", "plan"],
+)
+def test_what_is_printed_is_valid(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *arguments, "-o", "json"]) in (0, 3)
+    document = json.loads(capsys.readouterr().out)
+    valid(document)
+    assert document["schemaVersion"] == "1"
+
+
+def test_the_schema_refuses_what_is_not_in_it() -> None:
+    document = json.loads((ROOT / "tests" / "advice" / "llama-7b-pretrain.json").read_text())
+    for broken in (
+        {**document, "surprise": 1},
+        {**document, "schemaVersion": "2"},
+        {key: value for key, value in document.items() if key != "inputsHash"},
+        {**document, "recommendation": {**document["recommendation"], "gpus": "many"}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            valid(broken)
+
+
+def test_every_field_is_described() -> None:
+    for name, definition in {"AdviceDocument": SCHEMA, **SCHEMA["$defs"]}.items():
+        for field, told in definition.get("properties", {}).items():
+            said = told.get("description") or SCHEMA["$defs"][told["$ref"].rpartition("/")[2]]["description"]
+            assert said, f"{name}.{field}"
