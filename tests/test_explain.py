@@ -98,6 +98,16 @@ def test_a_pipeline_is_an_exchange_and_gradients_have_bytes() -> None:
     assert found.gradient_bytes > 0
 
 
+def test_an_explanation_does_not_depend_on_what_was_priced_before() -> None:
+    plan = Plan(data=2, tensor=5, micro_batch=4, gradient_accumulation=8)
+    alone, priced = explained(GPT, plan)
+    search.find(GPT, POOL)
+    again = explain(GPT, plan, POOL, float(priced.step_s[0]))
+    assert again == alone
+    (qkv,) = (one for one in again.operators if one.name == "attention.qkv" and one.phase == "forward")
+    assert (qkv.dims["m"], qkv.dims["n"], qkv.dims["k"]) == (4 * 1024, 3 * 1600 / 5, 1600)
+
+
 def test_explain_on_the_screen_and_as_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     job = ["advise", "mixtral-8x7b", "--seq", "4096", "--batch", "256", "--gpus", "a100-80:32", "--explain"]
     assert main(job) == 0

@@ -115,7 +115,8 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     table, rows = sharded.graph.kernels()
     times = kernels.seconds(table, pool.gpu)
     once = zip(_in_order(sharded.graph), rows, strict=True)
-    flops = sum(block.repeat * op.count * table.flops()[index[0]] for (block, op), index in once)
+    shard = int(sharded.index[0])
+    flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
     held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
     wire = held * step.gradient_bytes(workload, plans) if workload.training and plan.data * plan.context > 1 else [0.0]
@@ -149,13 +150,13 @@ def _operators(
     times: kernels.KernelTimes,
     rows: Sequence[npt.NDArray[np.intp]],
 ) -> tuple[Operator, ...]:
-    graph = sharded.graph
+    graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     for (block, op), index in zip(_in_order(graph), rows, strict=True):
         passes = block.repeat * _passes(workload, plan, graph, block, op)
-        key = (op.name, op.phase, int(index[0]))
+        key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
-        spent_s = passes * float(step.operator_seconds(workload, op, times, index)[0])
+        spent_s = passes * float(step.operator_seconds(workload, op, times, index)[shard])
         runs[key] = (count + passes * op.count, seconds + spent_s)
     table, tiling = times.table, times.tiling()
     flops, moved = table.flops(), table.bytes()
@@ -200,12 +201,12 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
                 continue
             passes = 1 + (again and workload.training and transfer.phase == "forward")
             runs = transfer.count * block.repeat * passes
-            size = float(np.broadcast_to(transfer.size_bytes, (1,))[0])
+            size = float(sharded.gather(transfer.size_bytes)[0])
             ranks = int(getattr(plan, transfer.group))
             found.append(Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s))
     if plan.pipeline > 1:
         boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0])
-        size = float(np.broadcast_to(graph.boundary_bytes, (1,))[0])
+        size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         found.append(Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s))
     return tuple(sorted(found, key=lambda one: -one.seconds))
