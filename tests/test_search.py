@@ -109,6 +109,12 @@ def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
     assert told >= 1000
 
 
+def test_a_batch_that_no_gpu_holds_at_once_is_no_error() -> None:
+    found = search.find(Workload(models.preset("llama-3.1-8b"), 8192, 1 << 24), pool(nodes=1))
+    assert found.fits.any()
+    assert (found.plans.micro_batch.astype(float) * 8192).max() <= search.MAX_MICRO_TOKENS
+
+
 def test_too_many_plans_leave_out_node_counts_and_say_so() -> None:
     workload, where = Workload(models.preset("gpt2"), 1024, 1024), pool(nodes=32)
     whole = search.find(workload, where)

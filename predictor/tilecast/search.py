@@ -199,8 +199,11 @@ def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workl
 
 MAX_VIRTUAL = 4
 """More virtual stages than this send more than they save."""
+MAX_MICRO_TOKENS = 1 << 22
+"""No GPU holds what a micro-batch of more tokens keeps."""
 MIN_CONTEXT_TOKENS = 1024
-"""Context ranks with fewer tokens than this send more than they save."""
+"""Context ranks with fewer tokens than this send more than they save: down to 128 allowed, no best plan of six models
+from 2,048 to 8,192 tokens on H100 and L4 had fewer."""
 
 
 def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
@@ -271,7 +274,8 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     widest = most if limits.tensor_across_nodes else min(most, pool.gpus_per_node)
     tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t)]
     pipelines = [p for p in range(1, most + 1) if p == 1 or stages_are_full(workload, p)]
-    contexts = [c for c in range(1, most + 1) if c == 1 or _splits_sequence(workload, c)]
+    contexts = [c for c in divisors(workload.sequence_length) if c <= most]
+    contexts = [c for c in contexts if c == 1 or _splits_sequence(workload, c)]
     datas = [d for d in divisors(workload.global_batch) if d <= most]
     grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
     tensor, context, pipeline, data = (column.ravel() for column in grid)
@@ -330,14 +334,15 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     """Each split with every micro-batch (a power of two, or the whole share of a rank) and expert-parallel degree."""
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
-    micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), splits["data"].dtype)
+    micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), np.int64)
     keep = share % micro == 0
     if workload.micro_batch is None:
         keep &= (micro & (micro - 1) == 0) | (share == micro)
         keep &= (share // micro >= splits["pipeline"][:, None]) | (micro == 1)
+        keep &= (micro * workload.sequence_length <= MAX_MICRO_TOKENS) | (micro == 1)
     rows, chosen = np.nonzero(keep)
     found = {name: column[rows] for name, column in splits.items()}
-    found["micro_batch"] = micro[chosen]
+    found["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
     found["gradient_accumulation"] = share[rows, 0] // micro[chosen]
     experts = int(workload.model.extra.get("experts", 1))
     degrees = np.array(divisors(experts) if experts > 1 else [1], splits["data"].dtype)
