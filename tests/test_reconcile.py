@@ -243,15 +243,18 @@ async def test_a_users_pool_over_the_same_nodes_ends_the_discovered_one() -> Non
 
 async def test_nothing_is_written_down_from_half_a_list() -> None:
     store = Store()
+    store.counts["/api/v1/nodes"] = {"metadata": {"continue": "x", "remainingItemCount": 6}, "items": [{}]}
+    store.put(f"{JOBS}/a", job())
     async with operator(store, nodes=[node("n1")], discovery=True) as corridor:
         corridor._is_listed = False
         for index in range(2, 8):
-            corridor.see_node(node(f"n{index}"))
             await asyncio.sleep(0.03)
-            assert pools_of(store) == {} and corridor.unready() is not None
+            assert store.writes == [] and corridor.unready() is not None
+            corridor.see_node(node(f"n{index}"))
         await settled(corridor)
+        assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
-    assert store.writes[0] == ("apply", f"{POOLS}/h100-sxm")
+    assert ("apply", f"{POOLS}/h100-sxm") in store.writes
 
 
 async def test_unknown_accelerators_are_an_event_said_once() -> None:
@@ -534,6 +537,15 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
     assert len(store.events) == 2, "one for the first advice, one for the change"
 
 
+def test_a_wrong_setting_is_one_line_on_standard_error() -> None:
+    environment = {**os.environ, "TILECAST_WRITERS": "none"}
+    command = [sys.executable, "-m", "kopf", "run", "--standalone", "-m", "tilecast_operator.handlers"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: TILECAST_WRITERS: 'none' is not a whole number")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> tuple[web.AppRunner, Api]:
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
@@ -639,7 +651,8 @@ async def test_deletion_names_what_was_seen() -> None:
 WATCHED = """
 import kopf, tilecast_operator.handlers
 registry = kopf.get_default_registry()
-every = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
+every = registry._watching.get_all_handlers()
+assert not registry._indexing.get_all_handlers(), "kopf wakes every object for each one that is indexed"
 print(*sorted({handler.selector.any_name for handler in every}))
 assert not registry._spawning.get_all_handlers() and not registry._changing.get_all_handlers()
 """

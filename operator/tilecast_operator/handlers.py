@@ -1,8 +1,8 @@
 """What kopf calls, and the only place that imports it. Every handler stores what it was given and returns.
 
-Only `index` and `event` handlers watch objects: they put no finalizer and no annotation on anything, so that no job
-waits for this process to be deleted, and whatever they miss is seen again. What makes pools is indexed: kopf has then
-shown all of it before it calls an event handler. What is optional is watched only where the settings say so.
+Only `event` handlers watch objects: they put no finalizer and no annotation on anything, so that no job waits for this
+process to be deleted, and whatever they miss is seen again. Nothing is indexed: kopf wakes every object for each one
+that is indexed, which takes minutes for thousands of nodes. What is optional is watched only where the settings say so.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import kopf
 from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
+from tilecast.spec import SpecError
 from tilecast_operator import server, settings, watches
 from tilecast_operator.api import Api, Connection
 from tilecast_operator.pods import PodFeed
@@ -38,7 +39,10 @@ be seen again. A level takes up to four calls here."""
 THREADS = 2
 """For handlers that are no coroutines; there are none."""
 
-OWN = settings.from_environment(os.environ)
+try:
+    OWN = settings.from_environment(os.environ)
+except SpecError as error:
+    raise SystemExit(f"error: {error}") from None
 
 
 @kopf.on.startup()
@@ -74,32 +78,20 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
     return found
 
 
-@kopf.index("", "v1", "nodes")
-async def node(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
-    """A node is there. kopf calls index handlers for all objects before any other handler."""
-    memo.corridor.see_node(body)
-
-
 @kopf.on.event("", "v1", "nodes")
-async def node_event(type: str | None, memo: kopf.Memo, name: str, **_: Any) -> None:  # noqa: A002
-    """A node is gone."""
-    memo.corridor.listed()
+async def node_event(type: str | None, memo: kopf.Memo, body: kopf.Body, name: str, **_: Any) -> None:  # noqa: A002
+    """A node is there, or gone."""
     if type == "DELETED":
         memo.corridor.lose_node(name)
-
-
-@kopf.index(GROUP, VERSION, "gpupools")
-async def pool(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
-    """A GPUPool is there."""
-    memo.corridor.see(body)
+    else:
+        memo.corridor.see_node(body)
 
 
 @kopf.on.event(GROUP, VERSION, "gpupools")
 async def pool_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """A GPUPool is gone."""
-    memo.corridor.listed()
-    if type == "DELETED":
-        memo.corridor.lose(body)
+    """A GPUPool is there, or gone."""
+    act = memo.corridor.lose if type == "DELETED" else memo.corridor.see
+    act(body)
 
 
 @kopf.on.event(GROUP, VERSION, "trainingjobs")
@@ -115,16 +107,12 @@ watching.continuous_watch = watches.enduring(_watch, watching.Bookmark.LISTED, _
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
-async def slice_seen(memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:
-    """A ResourceSlice is there."""
-    memo.corridor.see_slice(body)
-
-
-async def slice_event(type: str | None, memo: kopf.Memo, name: str, **_: Any) -> None:  # noqa: A002
-    """A ResourceSlice is gone."""
-    memo.corridor.listed()
+async def slice_event(type: str | None, memo: kopf.Memo, body: kopf.Body, name: str, **_: Any) -> None:  # noqa: A002
+    """A ResourceSlice is there, or gone."""
     if type == "DELETED":
         memo.corridor.lose_slice(name)
+    else:
+        memo.corridor.see_slice(body)
 
 
 async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
@@ -134,7 +122,6 @@ async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: A
 
 
 if OWN.read_resource_slices:
-    kopf.index("resource.k8s.io", "resourceslices")(slice_seen)
     kopf.on.event("resource.k8s.io", "resourceslices")(slice_event)
 if OWN.read_kueue:
     kopf.on.event("kueue.x-k8s.io", "clusterqueues")(quota_event)

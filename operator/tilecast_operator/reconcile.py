@@ -145,7 +145,8 @@ class Corridor:
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         self._nodes: dict[str, nodes.Node] = {}
-        self._slices: dict[str, nodes.Slice] = {}
+        self._slices: dict[str, nodes.Slice | None] = {}
+        """By name; None is one that is of no use here, and counted all the same."""
         self._observed = capacity.Observed()
         self._free: dict[str, capacity.Free] = {}
         self._fits: dict[Key, tuple[tuple[str, int, int], Fit]] = {}
@@ -157,7 +158,7 @@ class Corridor:
         """Events about unknown accelerators that are written."""
         self._is_dirty = False
         self._is_listed = False
-        self._last_seen_s = time.monotonic()
+        self._last_new_s = time.monotonic()
         self._refreshing = asyncio.Lock()
         self._failures: dict[Key, int] = {}
         self._problem: str | None = "the utilization model is not loaded yet"
@@ -206,6 +207,8 @@ class Corridor:
         if before == found:
             return
         self._nodes[found.name] = found
+        if before is None:
+            self._last_new_s = time.monotonic()
         if before is not None and before.schedulable != found.schedulable:
             self.queue.add(CAPACITY, self.settings.capacity_settle_s)
         self._pools_changed()
@@ -220,8 +223,9 @@ class Corridor:
         """Take note of a ResourceSlice that exists."""
         self._seen("resourceslices")
         found, name = nodes.resource_slice(body), str(body["metadata"]["name"])
-        if found is not None and self._slices.get(name) != found:
+        if name not in self._slices or self._slices[name] != found:
             self._slices[name] = found
+            self._last_new_s = time.monotonic()
             self._pools_changed()
 
     def lose_slice(self, name: str) -> None:
@@ -264,9 +268,9 @@ class Corridor:
         if known is not None and known.digest != view.digest:
             self._touched.add(key)
         self._objects[key] = view
-        if key.kind == trainingjob.KIND:
-            self._is_listed = True
-        elif known is None or not known.asks_as(view):
+        if known is None:
+            self._last_new_s = time.monotonic()
+        if key.kind == gpupool.KIND and (known is None or not known.asks_as(view)):
             self._pools_changed()
         self.queue.add(key)
 
@@ -282,7 +286,6 @@ class Corridor:
             self._pools_changed()
 
     def _seen(self, resource: str) -> None:
-        self._last_seen_s = time.monotonic()
         self.metrics.watch.labels(resource).set(self._clock())
 
     def _pools_changed(self) -> None:
@@ -333,8 +336,8 @@ class Corridor:
                 await self._refresh()
             view = self._objects.get(key)
             if self._report is None:
-                self.queue.add(key, self.settings.settle_s)
-            elif key.kind == gpupool.KIND:
+                return  # every job is due once the nodes are read
+            if key.kind == gpupool.KIND:
                 await self._describe_pool(key, view)
             elif view is not None:
                 await self._advise_job(key, view)
@@ -356,16 +359,15 @@ class Corridor:
 
         Not before everything is listed: half the nodes would be written down as pools that have lost the others.
         """
-        quiet_s = time.monotonic() - self._last_seen_s
-        if not self._is_listed and quiet_s < LISTING_SETTLES * self.settings.settle_s:
-            self.queue.add(NODES, max(self.settings.settle_s, 0.01))
-            return
         async with self._refreshing:
+            if not await self._has_all():
+                self.queue.add(NODES, max(self.settings.settle_s, 0.01))
+                return
             if not self._is_dirty and self._report is not None:
                 return
             self._is_dirty = False
             own = [view.document for key, view in self._objects.items() if key.kind == gpupool.KIND]
-            everyone, slices = list(self._nodes.values()), list(self._slices.values())
+            everyone, slices = list(self._nodes.values()), [item for item in self._slices.values() if item]
             report = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
             before, self._report = self._report, report
             self._found = {item.pool.name: item for item in report.found}
@@ -379,8 +381,32 @@ class Corridor:
             return
         shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.found)
         log.info("pools: %s", ", ".join(shapes) or "none")
-        if before is not None:
-            self._all_jobs_due()
+        self._all_jobs_due()
+
+    async def _has_all(self) -> bool:
+        """Whether all that makes pools has been seen once: as much as the API server counts, or, where it counts none
+        or more come and go than can be counted, all that came before a long pause."""
+        if self._is_listed:
+            return True
+        here = {"nodes": len(self._nodes), "gpupools": len(self._pool_keys()), "resourceslices": len(self._slices)}
+        there = [await self._count(resource) for resource in here if resource in self._counted_resources()]
+        seen = [here[resource] for resource in here if resource in self._counted_resources()]
+        paused_s = time.monotonic() - self._last_new_s
+        self._is_listed = there == seen or paused_s > LISTING_PAUSE_S
+        return self._is_listed
+
+    def _counted_resources(self) -> list[str]:
+        left_out = {"resourceslices"} if not self.settings.read_resource_slices else set()
+        return [resource for resource in _LISTS if resource not in left_out]
+
+    async def _count(self, resource: str) -> int | None:
+        """How many objects the API server has; None where it does not say."""
+        if resource == "nodes" and self.settings.node_selector:
+            return None
+        try:
+            return _total(await self._client.get(_LISTS[resource], {"limit": "1"}))
+        except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+            return None
 
     def _pool_keys(self) -> list[Key]:
         return [key for key in self._objects if key.kind == gpupool.KIND]
@@ -609,15 +635,10 @@ class Corridor:
         """Count now and then what the API server has: a watch that went silent would leave no other trace."""
         while True:
             await asyncio.sleep(self.settings.watch_check_s)
-            for resource, path, kind in _COUNTED:
-                if resource == "nodes" and self.settings.node_selector:
-                    continue
-                try:
-                    page = await self._client.get(path, {"limit": "1"})
-                except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
-                    continue
-                there = _total(page)
-                here = len(self._nodes) if kind is None else sum(key.kind == kind for key in self._objects)
+            for resource in self._counted_resources():
+                there = await self._count(resource)
+                kept = {"nodes": self._nodes, "resourceslices": self._slices}.get(resource)
+                here = sum(PLURALS[key.kind] == resource for key in self._objects) if kept is None else len(kept)
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
@@ -633,8 +654,8 @@ _PLACE = ("pool", "nodes", "gpusPerNode")
 CONDITIONAL_TRIES = 6
 """How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
 
-LISTING_SETTLES = 10
-"""Without any object that says so, the first list is taken to be over after so many settling times without an event."""
+LISTING_PAUSE_S = 30.0
+"""A first list is taken to be over after so long without a new object, whatever the API server counts."""
 
 NOTHING_TO_FIT = Fit("Unknown", "NoRecommendation", "there is no plan that could start")
 NOT_OBSERVED = Fit(
@@ -642,13 +663,13 @@ NOT_OBSERVED = Fit(
 )
 STARTED = Fit("Unknown", "JobStarted", "the job has started; its forecast is frozen")
 
-_API = f"/apis/{GROUP}/{VERSION}"
-_COUNTED = (
-    ("nodes", "/api/v1/nodes", None),
-    ("trainingjobs", f"{_API}/trainingjobs", trainingjob.KIND),
-    ("gpupools", f"{_API}/gpupools", gpupool.KIND),
-)
-"""Resource, path of its list, and kind of what is kept of it."""
+_LISTS = {
+    "nodes": "/api/v1/nodes",
+    "gpupools": f"/apis/{GROUP}/{VERSION}/gpupools",
+    "trainingjobs": f"/apis/{GROUP}/{VERSION}/trainingjobs",
+    "resourceslices": "/apis/resource.k8s.io/v1/resourceslices",
+}
+"""Paths of what is counted."""
 
 
 def _place(verdict: Verdict) -> dict[str, Any] | None:
