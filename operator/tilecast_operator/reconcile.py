@@ -331,12 +331,8 @@ class Corridor:
             await self._refresh()
         elif key == CAPACITY:
             self._read_capacity()
-        else:
-            if self._report is None:
-                await self._refresh()
+        elif self._report is not None:  # everything is due once the nodes are read
             view = self._objects.get(key)
-            if self._report is None:
-                return  # every job is due once the nodes are read
             if key.kind == gpupool.KIND:
                 await self._describe_pool(key, view)
             elif view is not None:
@@ -637,8 +633,8 @@ class Corridor:
             await asyncio.sleep(self.settings.watch_check_s)
             for resource in self._counted_resources():
                 there = await self._count(resource)
-                kept = {"nodes": self._nodes, "resourceslices": self._slices}.get(resource)
-                here = sum(PLURALS[key.kind] == resource for key in self._objects) if kept is None else len(kept)
+                apart = {"nodes": len(self._nodes), "resourceslices": len(self._slices)}
+                here = apart.get(resource, sum(PLURALS[key.kind] == resource for key in self._objects))
                 if there is None or there == here:
                     self._differs_since.pop(resource, None)
                 else:
