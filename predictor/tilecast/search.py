@@ -145,6 +145,10 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
+    return _FOUND.get((workload, pool, limits), lambda: _find(workload, pool, limits))
+
+
+def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
     space = _SPACES.get(
         (workload, pool.gpus_per_node, pool.max_nodes, limits), lambda: _Space.of(workload, pool, limits)
     )
@@ -155,6 +159,7 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
         steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
         for rows in _chunks(plans):
             step_s[rows] = steps.rows(rows).total
+    step_s.setflags(write=False)  # it is handed out more than once
     return Found(plans, step_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
 
 
@@ -177,10 +182,12 @@ class _Space:
             bills = memory.Bills.of(workload, sharded, plans)
             for rows in _chunks(plans):
                 memory_bytes[rows] = bills.rows(rows).total
+        memory_bytes.setflags(write=False)
         return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool.gpus_per_node), memory_bytes)
 
 
 _SPACES: Memo[tuple[Workload, int, int, Limits], _Space] = Memo(4)
+_FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
 
 
 def _chunks(plans: Plans) -> Iterator[slice]:
