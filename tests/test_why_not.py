@@ -152,6 +152,7 @@ INPUTS = {
     "constraints.maxNodes": 1,
     "constraints.maxTensorParallel": 2,
     "constraints.allowedPools": "a100-80",
+    "constraints.allowSharing": "true",
     "deadlineSeconds": 60.0,
     "budget.amount": 5.0,
     "pool.maxNodes": 9,
