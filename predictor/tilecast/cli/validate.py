@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from tilecast.cli import EXIT_OK
+from tilecast.cli.progress import track
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +31,19 @@ def run(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> str:
     from tilecast.validate import runs
 
-    return runs.run(options.files, options.rows)
+    return runs.run(options.files, options.rows, track=track)
 
 
 def _kernels(options: argparse.Namespace) -> str:
     from tilecast.validate import kernels
 
-    return kernels.run(options.files, options.rows, options.utilization_model)
+    return kernels.run(options.files, options.rows, options.utilization_model, track=track)
 
 
 def _collectives(options: argparse.Namespace) -> str:
     from tilecast.validate import collectives
 
-    return collectives.run(options.files, options.rows)
+    return collectives.run(options.files, options.rows, track=track)
 
 
 _REPORTS = {"runs": _runs, "kernels": _kernels, "collectives": _collectives}

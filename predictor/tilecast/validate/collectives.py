@@ -17,7 +17,7 @@ from tilecast import collectives
 from tilecast.calibrate import Measured, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import csvfile, table
+from tilecast.validate import Track, csvfile, table, untracked
 
 NEEDED = ("op", "bytes", "n_gpus")
 
@@ -214,13 +214,14 @@ def _gpu(name: str) -> Gpu | None:
         return None
 
 
-def run(files: Sequence[Path], rows: Path | None) -> str:
+def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> str:
     """Predict tables of collectives, write a row for each of theirs where `rows` says, and summarise the errors.
 
     Args:
         files: measured tables, plain or gzipped.
         rows: CSV to write: the columns of the input in its order, plus `predicted_us`, `lower_us`, `upper_us` and
             `reason`. Several inputs share the union of their columns.
+        track: sees the files.
 
     Returns:
         Mean absolute errors by collective, link, GPUs and size class, each beside that of line rates alone.
@@ -228,7 +229,7 @@ def run(files: Sequence[Path], rows: Path | None) -> str:
     Raises:
         SpecError: a file cannot be read, or a cell of it cannot be meant.
     """
-    tables = [read(path) for path in files]
+    tables = [read(path) for path in track(files, "tables of collectives")]
     if rows is not None:
         csvfile.write(rows, ((t.header, t.cells, (t.seconds, t.lower, t.upper, t.reason)) for t in tables))
     return summary(tables)

@@ -23,7 +23,7 @@ from tilecast import kernels
 from tilecast.graph import KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
-from tilecast.validate import csvfile
+from tilecast.validate import Track, csvfile, untracked
 
 Columns = Mapping[str, list[str]]
 
@@ -505,7 +505,7 @@ NEUSIGHT_ERRORS = {
 """NeuSight's own mean absolute errors per op, in and out of distribution (Lee et al., ASPLOS 2025)."""
 
 
-def run(files: Sequence[Path], rows: Path | None, model: Path | None) -> str:
+def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Track = untracked) -> str:
     """Predict kernel tables, write a row for each of theirs where `rows` says, and summarise the errors.
 
     Args:
@@ -513,6 +513,7 @@ def run(files: Sequence[Path], rows: Path | None, model: Path | None) -> str:
         rows: CSV to write: the columns of the input in its order, plus `predicted_us`, `lower_us`,
             `upper_us` and `reason`. Several inputs share the union of their columns.
         model: a file written by `tilecast_fit`; None takes the one that ships.
+        track: sees the tables.
 
     Returns:
         A table of mean absolute errors by op, precision and GPU, beside the roofline's.
@@ -521,7 +522,7 @@ def run(files: Sequence[Path], rows: Path | None, model: Path | None) -> str:
         SpecError: a file cannot be read, is no known table, or the model is damaged.
     """
     tables = [read(path) for path in files]
-    predictions = [predict(table, model) for table in tables]
+    predictions = [predict(table, model) for table in track(tables, "tables of kernels")]
     if rows is not None:
         forecasts = ((p.seconds, p.lower, p.upper, p.reason) for p in predictions)
         csvfile.write(rows, ((t.header, t.cells, f) for t, f in zip(tables, forecasts, strict=True)))

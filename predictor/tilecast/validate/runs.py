@@ -22,6 +22,7 @@ from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, Constants, constants_with
+from tilecast.validate import Track, untracked
 from tilecast.validate.table import Case, Refusal, Row, integer, read
 
 COLUMNS = (
@@ -101,12 +102,12 @@ def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
     return groups, refused
 
 
-def forecast(rows: Sequence[Row]) -> list[Forecast]:
+def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
     """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
     groups, refused = prepare(rows)
     found = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
-    for group in groups:
+    for group in track(groups, "groups of runs"):
         priced = price(group)
         sources = {rows[member.index].get("source", "") for member in group.members}
         without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
@@ -239,14 +240,14 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     return seconds * plan.gradient_accumulation / plan.pipeline
 
 
-def run(paths: Sequence[Path], rows_path: Path | None = None) -> str:
-    """Predict every row of the tables, write them where asked, and return the summary.
+def run(paths: Sequence[Path], rows_path: Path | None = None, track: Track = untracked) -> str:
+    """Predict every row of the tables, write them where asked, and return the summary; `track` sees the groups of rows.
 
     Raises:
         SpecError: a file cannot be read or lacks the columns of a runs table.
     """
     rows = [row for path in paths for row in read_table(path)]
-    forecasts = forecast(rows)
+    forecasts = forecast(rows, track)
     if rows_path is not None:
         write_rows(rows_path, rows, forecasts)
     return summary(rows, forecasts)

@@ -1,0 +1,88 @@
+"""The page about the command line: every command on it runs, and every verb and option of note is on it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tilecast.cli import VERBS, main
+from tilecast.cli.progress import track
+from tilecast.models.traced import document, onnx_file
+from tilecast.sweep import FIELDS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader would be: the examples, and files of their own."""
+    from test_calibrate import LOG
+    from test_traced import gpt_in_onnx
+    from test_validate_runs import ROW
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    gpt_in_onnx(tmp_path / "model.onnx", ["batch", 64])
+    trace = onnx_file.read(tmp_path / "model.onnx", None)
+    (tmp_path / "graph.json").write_text(document.write(trace))
+    (tmp_path / "all_reduce_perf.log").write_text(LOG)
+    with (tmp_path / "runs.csv").open("w", newline="") as out:
+        writer = csv.DictWriter(out, list(ROW))
+        writer.writeheader()
+        writer.writerow(ROW)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_runs(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command)
+    assert words[0] == "tilecast"
+    assert main(words[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_page_knows_every_verb_and_every_number_of_a_pool() -> None:
+    shown = {shlex.split(command)[1] for command in COMMANDS}
+    assert shown == set(VERBS)
+    for field in FIELDS:
+        assert field in PAGE or field.replace("interNode", "intraNode") in PAGE, field
+
+
+class _Terminal:
+    """Standard error that somebody looks at."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_bar_shows_late_and_to_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert "things" not in terminal.text
+    monkeypatch.setattr("tilecast.cli.progress.PATIENCE_S", -1.0)
+    assert list(track(range(3), "things")) == [0, 1, 2]
+    assert "things" in terminal.text
