@@ -16,7 +16,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tilecast.manifests.door import Door
-from tilecast.manifests.trainingjob import Alternative, ModelVersion, PassedOver, Recommendation, RejectedPool
+from tilecast.manifests.trainingjob import (
+    Alternative,
+    MemoryBytes,
+    ModelVersion,
+    PassedOver,
+    Recommendation,
+    RejectedPool,
+    StepSeconds,
+)
 from tilecast.spec import Objective
 
 
@@ -57,6 +65,32 @@ class Provenance(Door):
     constants_sha256: str = Field(description="Digest of the fitted constants.")
     data_sha256: str = Field(description="Digest of the facts that ship.")
     layers: dict[str, dict[str, str]] = Field(description="By pool, where each fact of its hardware comes from.")
+
+
+class PartOfGpu(Door):
+    """The job on part of a GPU."""
+
+    kind: str = Field(description="How the GPU is shared.")
+    profile: str | None = Field(default=None, description="The MIG profile.")
+    resource: str = Field(description="What a pod asks for.")
+    jobs_per_gpu: int = Field(description="How many such jobs one GPU runs at once.")
+    gpu_share: float = Field(description="What of the GPU a job takes from others.")
+    plan: str = Field(description="The split in short.")
+    step_seconds: StepSeconds = Field(description="Forecast of one step.")
+    slowdown: float = Field(description="Against the whole GPU.")
+    memory_bytes: MemoryBytes = Field(description="Memory of the part.")
+    cost_per1000_steps: float | None = Field(
+        default=None, alias="costPer1000Steps", description="Price of 1000 steps; absent where the pool has no price."
+    )
+
+
+class SharedGpu(Door):
+    """The parts of a GPU that would do."""
+
+    pool: str = Field(description="Name of the pool.")
+    whole_step_seconds: float = Field(description="Forecast of one step on the whole GPU.")
+    best: PartOfGpu | None = Field(default=None, description="The part that is worth while.")
+    options: list[PartOfGpu] = Field(description="Every part that would do.")
 
 
 class OperatorLine(Door):
@@ -145,6 +179,7 @@ class AdviceDocument(Door):
     model: ModelVersion = Field(description="The predictor that made the forecast.")
     provenance: Provenance = Field(description="What else the advice rests on.")
     inputs_hash: str = Field(description="Digest of everything that decided the advice.")
+    sharing: SharedGpu | None = Field(default=None, description="Of a job that cannot fill a GPU: parts that would do.")
     explanation: Explained | None = Field(default=None, description="With --explain.")
     measured: Measured | None = Field(default=None, description="With --measured.")
     per_layer: dict[str, Any] | None = Field(default=None, description="With --per-layer.")
