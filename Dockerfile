@@ -7,20 +7,28 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 
 # Dependencies first, by version and hash: this layer is rebuilt only when a lock file changes.
-COPY requirements-operator.lock requirements-build.lock ./
+COPY requirements-operator.lock requirements-build.lock requirements-sbom.lock ./
 RUN python3 -m venv /opt/tilecast \
  && python3 -m venv /opt/build \
- && /opt/tilecast/bin/python -m pip install --require-hashes --only-binary :all: --requirement requirements-operator.lock \
- && /opt/build/bin/python -m pip install --require-hashes --only-binary :all: --requirement requirements-build.lock
+ && /opt/tilecast/bin/python -m pip install --no-compile --require-hashes --only-binary :all: --requirement requirements-operator.lock \
+ && /opt/build/bin/python -m pip install --require-hashes --only-binary :all: --requirement requirements-build.lock --requirement requirements-sbom.lock
+
+# Times are those of the epoch and nothing is compiled, so that equal sources make equal files.
+ENV SOURCE_DATE_EPOCH=315532800 PYTHONDONTWRITEBYTECODE=1
 
 # The wheel, built with the pinned build backend, and nothing that the lock file does not name.
 COPY pyproject.toml README.md LICENSE ./
 COPY predictor predictor
 COPY operator operator
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/tilecast/bin/python -m pip install --no-deps --no-index /wheels/*.whl \
+ && /opt/tilecast/bin/python -m pip install --no-compile --no-deps --no-index /wheels/*.whl \
  && /opt/tilecast/bin/python -m pip check \
- && /opt/tilecast/bin/python -m pip uninstall --yes pip setuptools
+ && /opt/tilecast/bin/python -m pip uninstall --yes pip setuptools \
+ && find /opt/tilecast -name __pycache__ -prune -exec rm -r {} +
+
+# What is inside, as a CycloneDX bill of materials.
+RUN /opt/build/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+      --output-file /opt/tilecast/sbom.cdx.json /opt/tilecast/bin/python
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/tilecast /opt/tilecast

@@ -19,12 +19,12 @@ demo: $(SETUP)
 test: check
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
-	$(BIN)/pytest -m cluster
+	$(BIN)/pytest -m "cluster or image"
 
 check: lint types unit
 
 unit: $(SETUP)
-	$(BIN)/pytest -m "not cluster" -n 2
+	$(BIN)/pytest -m "not cluster and not image" -n 2
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -63,6 +63,7 @@ lock:
 	uv pip compile pyproject.toml --extra operator --extra plot --extra fit --extra dev $(COMPILE) -o $(LOCK)
 	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
+	printf 'cyclonedx-bom>=7\n' | uv pip compile - $(COMPILE) --no-annotate --constraint $(LOCK) -o requirements-sbom.lock
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
