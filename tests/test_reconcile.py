@@ -24,7 +24,7 @@ from tilecast.hardware import Pool
 from tilecast.manifests.gpupool import DISCOVERED
 from tilecast.render import document
 from tilecast.spec import SpecError
-from tilecast_operator import capacity
+from tilecast_operator import capacity, reconcile
 from tilecast_operator.api import Api, ApiError, Connection
 from tilecast_operator.pods import PodFeed
 from tilecast_operator.report.annotations import KEYS, POOL
@@ -255,6 +255,19 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
     assert ("apply", f"{POOLS}/h100-sxm") in store.writes
+
+
+async def test_nodes_that_nobody_counts_are_all_there_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "UNCOUNTED_PAUSE_S", 0.2)
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, node_selector="gpu=true") as corridor:
+        corridor._is_listed = False
+        await asyncio.sleep(0.1)
+        assert corridor.unready() is not None
+        await settled(corridor)
+        assert corridor.unready() is None
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
 async def test_unknown_accelerators_are_an_event_said_once() -> None:

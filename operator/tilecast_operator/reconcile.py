@@ -387,8 +387,11 @@ class Corridor:
         here = {"nodes": len(self._nodes), "gpupools": len(self._pool_keys()), "resourceslices": len(self._slices)}
         there = [await self._count(resource) for resource in here if resource in self._counted_resources()]
         seen = [here[resource] for resource in here if resource in self._counted_resources()]
+        is_counted = None not in there
+        is_short = any(count is not None and count != known for count, known in zip(there, seen, strict=True))
         paused_s = time.monotonic() - self._last_new_s
-        self._is_listed = there == seen or paused_s > LISTING_PAUSE_S
+        pause_s = LISTING_PAUSE_S if is_short else UNCOUNTED_PAUSE_S
+        self._is_listed = (is_counted and not is_short) or paused_s > pause_s
         return self._is_listed
 
     def _counted_resources(self) -> list[str]:
@@ -652,6 +655,8 @@ CONDITIONAL_TRIES = 6
 
 LISTING_PAUSE_S = 30.0
 """A first list is taken to be over after so long without a new object, whatever the API server counts."""
+UNCOUNTED_PAUSE_S = 10.0
+"""The same where it counts nothing, as of nodes that a selector chooses."""
 
 NOTHING_TO_FIT = Fit("Unknown", "NoRecommendation", "there is no plan that could start")
 NOT_OBSERVED = Fit(
