@@ -28,6 +28,8 @@ QUICK = Settings(
     retry_most_s=0.05,
     writers=3,
     config_map_poll_s=0.02,
+    observe_settle_s=0.01,
+    calibrate_settle_s=0.02,
 )
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"

@@ -98,6 +98,7 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("resource.k8s.io", "resourceslices"): ["list", "watch"],
         ("", "namespaces"): ["list", "watch"],
         ("", "events"): ["create"],
+        ("authentication.k8s.io", "tokenreviews"): ["create"],
         ("", "configmaps"): ["get"],
         ("apiextensions.k8s.io", "customresourcedefinitions"): ["list", "watch"],
         ("tilecast.dev", "trainingjobs"): ["list", "patch", "watch"],
@@ -149,6 +150,18 @@ def test_the_network_policy_lets_in_what_it_must_and_names_the_pods(helm: Helm) 
     names = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == names
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 8443}
+
+
+def test_tokens_can_be_kept_from_it(helm: Helm) -> None:
+    (role,) = of_kind(rendered(helm, "--set", "observations.reviewTokens=false"), "ClusterRole")
+    assert not any("tokenreviews" in rule["resources"] for rule in role["rules"])
+
+
+def test_the_configuration_of_kube_state_metrics_is_there_when_asked_for(helm: Helm) -> None:
+    assert of_kind(rendered(helm), "ConfigMap") == []
+    (found,) = of_kind(rendered(helm, "--set", "kubeStateMetrics.configMap=true"), "ConfigMap")
+    text = (CHART / "files" / "custom-resource-state.yaml").read_text()
+    assert found["data"]["custom-resource-state.yaml"] == text
 
 
 def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:

@@ -596,7 +596,11 @@ async def test_client_tells_how_long_to_wait() -> None:
 
 async def test_server_answers_probes_and_metrics() -> None:
     state: dict[str, str | None] = {"problem": "not yet"}
-    runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: state["problem"])
+
+    async def take(*_: object) -> None:
+        return
+
+    runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: state["problem"], take)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         async with aiohttp.ClientSession() as session:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from advice_values import advice, offer, pool, refused
 from tilecast import models
 from tilecast.advise import Advice, Request, advise
+from tilecast.calibration import Calibration, Correction
 from tilecast.manifests import nodes
 from tilecast.manifests.gpupool import GPUPoolStatus
 from tilecast.manifests.trainingjob import TrainingJobStatus
@@ -105,6 +106,9 @@ def test_what_is_not_known_is_absent() -> None:
     assert not found["summary"].keys() & {"speedup", "costPer1000Steps", "finish", "error", "fitsNow", "target"}
 
 
+MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
+
+
 def low_confidence(verdict: Verdict) -> status.Status:
     return next(item for item in status.conditions(verdict, False, 1, NOW, (), FREE) if item["type"] == "LowConfidence")
 
@@ -116,16 +120,19 @@ def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
     usual = widths().unstated.get(family, widths().unstated["other"])
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
         ratio = math.exp(factor * usual)
-        ranged = offer(lower_s=8.2 / ratio, upper_s=8.2 * ratio)
+        ranged = offer(pool=pool(calibration=MEASURED), lower_s=8.2 / ratio, upper_s=8.2 * ratio)
         found = low_confidence(advice(request=asked, offers=(ranged,)))
         assert (found["status"], found["reason"]) == (expected, "WideRange" if expected == "True" else "UsualRange")
         assert ("widen it" in found["message"]) == (expected == "True")
         assert f"family {family}" in found["message"] and advice().confidence in found["message"]
 
 
-def test_an_ordinary_job_is_not_low_confidence() -> None:
+def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> None:
     asked = Request("a-job", Workload(model=models.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
-    assert low_confidence(advise(asked, [pool(max_nodes=1)]))["status"] == "False"
+    assert low_confidence(advise(asked, [pool(max_nodes=1, calibration=MEASURED)]))["status"] == "False"
+    unproven = low_confidence(advise(asked, [pool(max_nodes=1)]))
+    assert (unproven["status"], unproven["reason"]) == ("True", "FewObservations")
+    assert "0 of 3 runs" in unproven["message"]
 
 
 def test_a_free_pool_costs_nothing_and_says_so() -> None:

@@ -19,7 +19,7 @@ from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
 from tilecast.spec import SpecError
-from tilecast_operator import server, settings, watches
+from tilecast_operator import prometheus, server, settings, watches
 from tilecast_operator.api import Api, Connection
 from tilecast_operator.pods import PodFeed
 from tilecast_operator.reconcile import Corridor
@@ -53,18 +53,27 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     memo.api = Api(own.request_timeout_s)
     memo.corridor = corridor = Corridor(own, memo.api, Metrics())
     memo.server = await server.start(
-        own.listen_host, own.listen_port, corridor.metrics.registry, corridor.unhealthy, corridor.unready
+        own.listen_host,
+        own.listen_port,
+        corridor.metrics.registry,
+        corridor.unhealthy,
+        corridor.unready,
+        corridor.put_observation,
     )
     corridor.start()
     feed = PodFeed(memo.api, corridor.see_pods)
     memo.pods = asyncio.create_task(feed.run(), name="pods") if own.read_pods else None
+    memo.prometheus = (
+        asyncio.create_task(prometheus.poll(own, corridor), name="prometheus") if own.prometheus_url else None
+    )
 
 
 @kopf.on.cleanup()
 async def cleanup(memo: kopf.Memo, **_: Any) -> None:
     """Stop everything that `startup` started."""
-    if memo.pods is not None:
-        memo.pods.cancel()
+    for task in (memo.pods, memo.prometheus):
+        if task is not None:
+            task.cancel()
     await memo.corridor.stop()
     await memo.server.cleanup()
     await memo.api.close()

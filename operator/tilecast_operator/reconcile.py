@@ -8,8 +8,10 @@ the cluster does not also hold, so that a restart, a second operator or a lost e
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,8 +23,10 @@ from tilecast.advise import Advice, advise
 from tilecast.manifests import gpupool, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION, GROUP, VERSION
 from tilecast.spec import SpecError
-from tilecast_operator import capacity
+from tilecast_operator import capacity, observe
 from tilecast_operator.api import ApiError
+from tilecast_operator.learning import Score
+from tilecast_operator.observe import Refused
 from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools
@@ -36,8 +40,11 @@ from tilecast_operator.report.status import (
     conditions,
     fitted,
     message,
+    refused,
+    scored,
     status,
 )
+from tilecast_operator.scoring import Scores
 from tilecast_operator.settings import Settings
 from tilecast_operator.verdicts import Advise, Verdicts, is_passing
 from tilecast_operator.view import PLURALS, Document, Key, View, marks_digest, status_digest
@@ -53,6 +60,8 @@ NODES = Key("Node")
 """The key of everything that makes pools."""
 CAPACITY = Key("Capacity")
 """The key of everything that says what is free."""
+CALIBRATION = Key("Calibration")
+"""The key of everything that measured steps teach."""
 NO_MARKS = marks_digest({})
 
 
@@ -79,8 +88,11 @@ def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str) -> D
     return Desired(answer, wanted, events.note(verdict, before.get("summary") or {}, answer["summary"]))
 
 
-def amended(view: View, before: Status, is_off: bool, fit: Fit, now: str) -> Desired:
-    """What a job should say that keeps its forecast: the same, but for what is free now and that it has started."""
+def amended(
+    view: View, before: Status, is_off: bool, fit: Fit, now: str, score: Score | None = None, refusal: str | None = None
+) -> Desired:
+    """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, and how
+    its measured steps compare, or why what was told of them does not count."""
     since, is_marked = started(view), view.marks != NO_MARKS
     answer = fitted({**before, "observedGeneration": view.generation}, fit)
     fresh = capacity_condition(fit, view.generation, now, before["conditions"])
@@ -88,8 +100,12 @@ def amended(view: View, before: Status, is_off: bool, fit: Fit, now: str) -> Des
         fresh if item["type"] == fresh["type"] else {**item, "observedGeneration": view.generation}
         for item in before["conditions"]
     ]
-    if since is not None:
+    if score is not None:
+        answer = scored(answer, score, now)
+    elif since is not None:
         answer["forecast"] = before.get("forecast") or {"frozenAt": since or now}
+    if refusal is not None and score is None:
+        answer["conditions"] = refused(answer["conditions"], refusal, now)
     if is_off or is_marked:
         return Desired(answer, {} if is_off else None)
     return Desired(answer, marks.recommendation_annotations(before["recommendation"], before.get("inputsHash", "")))
@@ -141,6 +157,8 @@ class Corridor:
         self._client = client
         self._clock = clock
         self._verdicts = Verdicts(client, advisor, metrics, settings.advisors, settings.advice_cache)
+        self._scores = Scores(self._verdicts, metrics, self._now)
+        self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
         self._objects: dict[Key, View] = {}
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
@@ -270,6 +288,10 @@ class Corridor:
         self._objects[key] = view
         if known is None:
             self._last_new_s = time.monotonic()
+        if key.kind == trainingjob.KIND and (known is None or key in self._touched):
+            self._scores.recall(key, view)
+        if key.kind == gpupool.KIND and known is None:
+            self._scores.learner.recall(key.name, view.status)
         if key.kind == gpupool.KIND and (known is None or not known.asks_as(view)):
             self._pools_changed()
         self.queue.add(key)
@@ -282,8 +304,91 @@ class Corridor:
         self._failures.pop(key, None)
         self._touched.discard(key)
         self._fits.pop(key, None)
+        self._scores.forget(key)
         if key.kind == gpupool.KIND:
             self._pools_changed()
+
+    async def put_observation(self, namespace: str, name: str, token: str, body: bytes) -> None:
+        """Take a report that a pod PUT.
+
+        Raises:
+            Refused: it does not count, and why.
+        """
+        try:
+            node = observe.reviewed(await self._review(token), namespace)
+            await self._measured(Key(trainingjob.KIND, namespace, name), observe.from_body(body, node))
+        except Refused as answer:
+            self.metrics.observations.labels("put", answer.outcome).inc()
+            raise
+
+    async def told(self, key: Key, answer: Any) -> None:
+        """Take what Prometheus answers to a job's query."""
+        try:
+            found = observe.from_prometheus(answer)
+            if found is not None:
+                await self._measured(key, found)
+        except Refused as refusal:
+            self.metrics.observations.labels("prometheus", refusal.outcome).inc()
+            log.warning("%s: what Prometheus tells does not count: %s", key, refusal)
+
+    async def see_trainer(self, key: Key, status: Document) -> None:
+        """Take what the status of a TrainJob tells of the job that it runs."""
+        try:
+            found = observe.from_trainer(status)
+            if found is not None:
+                await self._measured(key, found)
+        except Refused as refusal:
+            self.metrics.observations.labels("trainJob", refusal.outcome).inc()
+
+    def queries(self) -> list[tuple[Key, str]]:
+        """Every job that has advice, with the query for its step: its own, its pool's, or the operator's."""
+        found = []
+        for key, view in self._objects.items():
+            best = view.status.get("recommendation") if key.kind == trainingjob.KIND else None
+            if not best:
+                continue
+            pool = self._objects.get(Key(gpupool.KIND, "", best["pool"]))
+            sources = (view.document, {} if pool is None else pool.document)
+            own = next((text for one in sources if (text := (one.get("spec") or {}).get("observationQuery"))), None)
+            found.append((key, observe.query(own or self.settings.prometheus_query, key.namespace, key.name)))
+        return found
+
+    async def _measured(self, key: Key, report: observe.Report) -> None:
+        """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
+        score = await self._scores.take(key, self._objects.get(key), self._report, report)
+        self.queue.add(key, self.settings.observe_settle_s * min(score.window.samples, 60))
+        self._learns_from(score)
+
+    def _learns_from(self, score: Score) -> None:
+        self.queue.add(CALIBRATION, self.settings.calibrate_settle_s)
+        self.queue.add(Key(gpupool.KIND, "", str(score.forecast["pool"])), self.settings.calibrate_settle_s)
+
+    async def _review(self, token: str) -> Document:
+        """What the API server says of a token, asked once a minute.
+
+        Raises:
+            Refused: it cannot be asked.
+        """
+        if not token:
+            raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
+        digest, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
+        known = self._reviews.get(digest)
+        if known is not None and now_s - known[0] < REVIEW_HOLDS_S:
+            return known[1]
+        asked = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [observe.AUDIENCE]},
+        }
+        try:
+            found = await self._client.create("/apis/authentication.k8s.io/v1/tokenreviews", asked)
+        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("a token cannot be reviewed: %s", error)
+            raise Refused("unavailable", 503, "the token cannot be reviewed now; report again later") from None
+        self._reviews[digest] = (now_s, found)
+        while len(self._reviews) > MAX_REVIEWS:
+            self._reviews.popitem(last=False)
+        return found
 
     def _seen(self, resource: str) -> None:
         self.metrics.watch.labels(resource).set(self._clock())
@@ -331,6 +436,8 @@ class Corridor:
             await self._refresh()
         elif key == CAPACITY:
             self._read_capacity()
+        elif key == CALIBRATION:
+            self._learn()
         elif self._report is not None:  # everything is due once the nodes are read
             view = self._objects.get(key)
             if key.kind == gpupool.KIND:
@@ -364,7 +471,10 @@ class Corridor:
             self._is_dirty = False
             own = [view.document for key, view in self._objects.items() if key.kind == gpupool.KIND]
             everyone, slices = list(self._nodes.values()), [item for item in self._slices.values() if item]
-            report = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
+            bare = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
+            if self._report is None:
+                self._scores.learner.learn()
+            report = bare.calibrated(self._scores.learner.table)
             before, self._report = self._report, report
             self._found = {item.pool.name: item for item in report.found}
             self._verdicts.use(report)
@@ -407,6 +517,12 @@ class Corridor:
         except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
             return None
 
+    def _learn(self) -> None:
+        """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
+        if self._scores.learner.learn():
+            self._pools_changed()
+        self.metrics.show_calibration(self._scores.learner)
+
     def _pool_keys(self) -> list[Key]:
         return [key for key in self._objects if key.kind == gpupool.KIND]
 
@@ -436,10 +552,19 @@ class Corridor:
         """
         document, before = view.document, view.status
         is_off, is_touched = _is_off(document), key in self._touched
-        has_started = started(view) is not None
+        annotation = dict(view.inputs).get(marks.OBSERVED)
+        if annotation is not None and before.get("recommendation") and self._report is not None:
+            is_new = await self._scores.annotated(key, view, self._report, annotation)
+            if is_new and (fresh := self._scores[key]) is not None:
+                self._learns_from(fresh)
+        if annotation is None:
+            self._scores.withdraw(key, view)
+        score = self._scores[key]
+        has_started = started(view) is not None or score is not None
         if has_started and before.get("recommendation"):
             self._fits.pop(key, None)
-            await self._write(key, view, amended(view, before, is_off, STARTED, self._now()))
+            refusal = self._scores.refusal(key)
+            await self._write(key, view, amended(view, before, is_off, STARTED, self._now(), score, refusal))
             return
         question = await self._verdicts.question(key.namespace, document)
         if question.has_config_map:
@@ -509,8 +634,11 @@ class Corridor:
             view = await self._write_down(key, view, found)
         if found is None or view is None:
             return
-        before = view.status.get("conditions") or ()
-        want = pools.pool_status(found, view.generation, self._now(), before, self._free.get(key.name))
+        before, learner = view.status.get("conditions") or (), self._scores.learner
+        is_found = isinstance(found, nodes.FoundPool)
+        learnt = learner.pool(key.name, found.pool.gpu.name) if isinstance(found, nodes.FoundPool) else {}
+        drifted = learner.drifted(key.name) if is_found else 0
+        want = pools.pool_status(found, view.generation, self._now(), before, self._free.get(key.name), learnt, drifted)
         if status_digest(want) != view.digest:
             await self._apply(key, "/status", view, {"status": want})
         if isinstance(found, nodes.FoundPool) and found.note is not None:
@@ -652,6 +780,9 @@ _PLACE = ("pool", "nodes", "gpusPerNode")
 
 CONDITIONAL_TRIES = 6
 """How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
+REVIEW_HOLDS_S = 60.0
+"""How long the answer to a TokenReview is taken for granted."""
+MAX_REVIEWS = 4096
 
 LISTING_PAUSE_S = 30.0
 """A first list is taken to be over after so long without a new object, whatever the API server counts."""

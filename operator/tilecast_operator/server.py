@@ -1,4 +1,4 @@
-"""The one HTTP server: /metrics, /healthz, /readyz."""
+"""The one HTTP server: /metrics, /healthz, /readyz, and PUT /observations/{namespace}/{name}."""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from tilecast_operator.observe import MAX_BODY_BYTES, Refused
+
 Check = Callable[[], str | None]
 """Says what is wrong, or None."""
+Take = Callable[[str, str, str, bytes], Awaitable[None]]
+"""Takes namespace and name of a job, the token and the body of a report; raises Refused."""
 
 
-async def start(host: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> web.AppRunner:
+async def start(
+    host: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check, take: Take
+) -> web.AppRunner:
     """Serve until `cleanup()` of the returned runner."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
-    application = web.Application()
+    async def observation(request: web.Request) -> web.Response:
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        try:
+            body = await request.read()
+            named = request.match_info
+            await take(named["namespace"], named["name"], token.strip() if kind == "Bearer" else "", body)
+        except Refused as refused:
+            return web.json_response({"outcome": refused.outcome, "message": str(refused)}, status=refused.status)
+        return web.json_response({"outcome": "accepted"}, status=202)
+
+    application = web.Application(client_max_size=MAX_BODY_BYTES)
+    application.router.add_put("/observations/{namespace}/{name}", observation)
     application.router.add_get("/metrics", metrics)
     application.router.add_get("/healthz", _probe(healthy))
     application.router.add_get("/readyz", _probe(ready))

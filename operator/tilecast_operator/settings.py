@@ -61,6 +61,25 @@ class Settings:
     relist_s: float = _variable(
         "TILECAST_RELIST_SECONDS", 3600.0, "How often everything is listed anew, in case an event was lost."
     )
+    observe_settle_s: float = _variable(
+        "TILECAST_OBSERVE_SETTLE_SECONDS",
+        1.0,
+        "Reports of a job within this time, times their number, are written once.",
+    )
+    calibrate_settle_s: float = _variable(
+        "TILECAST_CALIBRATE_SETTLE_SECONDS", 30.0, "Runs within this time change the calibration at once."
+    )
+    prometheus_url: str = _variable(
+        "TILECAST_PROMETHEUS_URL", "", "Prometheus that is asked for measured steps, http://host:9090; empty asks none."
+    )
+    prometheus_query: str = _variable(
+        "TILECAST_PROMETHEUS_QUERY",
+        'tilecast_step_seconds{namespace="$namespace",trainingjob="$name"}',
+        "PromQL for a job's step in seconds, where neither the job nor its pool has one.",
+    )
+    prometheus_poll_s: float = _variable(
+        "TILECAST_PROMETHEUS_POLL_SECONDS", 60.0, "How often each job's step is asked for."
+    )
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 
@@ -79,6 +98,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     return Settings(**values)
 
 
+_MAY_BE_NOTHING = ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
+
+
 def _value(item: Field[Any], text: str) -> int | float | str | bool:
     if str(item.type) == "bool":
         if text.lower() not in ("true", "false"):
@@ -90,7 +112,13 @@ def _value(item: Field[Any], text: str) -> int | float | str | bool:
     except ValueError:
         wanted = "a whole number" if kind is int else "a number"
         raise SpecError(name, f"{text[:40]!r} is not {wanted}", item.metadata["text"]) from None
-    least = 0 if item.name in ("listen_port", "settle_s", "capacity_settle_s") else 1 if kind is int else 1e-3
+    least = (
+        0
+        if item.name in ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
+        else 1
+        if kind is int
+        else 1e-3
+    )
     if not isinstance(value, str) and not least <= value <= 1e9:
         raise SpecError(name, f"{text[:40]} is out of range", f"use {least} or more")
     return value

@@ -13,16 +13,18 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.advise.incumbent import Incumbent, hold
+from tilecast.advise.ran import Ran, ran
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import trainingjob
 from tilecast.manifests.nodes import NodesReport
 from tilecast.render import document
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.api import ApiError
 from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.report.status import Refusal, Verdict
@@ -137,7 +139,9 @@ class Verdicts:
                 stored = trainingjob.content(reference, found)
             except SpecError as error:
                 return Question(b"", Refusal("ModelNotFound", str(error)), True)
-        everything = canonical(spec.model_dump(exclude={"mode"})) + hashlib.sha256(stored or b"").digest()
+        everything = (
+            canonical(spec.model_dump(exclude={"mode", "observation_query"})) + hashlib.sha256(stored or b"").digest()
+        )
         key = hashlib.sha256(everything).digest()
         return Question(key, await self._requests.get(key, lambda: self._read(spec, stored)), reference is not None)
 
@@ -168,6 +172,16 @@ class Verdicts:
             return verdict
         key = (question.key, verdict.inputs_hash, standing)
         return await self._held.get(key, lambda: self._hold(verdict, report, standing))
+
+    async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **kept: Any) -> Ran:
+        """The forecast for a plan that runs, on a pool as it is now.
+
+        Raises:
+            SpecError: no plan can be so.
+        """
+        if isinstance(question.request, Refusal):
+            raise SpecError("spec", question.request.message, "correct the job")
+        return await self.run(partial(ran, question.request, pool, gpus, plan, **kept))
 
     async def _hold(self, verdict: Advice, report: NodesReport, standing: Incumbent) -> Verdict:
         try:

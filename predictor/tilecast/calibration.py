@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -44,10 +44,12 @@ DRIFT = 4.0
 """Standard errors by which the newest runs must lie apart from the older ones to supersede them."""
 
 
-def relative_error(predicted: Floats, observed: Floats) -> Floats:
+ValueT = TypeVar("ValueT", Floats, np.float64)
+
+
+def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
     """The signed relative error, (predicted - observed) / observed: +0.3 is a forecast 30 % too slow. Columns (n,)."""
-    error: Floats = (predicted - observed) / observed
-    return error
+    return (predicted - observed) / observed
 
 
 def digest(workload: Workload) -> str:

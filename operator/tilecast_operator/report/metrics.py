@@ -10,10 +10,17 @@ import tilecast
 from tilecast.advise import Advice
 from tilecast.manifests.nodes import NodesReport
 from tilecast.render import document
+from tilecast_operator import observe
 from tilecast_operator.capacity import Free
+from tilecast_operator.learning import Learner, Score
 from tilecast_operator.report.status import Verdict, reason
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+_SIGNED = (*(-bound for bound in reversed(_RATIOS[:-2])), 0.0, *_RATIOS)
+"""A forecast of nothing errs by -1, so that lower bounds end there."""
 
 
 class Metrics:
@@ -33,6 +40,46 @@ class Metrics:
         self.predicted = Histogram(
             "tilecast_predicted_step_seconds", "Forecast step of written recommendations.",
             ["gpu", "precision", "family"], buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        group = ["gpu", "precision", "family"]
+        self.observed = Histogram(
+            "tilecast_observed_step_seconds", "Measured steps of accepted reports.", group, buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.error = Histogram(
+            "tilecast_prediction_relative_error_ratio",
+            "Signed relative error, (predicted - observed) / observed, of every accepted report.",
+            [*group, "stage"], buckets=_SIGNED, registry=registry,
+        )  # fmt: skip
+        self.absolute = Histogram(
+            "tilecast_prediction_absolute_relative_error_ratio",
+            "Absolute relative error of every accepted report.", [*group, "stage"], buckets=_RATIOS, registry=registry,
+        )  # fmt: skip
+        self.bias = Gauge(
+            "tilecast_prediction_bias_ratio",
+            "Median signed relative error of the runs that count; calibrated is without the run itself.",
+            [*group, "stage"], registry=registry,
+        )  # fmt: skip
+        self.interval = Counter(
+            "tilecast_prediction_interval_observations",
+            "Accepted reports, by whether the 90 % range of the forecast holds them.", [*group, "covered"],
+            registry=registry,
+        )  # fmt: skip
+        self.calibration = Gauge(
+            "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", group, registry=registry
+        )
+        self.observations = Counter(
+            "tilecast_observations", "Reports of measured steps, by source and what became of them.",
+            ["source", "outcome"], registry=registry,
+        )  # fmt: skip
+        self.followed = Counter(
+            "tilecast_recommendation_followed", "Jobs with a measured step, by whether they run as recommended.",
+            ["followed"], registry=registry,
+        )  # fmt: skip
+        self.saved = Counter(
+            "tilecast_advice_saved_gpu_seconds",
+            "GPU-seconds that measured steps of jobs which follow the advice took less than their baseline's forecast.",
+            registry=registry,
         )  # fmt: skip
         self.advice_duration = Histogram(
             "tilecast_advice_duration_seconds", "Time to search one workload over all pools.",
@@ -69,6 +116,39 @@ class Metrics:
             workload = verdict.request.workload
             labels = (verdict.best.pool.gpu.name, workload.precision, workload.model.family)
             self.predicted.labels(*labels).observe(verdict.best.step_s)
+
+    def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
+        """Count an accepted report.
+
+        Args:
+            score: the job it is of.
+            seconds: the step that it tells.
+            steps: how many of them it is of, where it says so.
+            baseline: GPU-seconds of a step of the job's baseline, where it has one.
+        """
+        forecast = score.forecast
+        group = forecast["group"][:3]
+        given = forecast["stepSeconds"]
+        self.observed.labels(*group).observe(seconds)
+        for stage, predicted_s in (("raw", forecast["rawSeconds"]), ("calibrated", given["target"])):
+            error = observe.error(predicted_s, seconds)
+            self.error.labels(*group, stage).observe(error)
+            self.absolute.labels(*group, stage).observe(abs(error))
+        covered = given["lowerBound"] <= seconds <= given["upperBound"]
+        self.interval.labels(*group, "true" if covered else "false").inc()
+        if score.window.samples == 1:
+            self.followed.labels("true" if forecast.get("followed") else "false").inc()
+        if forecast.get("followed") and steps and baseline is not None:
+            self.saved.inc(max(0.0, baseline - seconds * forecast["gpus"]) * steps)
+
+    def show_calibration(self, learner: Learner) -> None:
+        """Show what the runs teach now."""
+        self.bias.clear()
+        for labels, value in learner.biases().items():
+            self.bias.labels(*labels).set(value)
+        self.calibration.clear()
+        for group, value in learner.ratios().items():
+            self.calibration.labels(*group).set(value)
 
     def count_search(self, advice: Advice, duration_s: float) -> None:
         """Count one search."""

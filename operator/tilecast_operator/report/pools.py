@@ -17,6 +17,8 @@ def pool_status(
     now: str,
     current: Iterable[Mapping[str, Any]],
     free: Free | None = None,
+    learnt: Mapping[str, Any] | None = None,
+    superseded: int = 0,
 ) -> Status:
     """The whole status. A condition keeps the time of its last transition while its status stays.
 
@@ -26,19 +28,22 @@ def pool_status(
         now: RFC 3339, for conditions whose status changes.
         current: the conditions as they are now.
         free: what nobody uses; None where that is not known.
+        learnt: what the pool's runs teach, as its status says it.
+        superseded: runs of the pool that newer ones contradict.
     """
     before = list(current)
-    states = _states(found, free)
+    states = [*_states(found, free), *_drift(learnt, superseded)]
     conditions = [condition(*state, generation, now, before) for state in states]
     head: Status = {"observedGeneration": generation, "conditions": conditions}
     why = states[0][2]
     if isinstance(found, SpecError):
-        return {**head, "summary": {"reason": why}}
+        return {**head, **(learnt or {}), "summary": {"reason": why}}
     pool = found.pool
     price = pool.price_per_gpu_hour
     gpus = {"total": found.gpus_total, "allocatable": found.gpus_allocatable}
     answer: Status = {
         **head,
+        **(learnt or {}),
         "nodes": found.nodes,
         "gpus": gpus if free is None else {**gpus, "free": free.gpus},
         "facts": {name: {"value": value[:253], "layer": layer} for name, (value, layer) in found.facts.items()},
@@ -80,3 +85,13 @@ def _states(found: FoundPool | SpecError, free: Free | None) -> list[tuple[str, 
     else:
         known = ("True", free.source, f"what is free is read from {free.source}")
     return [("Ready", "True", *ready), ("ScaledDown", *scaled), ("CapacityKnown", *known)]
+
+
+def _drift(learnt: Mapping[str, Any] | None, superseded: int) -> list[tuple[str, str, str, str]]:
+    """The condition Drifted, of a pool that has had runs."""
+    if not learnt:
+        return []
+    if superseded:
+        text = f"the newest runs contradict {superseded} older ones, which no longer count; what changed on the nodes?"
+        return [("Drifted", "True", "ErrorsChanged", text)]
+    return [("Drifted", "False", "ErrorsSteady", "the newest runs agree with the older ones")]

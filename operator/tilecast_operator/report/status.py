@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Offer, WhyNot
+from tilecast.calibration import ENOUGH
 from tilecast.render import document, units
 from tilecast.step import widths
+from tilecast_operator import observe
+from tilecast_operator.learning import Score
 
 Status: TypeAlias = dict[str, Any]
 
@@ -143,6 +146,39 @@ def fitted(found: Status, fit: Fit) -> Status:
     return {**found, "recommendation": best, "summary": summary}
 
 
+def scored(found: Status, score: Score, now: str) -> Status:
+    """A status with the measured steps of its job, and how far the forecast lay off."""
+    forecast, window = dict(score.forecast), score.window
+    error = observe.errors(forecast, window)
+    off = f"{error['calibratedRatio']:+.0%}"
+    text = (
+        f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
+        f"the forecast was {off} off, {error['rawRatio']:+.0%} before correction"
+    )
+    conditions = _with(found["conditions"], "ObservationsAvailable", "True", "Observed", text, now)
+    summary = {**found["summary"], "error": off}
+    return {
+        **found,
+        "conditions": conditions,
+        "forecast": forecast,
+        "observed": window.status(),
+        "error": error,
+        "summary": summary,
+    }
+
+
+def refused(conditions: list[Status], why: str, now: str) -> list[Status]:
+    """Conditions that say why what was told of a measured step does not count."""
+    return _with(conditions, "ObservationsAvailable", "False", "Refused", why, now)
+
+
+def _with(conditions: list[Status], kind: str, state: str, why: str, text: str, now: str) -> list[Status]:
+    return [
+        condition(kind, state, why, text, item["observedGeneration"], now, conditions) if item["type"] == kind else item
+        for item in conditions
+    ]
+
+
 def _states(verdict: Verdict, is_off: bool, fit: Fit) -> list[tuple[str, str, str, str]]:
     """Type, status, reason and message of every condition."""
     why, text = reason(verdict), message(verdict)
@@ -159,7 +195,7 @@ def _states(verdict: Verdict, is_off: bool, fit: Fit) -> list[tuple[str, str, st
         ("LowConfidence", *confidence),
         ("CapacityAvailable", fit.status, fit.reason, fit.message),
         ("Applied", "False", "ModeOff" if is_off else "ModeAdvise", applied),
-        ("ObservationsAvailable", "False", "NotObserved", "measured step times are not read"),
+        ("ObservationsAvailable", "False", "NotObserved", "no step of the job was measured yet"),
     ]
 
 
@@ -171,6 +207,10 @@ def _judged(advice: Advice, best: Offer) -> tuple[str, str, str]:
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
         return "True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}"
+    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    if seen.own < ENOUGH:
+        why = f"{seen.own} of {ENOUGH} runs like this one were measured on this cluster"
+        return "True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}"
     why = f"as usual for family {family} ({bare})"
     return "False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}"
 

@@ -193,6 +193,12 @@ class GPUPoolSpec(Door):
         max_length=253,
         description="Kueue ResourceFlavor of the nodes; absent takes the one whose nodeLabels they carry.",
     )
+    observation_query: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="PromQL that gives the step of a job on this pool in seconds; $namespace and $name stand for it.",
+    )
     topology_keys: list[str] = Field(
         default_factory=list,
         max_length=16,

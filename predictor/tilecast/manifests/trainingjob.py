@@ -462,6 +462,13 @@ class TrainingJobSpec(Door):
     )
     budget: JobBudget | None = Field(default=None, description="What the run may cost, for fastestWithinBudget.")
     baseline: JobBaseline | None = Field(default=None, description="What you would run today, for comparison.")
+    observation_query: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="PromQL that gives the job's step in seconds, where the operator asks Prometheus: $namespace and "
+        "$name stand for the job's. Absent takes the pool's, or the operator's.",
+    )
     mode: Mode = Field(
         default="Advise",
         description="Advise writes status, annotations and Events; Off writes the status only. Write it in quotes.",
@@ -618,13 +625,49 @@ class Recommendation(Door):
 
 
 class Forecast(Door):
-    """What became of the forecast when the job started."""
+    """What became of the forecast when the job started, and what measured steps are held against."""
 
     frozen_at: str = Field(
         max_length=32,
         description="When the job started, or was seen to have; from then on its forecast stays as it is.",
         json_schema_extra={"format": "date-time"},
     )
+    pool: str | None = Field(default=None, max_length=63, description="Pool that it runs on, as far as is known.")
+    gpus: int | None = Field(default=None, ge=1, description="GPUs that it runs on.")
+    plan: str | None = Field(default=None, max_length=128, description="How it is split.")
+    raw_seconds: float | None = Field(default=None, ge=0, description="Forecast of its step before any correction.")
+    step_seconds: StepSeconds | None = Field(default=None, description="The forecast with its range, corrected.")
+    group: list[Annotated[str, Field(max_length=63)]] = Field(
+        default_factory=list,
+        max_length=5,
+        description="GPU, precision, model family, range of GPU counts and digest of the workload: what calibration "
+        "takes it for.",
+    )
+    followed: bool | None = Field(default=None, description="Whether it runs as recommended.")
+
+
+class Observed(Door):
+    """The measured step."""
+
+    step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
+    samples: int = Field(ge=1, description="Reports so far.")
+    source: str = Field(max_length=32, description="Where the newest came from: put, annotation, prometheus, trainJob.")
+    time: str = Field(max_length=32, description="When the newest arrived.", json_schema_extra={"format": "date-time"})
+    recent_step_seconds: list[float] = Field(
+        default_factory=list, max_length=32, description="The newest reports, oldest first."
+    )
+    peak_memory_bytes: int | None = Field(default=None, ge=0, description="Most GPU memory allocated on rank 0.")
+    gpu: str | None = Field(default=None, max_length=63, description="GPU as the job sees it.")
+    driver: str | None = Field(default=None, max_length=32, description="Its driver.")
+    node: str | None = Field(default=None, max_length=253, description="Node that the newest report came from.")
+    annotation: str | None = Field(default=None, max_length=32, description="The annotation that was taken last.")
+
+
+class ErrorRatio(Door):
+    """(predicted - observed) / observed: +0.3 is a forecast 30 % too slow."""
+
+    raw_ratio: float = Field(description="Of the forecast before any correction.")
+    calibrated_ratio: float = Field(description="Of the forecast as it was given.")
 
 
 class RejectedPool(Door):
@@ -716,6 +759,8 @@ class TrainingJobStatus(Door):
     )
     plans_evaluated: int | None = Field(default=None, ge=0, description="How many plans were compared.")
     forecast: Forecast | None = Field(default=None, description="Present once the job has started.")
+    observed: Observed | None = Field(default=None, description="Present once a step was measured.")
+    error: ErrorRatio | None = Field(default=None, description="Signed relative errors of the forecast.")
     model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
     inputs_hash: str | None = Field(
         default=None, max_length=64, description="Digest of everything that decided the advice."

@@ -1,0 +1,45 @@
+"""Asks a Prometheus for the measured steps of jobs, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+import aiohttp
+
+from tilecast_operator.settings import Settings
+from tilecast_operator.view import Key
+
+log = logging.getLogger("tilecast")
+
+
+class Asking(Protocol):
+    """What is needed of the corridor."""
+
+    def queries(self) -> list[tuple[Key, str]]:
+        """Every job that may have a step, with its query."""
+
+    async def told(self, key: Key, answer: Any) -> None:
+        """Take the answer to a job's query."""
+
+
+async def poll(settings: Settings, corridor: Asking) -> None:
+    """Ask for every job in each interval, for ever. A Prometheus that does not answer is asked again in the next."""
+    url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
+    timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            await asyncio.sleep(settings.prometheus_poll_s)
+            for key, query in corridor.queries():
+                try:
+                    async with session.get(url, params={"query": query}) as response:
+                        answer = await response.json(content_type=None)
+                    if response.status != 200:
+                        problem = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
+                        log.warning("%s: Prometheus refuses its query: %s %s", key, response.status, problem)
+                        continue
+                    await corridor.told(key, answer)
+                except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                    log.warning("Prometheus does not answer: %s", error)
+                    break
