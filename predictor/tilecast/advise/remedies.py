@@ -49,9 +49,14 @@ def _judged(change: Change, request: Request, found: Field) -> Choice | Rejectio
         counts = [limits.gpus]
     else:
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
-        counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1] or [1]
-    judged = [judge(after, field(after, pool, Limits(gpus=count))) for count in counts]
-    return next((item for item in judged if isinstance(item, Choice)), judged[0])
+        counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
+    first: Rejection | None = None
+    for count in counts:
+        judged = judge(after, field(after, pool, Limits(gpus=count)))
+        if isinstance(judged, Choice):
+            return judged
+        first = first or judged
+    return first or judge(after, field(after, pool))
 
 
 def _counts(pool: Pool, most: int) -> list[int]:

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import search, uncertainty
+from tilecast import kernels, models, search, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
 from tilecast.advise.rank import PRICED, Choice, Field, field
 from tilecast.advise.remedies import FURTHER, GIB, cheaper
 from tilecast.advise.values import Change, Request, WhyNot
-from tilecast.search import Limits
+from tilecast.hardware import Pool
+from tilecast.kernels import KernelTimes
+from tilecast.models import Sharded
+from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
 
 SPEEDS = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
@@ -92,8 +95,9 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
         return None
     workload = choice.found.variants[choice.found.variant[choice.row]]
     plan = choice.found.plans.take(np.array([choice.row]))
+    table = _Table.of(workload, plan, choice.found.pool)
     for speed in SPEEDS:
-        step_s = float(search.price(workload, plan, faster(choice.found.pool, speed)).step_s[0])
+        step_s = float(table.price(speed).step_s[0])
         if _surely(request, replace(choice, value=choice.value * step_s / offer.step_s), others):
             return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
     return None
@@ -115,10 +119,11 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     if not near.subjects:
         return
     table = Plans.concatenate([Plans.of(plan), near.plans])
-    priced = search.price(workload, table, found.pool)
+    sharded = _Table.of(workload, table, found.pool)
+    priced = sharded.price()
     weight = table.gpus / plan.gpus if _is_price(request) else np.ones(len(table))
     ratios = priced.step_s * weight / (priced.step_s[0] * weight[0])
-    speeds = _speeds(workload, table, found, weight, ratios)
+    speeds = _speeds(sharded, weight, ratios)
     errors = uncertainty.errors(priced)
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
     ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
@@ -188,20 +193,38 @@ def _row(found: Field, plan: Plan, variant: int) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-def _speeds(workload: Workload, table: Plans, found: Field, weight: Floats, ratios: Floats) -> list[float | None]:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Plans whose kernels are priced once, whatever the links."""
+
+    workload: Workload
+    plans: Plans
+    pool: Pool
+    sharded: Sharded
+    timed: KernelTimes
+
+    @classmethod
+    def of(cls, workload: Workload, plans: Plans, pool: Pool) -> _Table:
+        sharded = models.shard(workload, plans)
+        return cls(workload, plans, pool, sharded, kernels.seconds(sharded.graph.kernels()[0], pool.gpu))
+
+    def price(self, speed: float = 1.0) -> Priced:
+        """The plans with links so many times as fast."""
+        pool = self.pool if speed == 1 else faster(self.pool, speed)
+        return search.price_sharded(self.workload, self.sharded, self.plans, pool, timed=self.timed)
+
+
+def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]:
     """For each plan, the least of `SPEEDS` of all links that puts it before the first; None where none does."""
     behind = ratios > 1
-    least: list[float | None] = [None] * len(table)
+    least: list[float | None] = [None] * len(ratios)
     for speed in reversed(SPEEDS):
         if not behind.any():
             break
-        rows = np.flatnonzero(behind)
-        some = np.concatenate([[0], rows])
-        step_s = search.price(workload, table.take(some), faster(found.pool, speed)).step_s * weight[some]
-        ahead = step_s[1:] < step_s[0]
-        for row in rows[ahead]:
+        step_s = table.price(speed).step_s * weight
+        behind &= step_s < step_s[0]
+        for row in np.flatnonzero(behind):
             least[row] = speed
-        behind[rows[~ahead]] = False
     return least
 
 
