@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tilecast.advise import Baseline, Constraints, Request, advise
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import documents, nodes, trainingjob
 from tilecast.render.document import FORMATS, document, to_json
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import OBJECTIVES, SpecError, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -136,19 +138,59 @@ def test_contradictions_name_the_field(request_: Request, field: str) -> None:
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("job", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_examples_give_the_reviewed_advice(job: Path) -> None:
-    """`tests/advice/` holds the advice for every example on the mixed cluster. After an intended change: delete
-    the file, run the test once to write it anew, and review the difference."""
-    (manifest,) = documents.load(job.read_text(), job.name)
+JOBS = sorted([*(ROOT / "examples" / "jobs").glob("*.yaml"), *(ROOT / "tests" / "jobs").glob("*.yaml")])
+
+
+def mixed(job: Path) -> list[Pool]:
+    """The pools of the example cluster; without prices for a job that says so in its name."""
     cluster = (ROOT / "examples" / "clusters" / "mixed.yaml").read_text()
-    advice = advise(trainingjob.read(manifest), nodes.pools(*nodes.parse(cluster)).require())
-    assert len(advice.offers) + len(advice.rejections) == 4
+    pools = nodes.pools(*nodes.parse(cluster)).require()
+    return [replace(pool, price_per_gpu_hour=None) if "unpriced" in job.stem else pool for pool in pools]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda path: path.stem)
+def test_jobs_give_the_reviewed_advice(job: Path) -> None:
+    """`tests/advice/` holds the advice for every job of `examples/jobs` and `tests/jobs` on the mixed cluster. After an
+    intended change: delete the file, run the test once to write it anew, and review the difference."""
+    (manifest,) = documents.load(job.read_text(), job.name)
+    advice = advise(trainingjob.read(manifest), mixed(job))
+    assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
+        "a100-80", "h100-sxm", "l4", "t4"
+    }  # fmt: skip
     golden = ROOT / "tests" / "advice" / f"{job.stem}.json"
     if not golden.exists():
         golden.write_text(to_json(advice))
         pytest.fail(f"wrote {golden.name}: review it and run again")
-    assert json.loads(golden.read_text()) == json.loads(to_json(advice))
+    assert golden.read_text() == to_json(advice)
+
+
+def test_every_reviewed_advice_has_its_job() -> None:
+    assert {path.stem for path in (ROOT / "tests" / "advice").glob("*.json")} == {job.stem for job in JOBS}
+
+
+def test_reviewed_jobs_cover_every_objective() -> None:
+    jobs = [trainingjob.parse(documents.load(job.read_text(), job.name)[0]) for job in JOBS]
+    assert {job.objective for job in jobs} == set(OBJECTIVES)
+    for given in ("global_batch_size_range", "framework", "allowed_precisions"):
+        assert any(getattr(job.training, given) for job in jobs), given
+    assert any(job.baseline and job.baseline.plan for job in jobs)
+
+
+def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Whatever the seed of hashes and the number of threads."""
+    script = "import sys; from tilecast.cli import main; sys.exit(main(sys.argv[1:]))"
+    job = ROOT / "tests" / "jobs" / "llama-8b-within-budget.yaml"
+    arguments = ["advise", str(job), "--nodes", str(ROOT / "examples" / "clusters" / "mixed.yaml"), "-o", "json"]
+    runs = []
+    for seed, threads in (("1", "1"), ("2", "2"), ("3", "7")):
+        settings = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            env=os.environ | settings, capture_output=True, check=True,
+        )  # fmt: skip
+        runs.append(done.stdout)
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0].decode() == (ROOT / "tests" / "advice" / f"{job.stem}.json").read_text()
 
 
 @pytest.mark.parametrize("name", FORMATS)

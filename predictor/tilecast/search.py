@@ -59,6 +59,10 @@ class Priced:
         return self.times.total
 
     @property
+    def launch_s(self) -> Floats:
+        return self.times.launch
+
+    @property
     def memory_bytes(self) -> Floats:
         return self.footprint.total
 
@@ -73,6 +77,8 @@ class Found:
 
     plans: Plans
     step_s: Floats
+    launch_s: Floats
+    """The part of the step that waits for the host."""
     memory_bytes: Floats
     usable_bytes: float
     is_bounded: bool = False
@@ -153,14 +159,16 @@ def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
         (workload, pool.gpus_per_node, pool.max_nodes, limits), lambda: _Space.of(workload, pool, limits)
     )
     plans = space.plans
-    step_s = np.empty(len(plans))
+    step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
         priced = step.kernel_seconds(workload, space.sharded, pool.gpu)
         steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
         for rows in _chunks(plans):
-            step_s[rows] = steps.rows(rows).total
-    step_s.setflags(write=False)  # it is handed out more than once
-    return Found(plans, step_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
+            times = steps.rows(rows)
+            step_s[rows], launch_s[rows] = times.total, times.launch
+    for column in (step_s, launch_s):
+        column.setflags(write=False)  # it is handed out more than once
+    return Found(plans, step_s, launch_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,8 @@ def _explained(request: Request, choice: Choice, best: Choice) -> Offer:
         return replace(offer, reason=f"costs more than nothing; {bound}")
     factor = choice.value / best.value
     if is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
-        return replace(offer, reason=f"a tie ({factor:.2f}x) with more GPUs; {bound}")
+        more = " with more GPUs" if choice.gpus > best.gpus else ""
+        return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
     return replace(offer, reason=f"{factor:.1f}x {other}; {bound}")
 
 

@@ -143,5 +143,5 @@ def _out_of_reach(request: Request, found: Field, fitting: Mask) -> Rejection:
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
         return Rejection(found.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
     least = float(found.finish_s[fitting].min())
-    message = f"the fastest plan takes {least:,.0f} s, not {request.deadline_s or 0:,.0f} s"
+    message = f"the fastest plan takes {least / 3600:,.1f} h, not {(request.deadline_s or 0) / 3600:,.1f} h"
     return Rejection(found.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")

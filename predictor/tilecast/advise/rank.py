@@ -19,6 +19,12 @@ from tilecast.search import Found, Limits, Mask, Priced
 from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
+
+def is_price(request: Request) -> bool:
+    """Whether the objective makes a price least, rather than a time."""
+    return request.objective in ("cost", "cheapestBeforeDeadline")
+
+
 MAX_BATCHES = 8
 """Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
 MAX_TIED = 128
@@ -82,6 +88,7 @@ class Field:
     """Index into `variants`."""
     plans: Plans
     step_s: Floats
+    launch_s: Floats
     memory_bytes: Floats
     fits: Mask
     batch: Floats
@@ -128,15 +135,12 @@ class Field:
         return kept
 
     def value(self, request: Request) -> Floats:
-        """What the objective makes least, (n,); NaN where a price is missing."""
-        per_sample = request.workload.global_batch / self.batch
-        if request.objective == "cost":
-            return self.hourly * self.step_s * per_sample
-        if request.objective == "cheapestBeforeDeadline":
-            return self.cost_to_finish
-        if request.objective in FINISHING:
-            return self.finish_s
-        return self.step_s * per_sample
+        """What the objective makes least, (n,), at the cautious step; NaN where a price is missing."""
+        seconds = uncertainty.cautious(self.step_s, self.launch_s)
+        seconds = seconds * (
+            self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
+        )
+        return self.hourly / 3600 * seconds if is_price(request) else seconds
 
     def allowed(self, request: Request) -> Mask:
         """Which plans the objective allows: those before the deadline, or within the budget."""
@@ -187,6 +191,7 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         variant=variant,
         plans=Plans.concatenate([table.plans for _, table in every]) if every else Plans.of(),
         step_s=column("step_s"),
+        launch_s=column("launch_s"),
         memory_bytes=column("memory_bytes"),
         fits=column("fits").astype(bool),
         batch=batches[variant],

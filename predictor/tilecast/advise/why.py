@@ -17,7 +17,7 @@ import numpy as np
 from tilecast import kernels, models, search, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
-from tilecast.advise.rank import PRICED, Choice, Field, field
+from tilecast.advise.rank import Choice, Field, field, is_price
 from tilecast.advise.remedies import FURTHER, GIB, cheaper
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
@@ -45,15 +45,12 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
     elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
-        code, message = "Tie", f"{ratio:.2f}x, within the forecast's error, with {choice.gpus} GPUs against {best.gpus}"
+        more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
+        code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
-        code = "Dearer" if _is_price(request) else "Slower"
+        code = "Dearer" if is_price(request) else "Slower"
         message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {choice.gpus} GPUs"
     return WhyNot("pool", choice.found.pool.name, choice.found.plans.row(choice.row), code, message, ratio, change)
-
-
-def _is_price(request: Request) -> bool:
-    return request.objective in PRICED and request.objective != "fastestWithinBudget"
 
 
 def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
@@ -61,7 +58,7 @@ def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Cha
     others = tuple(item for item in choices if item is not choice)
     if request.objective == "fewestGpus":
         return None
-    if _is_price(request):
+    if is_price(request):
         return cheaper(request, choice, others)
     return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
 
@@ -96,9 +93,10 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
     workload = choice.found.variants[choice.found.variant[choice.row]]
     plan = choice.found.plans.take(np.array([choice.row]))
     table = _Table.of(workload, plan, choice.found.pool)
+    now = _cautious(table.price())[0]
     for speed in SPEEDS:
-        step_s = float(table.price(speed).step_s[0])
-        if _surely(request, replace(choice, value=choice.value * step_s / offer.step_s), others):
+        ratio = float(_cautious(table.price(speed))[0] / now)
+        if _surely(request, replace(choice, value=choice.value * ratio), others):
             return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
     return None
 
@@ -121,8 +119,9 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     table = Plans.concatenate([Plans.of(plan), near.plans])
     sharded = _Table.of(workload, table, found.pool)
     priced = sharded.price()
-    weight = table.gpus / plan.gpus if _is_price(request) else np.ones(len(table))
-    ratios = priced.step_s * weight / (priced.step_s[0] * weight[0])
+    weight = table.gpus / plan.gpus if is_price(request) else np.ones(len(table))
+    values = _cautious(priced) * weight
+    ratios = values / values[0]
     speeds = _speeds(sharded, weight, ratios)
     errors = uncertainty.errors(priced)
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
@@ -214,6 +213,10 @@ class _Table:
         return search.price_sharded(self.workload, self.sharded, self.plans, pool, timed=self.timed)
 
 
+def _cautious(priced: Priced) -> Floats:
+    return uncertainty.cautious(priced.step_s, priced.launch_s)
+
+
 def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]:
     """For each plan, the least of `SPEEDS` of all links that puts it before the first; None where none does."""
     behind = ratios > 1
@@ -221,8 +224,8 @@ def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]
     for speed in reversed(SPEEDS):
         if not behind.any():
             break
-        step_s = table.price(speed).step_s * weight
-        behind &= step_s < step_s[0]
+        values = _cautious(table.price(speed)) * weight
+        behind &= values < values[0]
         for row in np.flatnonzero(behind):
             least[row] = speed
     return least
@@ -257,7 +260,7 @@ class _Neighbour:
             return self._said("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
         if self.is_tie:
             return self._said("Tie", f"{self.ratio:.2f}x, within the forecast's error and no simpler", self.ratio, None)
-        code = "Dearer" if _is_price(self.request) else "Slower"
+        code = "Dearer" if is_price(self.request) else "Slower"
         change = None if speed is None else Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
         return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
 

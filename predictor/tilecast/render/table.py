@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tilecast.advise import Advice, Offer, Rejection
+import textwrap
+
+from tilecast.advise import Advice, Offer
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
@@ -13,65 +15,104 @@ _RIGHT = ("GPUS", "STEP", "FINISH", "COST", "COST/1K", "GiB/GPU")
 _PART_NAMES = {"communication": "exposed communication", "bubble": "pipeline bubble"}
 
 
+WIDTH = 128
+"""Columns of the screen that sentences are wrapped to."""
+MAX_WHY_NOT = 6
+"""Lines that say why not another plan; programs get all of them."""
+
+
 def table(advice: Advice) -> str:
     """The advice as a screen of text, ending in a newline."""
-    rows = [_offer(">" if offer is advice.best else " ", offer) for offer in advice.offers]
-    if advice.baseline is not None:
-        rows.append(_offer("=", advice.baseline))
-    rows += [_rejection(item) for item in advice.rejections]
-    lines = [_headline(advice), "", *columns(_TITLES, rows, _RIGHT), ""]
     best = advice.best
+    names = [offer.pool.name for offer in advice.offers] + [item.pool for item in advice.rejections]
+    width = max(map(len, (*names, advice.baseline.pool.name if advice.baseline else "", "POOL")))
+    rows = [_offer(">" if offer is best else " ", offer, width) for offer in advice.offers]
+    if advice.baseline is not None:
+        rows.append(_offer("=", advice.baseline, width))
+    lines = [_headline(advice), "", *(columns(_TITLES, rows, _RIGHT) if rows else [])]
+    for item in advice.rejections:
+        lines += _wrapped(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
+    lines.append("")
     if best is None:
-        lines.append("No pool can run this job. The nearest changes that would help stand in the last column.")
-    else:
-        lines += _footer(advice, best)
-    return "\n".join(lines) + "\n"
+        lines.append(
+            "No pool can run this job. The nearest change that would help each of them stands behind the colon."
+        )
+        return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_footer(advice, best)]) + "\n"
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """A text behind its head, lines after the first indented alike."""
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
 
 
 def _headline(advice: Advice) -> str:
     workload = advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"
-    head = (advice.request.name, workload.model.name, workload.precision, batch)
+    precision = advice.best.workload.precision if advice.best else workload.precision
+    head = (advice.request.name, workload.model.name, precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 
-def _offer(mark: str, offer: Offer) -> tuple[str, ...]:
+def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     currency = offer.pool.currency
+    each = offer.cost_per_1000_steps if offer.cost_to_finish is None else None
     return (
         mark,
-        offer.pool.name,
+        offer.pool.name.ljust(width),
         f"{offer.nodes}x{offer.gpus_per_node}",
         str(offer.plan),
         duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
         duration(offer.finish_s) if offer.finish_s is not None else "",
         money(offer.cost_to_finish, currency) if offer.cost_to_finish is not None else "",
-        money(offer.cost_per_1000_steps, currency) if offer.cost_per_1000_steps is not None else "",
+        money(each, currency) if each is not None else "",
         f"{gibibytes(offer.memory_bytes)}/{gibibytes(offer.memory_available_bytes)}",
-        offer.reason,
+        f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
     )
 
 
-def _rejection(item: Rejection) -> tuple[str, ...]:
-    memory = ""
-    if item.memory_bytes is not None and item.memory_available_bytes is not None:
-        memory = f"{gibibytes(item.memory_bytes)}/{gibibytes(item.memory_available_bytes)}"
-    why = f"{item.message}: {item.remedy}"
-    return ("x", item.pool, "", str(item.plan) if item.plan else "", "", "", "", "", "", memory, why)
+def _why_not(advice: Advice) -> list[str]:
+    """The plans that something binds or could make win, those of other pools first."""
+    telling = [
+        item for item in advice.why_not if item.change is not None or item.code not in ("Slower", "Dearer", "Tie")
+    ]
+    lines = []
+    for item in telling[:MAX_WHY_NOT]:
+        what = f"{item.pool}: {item.message}" if item.subject == "pool" else f"{item.plan}: {item.message}"
+        change = item.change
+        would = "" if change is None else f"; would {'win' if change.effect == 'wins' else 'fit'}: {change.text}"
+        lines += _wrapped("  ", what + would)
+    return ["Why not", *lines] if lines else []
+
+
+def _pareto(advice: Advice) -> list[str]:
+    """Plans that nothing beats in time, cost and GPUs at once, where there are several."""
+    if len(advice.pareto) < 2:
+        return []
+    told = []
+    for offer in advice.pareto:
+        cost = offer.cost_per_1000_steps
+        each = f" {money(cost, offer.pool.currency)}/1k" if cost is not None else ""
+        size = offer.workload.global_batch
+        batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
+        told.append(f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}{batch} {duration(offer.step_s)}{each}")
+    return _wrapped("Trade-offs  ", " | ".join(told))
 
 
 def _footer(advice: Advice, best: Offer) -> list[str]:
     lines = []
     base = advice.baseline
     if base is not None:
-        told = f"{base.step_s / best.step_s:.1f}x as fast as your baseline"
+        ratio = base.step_s / best.step_s
+        told = f"{ratio:.1f}x as fast as your baseline" if ratio >= 1 else f"{1 / ratio:.1f}x slower than your baseline"
         if base.cost_per_1000_steps and best.cost_per_1000_steps:
             change = best.cost_per_1000_steps / base.cost_per_1000_steps - 1
             told += f" at {abs(change):.0%} {'more' if change > 0 else 'less'} cost"
         lines.append(told + ".")
-    if advice.uncapped is not None and advice.uncapped.step_s < best.step_s * 0.97:
-        free = advice.uncapped
+    free = advice.uncapped
+    if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):
         lines.append(
             f"Without the job's own limits: {free.pool.name} {free.nodes}x{free.gpus_per_node} {free.plan}, "
             f"{duration(free.step_s)}."
@@ -80,19 +121,18 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
         behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
         lines.append(f"{others} within the forecast's error; the simplest is shown{behind}.")
-    lines += advice.notes
+    lines += [line for note in advice.notes for line in _wrapped("", note)]
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS
         if best.breakdown[part] >= 0.001 * best.step_s
     ]
     lines.append(f"{duration(best.step_s)} = {' + '.join(parts)}")
+    lines += [*_why_not(advice), *_pareto(advice)]
     priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
     if priced:
         prices = (f"{pool.name} {money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
-        lines.append(
-            f"Prices per GPU and hour (on-demand list prices unless a GPUPool says otherwise): {', '.join(prices)}"
-        )
+        lines += _wrapped("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
     lines.append(f"How sure?  {advice.confidence}")
     model = f"model {advice.provenance.model_version}, {advice.provenance.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")

@@ -302,6 +302,8 @@ class Scored:
     rows: tuple[Row, ...]
     measured_s: Floats
     predicted_s: Floats
+    cautious_s: Floats
+    """The step that orders plans in an advice."""
     left_out_s: Floats
     roofline_s: Floats
     one_mfu_s: Floats
@@ -323,10 +325,13 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     names = [item.plan for _, item, _ in kept]
     gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
     flops = np.array([item.model_flops or 0.0 for _, item, _ in kept])
+    predicted = np.array([item.seconds for _, item, _ in kept], dtype=float)
+    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in kept], dtype=float)
     return Scored(
         rows=tuple(row for row, _, _ in kept),
         measured_s=measured,
-        predicted_s=np.array([item.seconds for _, item, _ in kept], dtype=float),
+        predicted_s=predicted,
+        cautious_s=uncertainty.cautious(predicted, launch),
         left_out_s=np.array([item.left_out_s for _, item, _ in kept], dtype=float),
         roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
         one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
@@ -401,7 +406,9 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
         lines += [_line(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
     tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     if count:
-        lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, top-1 regret {regret:.1%}"]
+        _, advised, _ = ranking(scored.rows, scored.cautious_s, scored.measured_s)
+        told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
+        lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"]
     aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
     lines.append(f"macro error with each source left out of the fit of the step's constants: {aside:.1%}")
     lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps")

@@ -1,0 +1,180 @@
+"""Laws of an advice, for jobs and pools that nobody picked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import models, uncertainty
+from tilecast.advise import Advice, Budget, Constraints, Offer, Request, advise
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.render.document import to_json
+from tilecast.spec import OBJECTIVES, Precision, Workload
+from tilecast.uncertainty import cautious
+
+GPUS = ("h100-sxm", "a100-80", "l4", "t4")
+LINKS = ("ethernet-25", "ethernet-100", "infiniband-hdr-8x200")
+
+
+@st.composite
+def pools(draw: st.DrawFn, least: int = 1) -> list[Pool]:
+    names = draw(st.lists(st.sampled_from(GPUS), min_size=least, max_size=3, unique=True))
+    found = []
+    for name in names:
+        gpu = find_gpu(name)
+        per_node, nodes = draw(st.sampled_from([(4, 1), (8, 1), (8, 2), (8, 3)]))
+        price = draw(st.sampled_from([None, 0.5, 2.0, 6.9]))
+        inter = find_link(draw(st.sampled_from(LINKS)))
+        free = draw(st.sampled_from([None, 0, 4, 24]))
+        one = Pool(name, gpu, per_node, nodes, find_link(gpu.intra_link), inter, price_per_gpu_hour=price)
+        found.append(replace(one, free_gpus=free))
+    return found
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    name = draw(st.sampled_from(["gpt2", "llama-3.2-1b", "bert-base", "resnet-50", "mixtral-8x7b", "llama-2-7b"]))
+    model = models.preset(name)
+    precisions: tuple[Precision, ...] = draw(st.sampled_from([(), ("bf16", "fp16"), ("fp32", "fp16", "bf16")]))
+    precision = draw(st.sampled_from(precisions or ("fp16", "bf16", "fp32")))
+    batch = draw(st.sampled_from([8, 24, 48, 64]))
+    workload = Workload(model, 512 if model.vocab else 1, batch, precision, steps=draw(st.integers(1, 1000)))
+    objective = draw(st.sampled_from(OBJECTIVES))
+    constraints = Constraints(
+        gpus=draw(st.sampled_from([None, None, None, 4, 8, 12])),
+        max_nodes=draw(st.sampled_from([None, None, 1, 2])),
+        max_tensor=draw(st.sampled_from([None, None, 1, 2])),
+    )
+    if constraints.gpus is None:
+        constraints = replace(constraints, max_gpus=draw(st.sampled_from([None, None, 1, 6, 8])))
+    return Request(
+        "drawn",
+        workload,
+        objective,
+        constraints,
+        deadline_s=draw(st.floats(1.0, 1e5)) if objective == "cheapestBeforeDeadline" else None,
+        budget=Budget(draw(st.floats(0.01, 1e3))) if objective == "fastestWithinBudget" else None,
+        batches=draw(st.sampled_from([None, None, (batch // 2, batch * 2)])),
+        precisions=precisions,
+    )
+
+
+def value(request: Request, offer: Offer) -> float:
+    """What the objective makes least, of an offer."""
+    seconds = float(cautious(np.array([offer.step_s]), np.array([offer.breakdown["launch"]]))[0])
+    if request.objective == "fewestGpus":
+        return float(offer.gpus)
+    if request.objective in ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget"):
+        seconds *= offer.workload.steps or 0
+    else:
+        seconds *= request.workload.global_batch / offer.workload.global_batch
+    if request.objective in ("cost", "cheapestBeforeDeadline"):
+        return seconds * offer.gpus * (offer.pool.price_per_gpu_hour or 0.0)
+    return seconds
+
+
+def best_value(advice: Advice) -> float:
+    """The value of the best forecast, which the recommendation may be behind by a tie; infinite without one."""
+    return math.inf if advice.best is None else value(advice.request, advice.best) / advice.tie_ratio
+
+
+CLOSE = 1 + 1e-9
+
+
+@settings(max_examples=12, deadline=None)
+@given(request=requests(), pools=pools())
+def test_offers_fit_and_keep_every_limit(request: Request, pools: list[Pool]) -> None:
+    advice = advise(request, pools)
+    limits = request.constraints
+    assert {item.pool.name for item in advice.offers} | {item.pool for item in advice.rejections} == {
+        item.name for item in pools
+    }
+    for offer in (*advice.offers, *advice.pareto):
+        assert offer.memory_bytes <= offer.memory_available_bytes
+        assert math.isclose(sum(offer.memory.values()), offer.memory_bytes)
+        assert math.isclose(sum(offer.breakdown.values()), offer.step_s)
+        assert offer.plan.gpus == offer.gpus <= offer.pool.max_gpus
+        assert offer.gpus <= (limits.max_gpus or offer.gpus) and limits.gpus in (None, offer.gpus)
+        assert offer.nodes <= (limits.max_nodes or offer.nodes)
+        assert offer.plan.tensor <= (limits.max_tensor or offer.plan.tensor)
+        plan, batch = offer.plan, offer.workload.global_batch
+        assert plan.data * plan.micro_batch * plan.gradient_accumulation == batch
+        low, high = request.batches or (batch, batch)
+        assert low <= batch <= high
+        assert offer.workload.precision in (request.precisions or (request.workload.precision,))
+        if request.deadline_s is not None:
+            assert (offer.finish_s or math.inf) <= request.deadline_s
+        if request.budget is not None:
+            assert (offer.cost_to_finish or math.inf) <= request.budget.amount or offer.cost_to_finish == 0
+        free = offer.pool.free_gpus
+        assert offer.fits_now == (None if free is None else offer.gpus <= free)
+
+
+@settings(max_examples=8, deadline=None)
+@given(request=requests(), pools=pools())
+def test_a_looser_limit_never_worsens_the_best(request: Request, pools: list[Pool]) -> None:
+    tight = best_value(advise(request, pools))
+    limits = request.constraints
+    looser = [
+        replace(request, constraints=Constraints()),
+        replace(request, constraints=replace(limits, max_tensor=None)),
+        replace(request, constraints=replace(limits, gpus=None)),
+        replace(request, deadline_s=request.deadline_s * 2 if request.deadline_s else None),
+        replace(request, budget=Budget(request.budget.amount * 2) if request.budget else None),
+    ]
+    for loose in looser:
+        assert best_value(advise(loose, pools)) <= tight * CLOSE
+
+
+@settings(max_examples=8, deadline=None)
+@given(request=requests(), pools=pools(least=2))
+def test_another_pool_never_worsens_the_best(request: Request, pools: list[Pool]) -> None:
+    fewer = best_value(advise(request, pools[:-1]))
+    assert best_value(advise(request, pools)) <= fewer * CLOSE
+
+
+@settings(max_examples=8, deadline=None)
+@given(request=requests(), pools=pools())
+def test_no_member_of_the_pareto_set_is_beaten(request: Request, pools: list[Pool]) -> None:
+    advice = advise(request, pools)
+    assert len(advice.pareto) <= 8
+    assert bool(advice.pareto) == (advice.best is not None)
+    points = []
+    for offer in advice.pareto:
+        seconds = offer.step_s / offer.workload.global_batch
+        price = offer.pool.price_per_gpu_hour
+        points.append((seconds, math.inf if price is None else price * offer.gpus * seconds, offer.gpus))
+    for one in points:
+        assert not any(all(b <= a for a, b in zip(one, other, strict=True)) for other in points if other is not one)
+
+
+@settings(max_examples=6, deadline=None)
+@given(request=requests(), pools=pools(least=2), data=st.data())
+def test_the_order_of_pools_and_what_is_free_decide_nothing(
+    request: Request, pools: list[Pool], data: st.DataObject
+) -> None:
+    advice = advise(request, pools)
+    shuffled = data.draw(st.permutations(pools))
+    assert to_json(advise(request, shuffled)) == to_json(advice)
+    busy = advise(request, [replace(item, free_gpus=0) for item in pools])
+    assert busy.inputs_hash == advice.inputs_hash
+    assert [(item.pool.name, item.plan) for item in busy.offers] == [
+        (item.pool.name, item.plan) for item in advice.offers
+    ]
+
+
+@settings(max_examples=8, deadline=None)
+@given(request=requests(), pools=pools())
+def test_the_recommendation_is_within_a_tie_of_the_best(request: Request, pools: list[Pool]) -> None:
+    advice = advise(request, pools)
+    assert 1 <= advice.tie_ratio <= math.exp(2 * uncertainty.most_tied())
+    assert advice.ties or advice.tie_ratio == 1
+    values = [value(request, offer) for offer in advice.offers]
+    assert values[1:] == sorted(values[1:])
+    if advice.uncapped is not None and advice.best is not None:
+        free = value(request, advice.uncapped)
+        assert free <= values[0] * math.exp(2 * uncertainty.most_tied())
