@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import __version__, hardware, kernels, step
 from tilecast.advise import stated
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.rank import FINISHING, PRICED, Choice, Details, Field, field, pareto
+from tilecast.advise.rank import FINISHING, PRICED, Choice, Details, Field, field, is_price, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
@@ -65,7 +65,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     judged = [judge(request, found) for found in fields]
     ranking = settle(request, [item for item in judged if isinstance(item, Choice)])
     choices = ranking.choices
-    offers = tuple(_explained(request, choice, choices[0]) for choice in choices)
+    offers = tuple(_explained(request, choice, choices) for choice in choices)
     rejections = [
         remedied(request, found, item, choices)
         for found, item in zip(fields, judged, strict=True)
@@ -263,9 +263,16 @@ _BEST: Mapping[Objective, tuple[str, str]] = {
 """What the best is called by each objective, and what the others are."""
 
 
-def _explained(request: Request, choice: Choice, best: Choice) -> Offer:
+def _plain(request: Request, choice: Choice) -> float:
+    """Time or price of a sample by the forecast itself, of a choice."""
+    found, row = choice.found, choice.row
+    weight = float(found.hourly[row]) if is_price(request) else 1.0
+    return weight * float(found.step_s[row] / found.batch[row])
+
+
+def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
     """The offer of a choice with the reason for its place."""
-    offer = choice.offer()
+    offer, best = choice.offer(), choices[0]
     bound = _BOUND[offer.bottleneck]
     if offer.memory_bytes > TIGHT * offer.memory_available_bytes:
         bound += "; memory is tight"
@@ -273,7 +280,9 @@ def _explained(request: Request, choice: Choice, best: Choice) -> Offer:
         bound += "; may miss the deadline"
     word, other = _BEST[request.objective]
     if choice is best:
-        return replace(offer, reason=f"{word}; {bound}")
+        rivals = choices if request.objective != "fewestGpus" else choices[:1]
+        is_least = all(_plain(request, best) <= _plain(request, item) for item in rivals)
+        return replace(offer, reason=f"{'' if is_least else 'among the '}{word}; {bound}")
     if request.objective == "fewestGpus" and choice.gpus > best.gpus:
         return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
     if best.value <= 0:

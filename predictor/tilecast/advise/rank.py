@@ -152,7 +152,7 @@ class Field:
         return kept
 
 
-_COLUMNS = ("variant", "step_s", "memory_bytes", "fits", "batch", "steps")
+_COLUMNS = ("variant", "step_s", "launch_s", "memory_bytes", "fits", "batch", "steps")
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
