@@ -15,6 +15,9 @@ from tilecast.manifests.calibration import MAX_RUNS, Seen
 from tilecast.spec import Floats
 from tilecast_operator.observe import Window
 
+MAX_FIT = 512
+"""Runs of all pools that are learnt from, the newest: the fit grows with their cube."""
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -44,6 +47,7 @@ class Learner:
     def __init__(self) -> None:
         self.table = Calibration()
         self._runs: dict[str, Seen] = {}
+        self._taught = Taught(Calibration(), (), np.zeros(0))
 
     def recall(self, pool: str, status: Mapping[str, Any]) -> None:
         """Take note of the runs that the status of a pool keeps, where they are not known better."""
@@ -64,30 +68,30 @@ class Learner:
         """Let go of a run."""
         self._runs.pop(uid, None)
 
-    def learn(self) -> bool:
-        """Fit the runs; returns whether forecasts change by it."""
-        table = calibration.fit(self._ordered())
-        if not table.differs(self.table):
+    def adopt(self, taught: Taught) -> bool:
+        """Take over what the runs teach; returns whether forecasts change by it."""
+        self._taught = taught
+        if not taught.table.differs(self.table):
             return False
-        self.table = table
+        self.table = taught.table
         return True
+
+    def pools(self) -> set[str]:
+        """The pools that have had runs."""
+        return {item.run.pool for item in self._runs.values()}
 
     def pool(self, name: str, gpu: str) -> dict[str, Any]:
         """`calibration` and `error` of a pool's status; empty where it has had no run."""
         own = self._of(name)
         if not own:
             return {}
-        ordered = self._ordered()
-        runs = calibration.current(ordered)
-        mine = np.array([run.pool == name for run in runs])
-        raw = _raw(runs)
-        return {
-            "calibration": {"corrections": kept.corrections(self.table, gpu), "runs": kept.records(own)},
-            "error": {
-                "rawRatio": round(float(np.median(raw[mine])), 4),
-                "calibratedRatio": round(float(np.median(calibration.left_out(ordered)[mine])), 4),
-            },
-        }
+        found = {"calibration": {"corrections": kept.corrections(self.table, gpu), "runs": kept.records(own)}}
+        runs, errors = self._taught.runs, self._taught.errors
+        mine = np.array([run.pool == name for run in runs], dtype=bool)
+        if not mine.any():
+            return found
+        medians = {"rawRatio": _raw(runs)[mine], "calibratedRatio": errors[mine]}
+        return {**found, "error": {stage: round(float(np.median(column)), 4) for stage, column in medians.items()}}
 
     def drifted(self, name: str) -> int:
         """How many of a pool's runs no longer count, because newer ones contradict them."""
@@ -96,14 +100,11 @@ class Learner:
 
     def biases(self) -> dict[tuple[str, str, str, str], float]:
         """Median signed relative error by GPU, precision, family and stage: raw, or calibrated without the run."""
-        runs = calibration.current(self._ordered())
+        runs, errors = self._taught.runs, self._taught.errors
         found: dict[tuple[str, str, str, str], float] = {}
         if not runs:
             return found
-        columns = {
-            "raw": _raw(runs),
-            "calibrated": calibration.left_out(runs),
-        }
+        columns = {"raw": _raw(runs), "calibrated": errors}
         groups = [(run.gpu, run.precision, run.family) for run in runs]
         for group in set(groups):
             rows = np.array([one == group for one in groups])
@@ -123,8 +124,23 @@ class Learner:
     def _of(self, pool: str) -> list[Seen]:
         return [item for item in self._runs.values() if item.run.pool == pool]
 
-    def _ordered(self) -> list[Run]:
-        return [item.run for item in sorted(self._runs.values(), key=lambda one: (one.time, one.uid))]
+    def ordered(self) -> list[Run]:
+        """The newest runs, oldest first."""
+        return [item.run for item in sorted(self._runs.values(), key=lambda one: (one.time, one.uid))[-MAX_FIT:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What runs teach, those of them that count, and their signed relative errors under what the others teach, (n,)."""
+
+    table: Calibration
+    runs: tuple[Run, ...]
+    errors: Floats
+
+    @classmethod
+    def by(cls, runs: Sequence[Run]) -> Taught:
+        """What these runs teach, oldest first."""
+        return cls(calibration.fit(runs), tuple(calibration.current(runs)), calibration.left_out(runs))
 
 
 def _raw(runs: Sequence[Run]) -> Floats:

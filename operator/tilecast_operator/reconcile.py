@@ -25,7 +25,7 @@ from tilecast.manifests.door import API_VERSION, GROUP, VERSION
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, observe
 from tilecast_operator.api import ApiError
-from tilecast_operator.learning import Score
+from tilecast_operator.learning import Score, Taught
 from tilecast_operator.observe import Refused
 from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
@@ -357,11 +357,7 @@ class Corridor:
         """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
         score = await self._scores.take(key, self._objects.get(key), self._report, report)
         self.queue.add(key, self.settings.observe_settle_s * min(score.window.samples, 60))
-        self._learns_from(score)
-
-    def _learns_from(self, score: Score) -> None:
         self.queue.add(CALIBRATION, self.settings.calibrate_settle_s)
-        self.queue.add(Key(gpupool.KIND, "", str(score.forecast["pool"])), self.settings.calibrate_settle_s)
 
     async def _review(self, token: str) -> Document:
         """What the API server says of a token, asked once a minute.
@@ -437,7 +433,7 @@ class Corridor:
         elif key == CAPACITY:
             self._read_capacity()
         elif key == CALIBRATION:
-            self._learn()
+            await self._learn()
         elif self._report is not None:  # everything is due once the nodes are read
             view = self._objects.get(key)
             if key.kind == gpupool.KIND:
@@ -473,7 +469,7 @@ class Corridor:
             everyone, slices = list(self._nodes.values()), [item for item in self._slices.values() if item]
             bare = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
             if self._report is None:
-                self._scores.learner.learn()
+                await self._learn()
             report = bare.calibrated(self._scores.learner.table)
             before, self._report = self._report, report
             self._found = {item.pool.name: item for item in report.found}
@@ -517,11 +513,14 @@ class Corridor:
         except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
             return None
 
-    def _learn(self) -> None:
+    async def _learn(self) -> None:
         """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
-        if self._scores.learner.learn():
+        learner = self._scores.learner
+        if learner.adopt(await self._verdicts.run(Taught.by, learner.ordered())):
             self._pools_changed()
-        self.metrics.show_calibration(self._scores.learner)
+        for name in learner.pools():
+            self.queue.add(Key(gpupool.KIND, "", name))
+        self.metrics.show_calibration(learner)
 
     def _pool_keys(self) -> list[Key]:
         return [key for key in self._objects if key.kind == gpupool.KIND]
@@ -553,12 +552,14 @@ class Corridor:
         document, before = view.document, view.status
         is_off, is_touched = _is_off(document), key in self._touched
         annotation = dict(view.inputs).get(marks.OBSERVED)
-        if annotation is not None and before.get("recommendation") and self._report is not None:
-            is_new = await self._scores.annotated(key, view, self._report, annotation)
-            if is_new and (fresh := self._scores[key]) is not None:
-                self._learns_from(fresh)
         if annotation is None:
             self._scores.withdraw(key, view)
+        elif (
+            before.get("recommendation")
+            and self._report is not None
+            and await self._scores.annotated(key, view, self._report, annotation)
+        ):
+            self.queue.add(CALIBRATION, self.settings.calibrate_settle_s)
         score = self._scores[key]
         has_started = started(view) is not None or score is not None
         if has_started and before.get("recommendation"):
