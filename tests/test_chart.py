@@ -181,6 +181,13 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
     [
         (["discovery.enabled=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_DISCOVERY=false"),
         (["capacity.readPods=true"], ("", "pods"), ["list", "watch"], "TILECAST_READ_PODS=true"),
+        (["jobs.enabled=true"], ("batch", "jobs"), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true"),
+        (
+            ["jobs.enabled=true", "jobs.place=true", "capacity.readKueue=true"],
+            ("kueue.x-k8s.io", "workloads"),
+            ["list", "patch"],
+            "TILECAST_PLACE=true",
+        ),
         (
             ["capacity.readKueue=true"],
             ("kueue.x-k8s.io", "clusterqueues"),
@@ -210,6 +217,24 @@ def test_rights_and_settings_go_together(
     assert variable in [f"{item['name']}={item['value']}" for item in container["env"]]
 
 
+def test_jobs_are_placed_only_where_they_are_advised(helm: Helm) -> None:
+    (role,) = of_kind(rendered(helm), "ClusterRole")
+    assert not {"jobs", "jobsets", "workloads"} & {name for rule in role["rules"] for name in rule["resources"]}
+    for value in ("jobs.place=true", "jobs.gate=true"):
+        with pytest.raises(HelmError, match="/jobs/enabled"):
+            rendered(helm, "--set", value)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1", None])
+def test_the_gate_is_put_on_only_where_the_api_server_can(helm: Helm, version: str | None) -> None:
+    kind = "MutatingAdmissionPolicy"
+    values = ["--set", "jobs.enabled=true,jobs.gate=true"]
+    served = [f"--api-versions=admissionregistration.k8s.io/{version}/{kind}"] if version else []
+    found = of_kind(rendered(helm, *values, *served), kind)
+    assert [item["apiVersion"] for item in found] == ([f"admissionregistration.k8s.io/{version}"] if version else [])
+    assert not of_kind(rendered(helm, *served), kind)
+
+
 @pytest.mark.parametrize(("api", "is_read"), [("kueue.x-k8s.io/v1beta1", True), ("kueue.x-k8s.io/v1", False)])
 def test_kueue_is_read_where_the_cluster_serves_it(helm: Helm, api: str, is_read: bool) -> None:
     (role,) = of_kind(rendered(helm, f"--api-versions={api}"), "ClusterRole")
@@ -226,7 +251,10 @@ def test_a_model_of_ones_own_is_mounted_with_its_digest(helm: Helm) -> None:
     assert {"name": "model", "configMap": {"name": "ours"}} in spec["volumes"]
 
 
-BY_VALUES = ("TILECAST_LISTEN_", "TILECAST_DISCOVERY", "TILECAST_READ_", "TILECAST_UTILIZATION_MODEL")
+BY_VALUES = (
+    "TILECAST_LISTEN_", "TILECAST_DISCOVERY", "TILECAST_READ_", "TILECAST_UTILIZATION_MODEL", "TILECAST_JOBS",
+    "TILECAST_PLACE",
+)  # fmt: skip
 """Settings that values of their own give, together with the rights or the volume they need."""
 
 

@@ -107,6 +107,7 @@ PASSING: dict[type[Door], dict[str, Any]] = {
     trainingjob.BatchRange: {"min": 4, "max": 8},
     trainingjob.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
     trainingjob.JobConstraints: {"gpus": 8, "maxGpus": 8},
+    trainingjob.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
     trainingjob.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
     },
@@ -134,7 +135,9 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"precision": "fp32"},
     ],
     trainingjob.JobConstraints: [{"gpus": 9}],
+    trainingjob.TargetRef: [{"kind": "JobSet"}],
     trainingjob.TrainingJobSpec: [
+        {"mode": "Initial"},
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
         {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
         {"objective": "timeToFinish"},

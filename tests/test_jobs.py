@@ -334,6 +334,8 @@ def test_a_queue_that_leads_nowhere_is_told_so() -> None:
         kueue.queue(found, "default", "tea")
     with pytest.raises(SpecError, match="names ClusterQueue all, which does not exist"):
         kueue.queue(replace(found, cluster_queues={}), "default", "team")
+    with pytest.raises(SpecError, match="names ResourceFlavor a, which does not exist; create it"):
+        kueue.queue(replace(found, flavors={}), "default", "team")
     found.cluster_queues["all"]["spec"]["resourceGroups"][0]["coveredResources"] = ["cpu"]
     with pytest.raises(SpecError, match=r"has no quota of nvidia.com/gpu"):
         kueue.queue(found, "default", "team")
@@ -433,7 +435,7 @@ def test_pods_change_only_where_the_user_says_how_many() -> None:
     _, _, _, advice = advised("job")
     assert advice.best.gpus == 8
     document = example("job")
-    document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"maxGpus": 16}'
+    document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"gpus": 16}'
     _, job, found, advice = advised("job", metadata=document["metadata"])
     assert advice.best.gpus == 16
     made = placement(advice.best, job, found)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -40,6 +41,8 @@ import binaries
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
 POLL_S = 0.1
+FIRST_PORT, CLIENT_PORTS = 20000, 32768
+"""Where ports are looked for: below the first that Linux gives to clients (ip_local_port_range)."""
 DEFAULT_NAME = "tilecast"
 
 _COMPONENTS = {
@@ -296,14 +299,25 @@ def _clusters_folder() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now, distinct because they are held while the others are found."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Ports of 127.0.0.1 that nobody listens on now, distinct because they are held while the others are found.
+
+    They are below those that the system gives to clients: a program that restarts would find its port taken by whoever
+    tries to reach it, even by a connection to itself.
+    """
+    found = dict[int, socket.socket]()
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            port = FIRST_PORT + secrets.randbelow(CLIENT_PORTS - FIRST_PORT)
+            if port in found:
+                continue
+            found[port] = socket.socket()
+            try:
+                found[port].bind(("127.0.0.1", port))
+            except OSError:
+                found.pop(port).close()
+        return list(found)
     finally:
-        for each in sockets:
+        for each in found.values():
             each.close()
 
 

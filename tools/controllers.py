@@ -5,7 +5,7 @@
 
 Each is the released program, built from its Go module by `binaries.py`, started as a plain process on loopback ports.
 Its CRDs and webhooks are those that lie in the module, with `clientConfig.service` turned into a URL of 127.0.0.1;
-its certificate is the one that kwokctl made for the API server, which names 127.0.0.1 and Kueue's own service.
+its certificate is the one that kwokctl made for the API server, which names 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ class Controller:
     runtimes: str = ""
     """What is applied once it runs."""
     needs: tuple[str, ...] = ()
+    secret: tuple[str, str] | None = None
+    """Namespace and name of the Secret that its certificate manager looks for."""
+    must_exist: str = ""
+    """A file that it waits for without reading it."""
 
 
 def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
@@ -66,10 +70,11 @@ def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
         "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
         "metrics": {"bindAddress": "0"},
         "webhook": {"port": ports.webhook, "host": "127.0.0.1", "certDir": str(certificates)},
-        # With it Kueue takes the certificate from a Secret; without, from a fixed folder under /etc.
+        # Without its certificate manager Kueue insists on a certificate in a fixed folder under /etc.
         "internalCertManagement": {"enable": True},
         "leaderElection": {"leaderElect": False},
         "clientConnection": {"qps": 200, "burst": 400},
+        "controller": {"groupKindConcurrency": {"Job.batch": 5, "Workload.kueue.x-k8s.io": 5}},
         "featureGates": {"AdmissionGatedBy": True, "VisibilityOnDemand": False},
         "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
     }
@@ -119,8 +124,16 @@ CONTROLLERS: Mapping[str, Controller] = {
             f"--health-probe-bind-address=127.0.0.1:{ports.health}",
             f"--webhook-server-port={ports.webhook}",
         ),
+        secret=("kubeflow", "training-operator-webhook-cert"),
+        must_exist="/tmp/k8s-webhook-server/serving-certs/tls.crt",  # noqa: S108 - its name is in the program
     ),
-    "kueue": Controller("crd/bases", "webhook/manifests.yaml", _kueue, lambda ports: ()),
+    "kueue": Controller(
+        crds="crd/bases",
+        webhooks="webhook/manifests.yaml",
+        configuration=_kueue,
+        arguments=lambda ports: (),
+        secret=("kueue-system", "kueue-webhook-server-cert"),
+    ),
 }
 """Every program by its toolset."""
 
@@ -191,11 +204,14 @@ class Controllers:
         for given, wanted in (("admin.crt", "tls.crt"), ("admin.key", "tls.key"), ("ca.crt", "ca.crt")):
             shutil.copyfile(own / given, certificates / wanted)
         authority = base64.b64encode((own / "ca.crt").read_bytes()).decode()
-        self._apply(_convertible(_documents(manifests / controller.crds), ports, authority))
+        self._apply(_of_one_version(_documents(manifests / controller.crds), ports, authority))
         # kubectl trips over a CRD that has no condition yet.
         self._patiently("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        if name == "kueue":
-            self._apply(_secret("kueue-system", "kueue-webhook-server-cert", own))
+        if controller.secret is not None:
+            self._apply(_secret(*controller.secret, own))
+        if controller.must_exist:
+            Path(controller.must_exist).parent.mkdir(parents=True, exist_ok=True)
+            Path(controller.must_exist).touch()
         arguments = [*controller.arguments(ports)]
         if controller.configuration is not None:
             config = folder / "config.yaml"
@@ -256,10 +272,13 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
                 yield document
 
 
-def _convertible(crds: Iterable[dict[str, Any]], ports: Ports, authority: str) -> Iterator[dict[str, Any]]:
-    """CRDs, those of several versions converted by the controller."""
+def _of_one_version(crds: Iterable[dict[str, Any]], ports: Ports, authority: str) -> Iterator[dict[str, Any]]:
+    """CRDs in the version that is stored, so that nothing is converted; of several versions there is one conversion
+    webhook, which Kueue's certificate manager writes to and nobody calls."""
     for crd in crds:
-        if len(crd["spec"]["versions"]) > 1:
+        versions = crd["spec"]["versions"]
+        if len(versions) > 1:
+            crd["spec"]["versions"] = [version for version in versions if version["storage"]]
             client = {"url": f"https://127.0.0.1:{ports.webhook}/convert", "caBundle": authority}
             webhook = {"conversionReviewVersions": ["v1"], "clientConfig": client}
             crd["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
@@ -269,10 +288,10 @@ def _convertible(crds: Iterable[dict[str, Any]], ports: Ports, authority: str) -
 def _pointed(
     configurations: Iterable[dict[str, Any]], name: str, ports: Ports, authority: str
 ) -> Iterator[dict[str, Any]]:
-    """Webhook configurations that call 127.0.0.1."""
+    """Webhook configurations that call 127.0.0.1, under names by which no certificate manager looks for them."""
     for found in configurations:
         kind = "mutating" if found["kind"].startswith("Mutating") else "validating"
-        found["metadata"]["name"] = f"{name}-{kind}-webhook-configuration"
+        found["metadata"]["name"] = f"{name}-{kind}-on-loopback"
         found["webhooks"] = [
             {**item, "clientConfig": _client(item["clientConfig"], ports, authority)}
             for item in found["webhooks"]

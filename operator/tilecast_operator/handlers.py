@@ -18,6 +18,7 @@ import kopf
 from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
+from tilecast.manifests.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, server, settings, watches
 from tilecast_operator.api import Api, Connection
@@ -130,6 +131,39 @@ async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: A
     act(body)
 
 
+async def existing_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A job of another kind is there, or gone."""
+    act = memo.corridor.jobs.lose if type == "DELETED" else memo.corridor.jobs.see
+    act(body)
+
+
+async def namespace_event(
+    type: str | None,  # noqa: A002
+    memo: kopf.Memo,
+    name: str,
+    labels: kopf.Labels,
+    **_: Any,
+) -> None:
+    """A namespace is there, or gone; its label may ask for advice."""
+    if type == "DELETED":
+        memo.corridor.jobs.lose_namespace(name)
+    else:
+        memo.corridor.jobs.see_namespace(name, labels)
+
+
+async def queue_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A LocalQueue, ClusterQueue or ResourceFlavor is there, or gone."""
+    act = memo.corridor.jobs.lose_kueue if type == "DELETED" else memo.corridor.jobs.see_kueue
+    act(body)
+
+
+if OWN.jobs:
+    for _kind in JOB_KINDS.values():
+        kopf.on.event(_kind.group, _kind.version, _kind.plural)(existing_event)
+    kopf.on.event("", "v1", "namespaces")(namespace_event)
+if OWN.jobs and OWN.read_kueue:
+    for _plural in ("localqueues", "clusterqueues", "resourceflavors"):
+        kopf.on.event("kueue.x-k8s.io", _plural, id=f"{_plural}-of-jobs")(queue_event)
 if OWN.read_resource_slices:
     kopf.on.event("resource.k8s.io", "resourceslices")(slice_event)
 if OWN.read_kueue:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from tilecast.manifests.door import API_VERSION, GROUP, VERSION
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, observe
 from tilecast_operator.api import ApiError
+from tilecast_operator.jobs import Answer, Desk
 from tilecast_operator.learning import Score, Taught
 from tilecast_operator.observe import Refused
 from tilecast_operator.queue import KeyQueue
@@ -37,6 +38,7 @@ from tilecast_operator.report.status import (
     Status,
     Verdict,
     capacity_condition,
+    condition,
     conditions,
     fitted,
     message,
@@ -75,11 +77,14 @@ class Desired:
     note: events.Note | None = None
 
 
-def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str) -> Desired:
+def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str, target: Answer | None = None) -> Desired:
     """What a job should say for a verdict. In mode Off that is its status only."""
     before = view.status
-    found = conditions(verdict, is_off, view.generation, now, before.get("conditions") or (), fit)
+    applied = None if target is None else target.applied
+    found = conditions(verdict, is_off, view.generation, now, before.get("conditions") or (), fit, applied)
     answer = fitted(status(verdict, view.generation, found), fit)
+    if target is not None:
+        answer["summary"]["target"] = target.name
     if isinstance(verdict, Advice) and verdict.best is not None and (since := started(view)) is not None:
         answer["forecast"] = {"frozenAt": since or now}
     if is_off:
@@ -89,16 +94,24 @@ def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str) -> D
 
 
 def amended(
-    view: View, before: Status, is_off: bool, fit: Fit, now: str, score: Score | None = None, refusal: str | None = None
+    view: View,
+    before: Status,
+    is_off: bool,
+    fit: Fit,
+    now: str,
+    score: Score | None = None,
+    refusal: str | None = None,
+    target: Answer | None = None,
 ) -> Desired:
-    """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, and how
-    its measured steps compare, or why what was told of them does not count."""
+    """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, how its
+    measured steps compare, or why what was told of them does not count, and what became of its target."""
     since, is_marked = started(view), view.marks != NO_MARKS
     answer = fitted({**before, "observedGeneration": view.generation}, fit)
-    fresh = capacity_condition(fit, view.generation, now, before["conditions"])
+    fresh = {"CapacityAvailable": capacity_condition(fit, view.generation, now, before["conditions"])}
+    if target is not None:
+        fresh["Applied"] = condition("Applied", *target.applied, view.generation, now, before["conditions"])
     answer["conditions"] = [
-        fresh if item["type"] == fresh["type"] else {**item, "observedGeneration": view.generation}
-        for item in before["conditions"]
+        fresh.get(item["type"], {**item, "observedGeneration": view.generation}) for item in before["conditions"]
     ]
     if score is not None:
         answer = scored(answer, score, now)
@@ -136,6 +149,9 @@ class Client(Protocol):
     def get(self, path: str, query: Mapping[str, str] = ...) -> Awaitable[dict[str, Any]]:
         """Read an object, or a list."""
 
+    def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> Awaitable[dict[str, Any]]:
+        """JSON patch."""
+
     def delete(self, path: str, uid: str, resource_version: str) -> Awaitable[dict[str, Any]]:
         """Delete an object that is still as it was seen."""
 
@@ -159,6 +175,7 @@ class Corridor:
         self._verdicts = Verdicts(client, advisor, metrics, settings.advisors, settings.advice_cache)
         self._scores = Scores(self._verdicts, metrics, self._now)
         self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
+        self.jobs = Desk(settings, client, metrics, self._verdicts, self._cluster, self._target_changed, advisor, clock)
         self._objects: dict[Key, View] = {}
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
@@ -188,6 +205,8 @@ class Corridor:
         """Load the model and start the workers."""
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{n}") for n in range(self.settings.writers)]
         self._tasks.append(asyncio.create_task(self._compare(), name="watch-check"))
+        if self.settings.jobs:
+            self.jobs.start()
         self.queue.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
@@ -195,11 +214,12 @@ class Corridor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.jobs.stop()
         self._verdicts.stop()
 
     def unhealthy(self) -> str | None:
         """Why this process should be restarted, if it should."""
-        ended = [task.get_name() for task in self._tasks if task.done()]
+        ended = [task.get_name() for task in self._tasks if task.done()] + self.jobs.ended()
         if ended:
             return f"{', '.join(ended)} ended"
         now_s = time.monotonic()
@@ -288,8 +308,10 @@ class Corridor:
         self._objects[key] = view
         if known is None:
             self._last_new_s = time.monotonic()
-        if key.kind == trainingjob.KIND and (known is None or key in self._touched):
-            self._scores.recall(key, view)
+        if key.kind == trainingjob.KIND:
+            self.jobs.see_request(body)
+            if known is None or key in self._touched:
+                self._scores.recall(key, view)
         if key.kind == gpupool.KIND and known is None:
             self._scores.learner.recall(key.name, view.status)
         if key.kind == gpupool.KIND and (known is None or not known.asks_as(view)):
@@ -307,6 +329,14 @@ class Corridor:
         self._scores.forget(key)
         if key.kind == gpupool.KIND:
             self._pools_changed()
+        else:
+            self.jobs.lose_request(body)
+
+    def _cluster(self) -> tuple[nodes.NodesReport | None, Mapping[str, nodes.Node]]:
+        return self._report, self._nodes
+
+    def _target_changed(self, namespace: str, name: str) -> None:
+        self.queue.add(Key(trainingjob.KIND, namespace, name))
 
     async def put_observation(self, namespace: str, name: str, token: str, body: bytes) -> None:
         """Take a report that a pod PUT.
@@ -526,6 +556,7 @@ class Corridor:
         return [key for key in self._objects if key.kind == gpupool.KIND]
 
     def _all_jobs_due(self) -> None:
+        self.jobs.pools_changed()
         for key in self._objects:
             if key.kind == trainingjob.KIND:
                 self.queue.add(key)
@@ -561,27 +592,28 @@ class Corridor:
         ):
             self.queue.add(CALIBRATION, self.settings.calibrate_settle_s)
         score = self._scores[key]
-        has_started = started(view) is not None or score is not None
+        target = await self.jobs.answer(key.namespace, key.name, document)
+        has_started = started(view) is not None or score is not None or (target is not None and target.has_started)
         if has_started and before.get("recommendation"):
             self._fits.pop(key, None)
             refusal = self._scores.refusal(key)
-            await self._write(key, view, amended(view, before, is_off, STARTED, self._now(), score, refusal))
+            await self._write(key, view, amended(view, before, is_off, STARTED, self._now(), score, refusal, target))
             return
         question = await self._verdicts.question(key.namespace, document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator needs to list none.
             self.queue.add(key, self.settings.config_map_poll_s)
         is_current = before.get("observedGeneration") == view.generation and "forecast" not in before
-        if is_current and not is_touched and not has_started and (view.marks == NO_MARKS) == is_off:
+        if is_current and target is None and not is_touched and not has_started and (view.marks == NO_MARKS) == is_off:
             best, digest = before.get("recommendation"), await self._verdicts.inputs_hash(question)
             if best and digest is not None and digest == before.get("inputsHash"):
                 await self._write(key, view, amended(view, before, is_off, self._fit_of(key, best), self._now()))
                 return
-        verdict = await self._verdicts.verdict(question)
-        if is_current and before.get("recommendation"):
+        verdict = await self._verdicts.verdict(question) if target is None else target.verdict
+        if target is None and is_current and before.get("recommendation"):
             verdict = await self._verdicts.held(question, verdict, before["recommendation"])
         fit = STARTED if has_started else self._fit_of(key, _place(verdict))
-        want = desired(view, verdict, is_off, fit, self._now())
+        want = desired(view, verdict, is_off, fit, self._now(), target)
         had_pool = bool((before.get("summary") or {}).get("pool"))
         if await self._write(key, view, want):
             self.metrics.count_advice(verdict, changed=had_pool and want.note is not None)

@@ -46,6 +46,12 @@ class Settings:
     read_pods: bool = _variable(
         "TILECAST_READ_PODS", False, "Whether pods say what is free, of pools without a Kueue flavor."
     )
+    jobs: bool = _variable(
+        "TILECAST_JOBS", False, "Whether TrainJobs, PyTorchJobs, JobSets and Jobs that ask for it are advised."
+    )
+    place: bool = _variable(
+        "TILECAST_PLACE", False, "Whether mode Initial may write the node choice into a job before it starts."
+    )
     capacity_settle_s: float = _variable(
         "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
     )

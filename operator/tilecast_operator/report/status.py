@@ -39,6 +39,8 @@ class Refusal:
 
 
 Verdict: TypeAlias = Advice | Refusal
+Applied: TypeAlias = tuple[str, str, str]
+"""Status, reason and message of the condition Applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,13 @@ def status(verdict: Verdict, generation: int, conditions: list[Status]) -> Statu
 
 
 def conditions(
-    verdict: Verdict, is_off: bool, generation: int, now: str, current: Iterable[Mapping[str, Any]], fit: Fit
+    verdict: Verdict,
+    is_off: bool,
+    generation: int,
+    now: str,
+    current: Iterable[Mapping[str, Any]],
+    fit: Fit,
+    applied: Applied | None = None,
 ) -> list[Status]:
     """Every condition for a verdict. A condition whose status stays keeps the time of its last transition.
 
@@ -109,9 +117,10 @@ def conditions(
         now: RFC 3339, for conditions whose status changes.
         current: the conditions as they are now.
         fit: whether the recommendation could start now.
+        applied: whether the job that the advice is for runs as it says, where there is such a job.
     """
     before = list(current)
-    return [condition(*state, generation, now, before) for state in _states(verdict, is_off, fit)]
+    return [condition(*state, generation, now, before) for state in _states(verdict, is_off, fit, applied)]
 
 
 def condition(
@@ -179,7 +188,9 @@ def _with(conditions: list[Status], kind: str, state: str, why: str, text: str, 
     ]
 
 
-def _states(verdict: Verdict, is_off: bool, fit: Fit) -> list[tuple[str, str, str, str]]:
+def _states(
+    verdict: Verdict, is_off: bool, fit: Fit, applied: Applied | None = None
+) -> list[tuple[str, str, str, str]]:
     """Type, status, reason and message of every condition."""
     why, text = reason(verdict), message(verdict)
     best = None if isinstance(verdict, Refusal) else verdict.best
@@ -188,13 +199,14 @@ def _states(verdict: Verdict, is_off: bool, fit: Fit) -> list[tuple[str, str, st
         confidence = ("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
         confidence = _judged(verdict, best)
-    applied = "mode is Off: nothing but this status is written" if is_off else "mode Advise never changes a job"
+    off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
+    mode = ("ModeOff", off) if is_off else ("ModeAdvise", advise)
     return [
         ("Ready", given, why, text),
         ("RecommendationProvided", given, why, text),
         ("LowConfidence", *confidence),
         ("CapacityAvailable", fit.status, fit.reason, fit.message),
-        ("Applied", "False", "ModeOff" if is_off else "ModeAdvise", applied),
+        ("Applied", *(applied or ("False", *mode))),
         ("ObservationsAvailable", "False", "NotObserved", "no step of the job was measured yet"),
     ]
 

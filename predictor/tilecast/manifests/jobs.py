@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from tilecast.manifests.door import GROUP, check, shown
 from tilecast.manifests.nodes import choice_labels, gpu_resource
-from tilecast.manifests.trainingjob import TrainingJobSpec
+from tilecast.manifests.trainingjob import MODES, TARGETS, Mode, TrainingJobSpec
 from tilecast.spec import SpecError
 
 Document: TypeAlias = Mapping[str, Any]
@@ -34,10 +34,6 @@ ADVISOR = f"{GROUP}/advisor"
 """Our name in lists of gates and of managers."""
 ADMISSION_GATES = "kueue.x-k8s.io/admission-gated-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
-
-Mode = Literal["Off", "Advise", "Initial"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-"""Off writes nothing, Advise annotates, Initial also writes the node choice, once, before the job starts."""
 
 CONFIG_MAP = "configmap:"
 """`tilecast.dev/model: configmap:NAME/KEY` names a config.json or a graph in a ConfigMap."""
@@ -149,7 +145,6 @@ class Change:
 class JobKind:
     """One kind of job: its API, and where it keeps what."""
 
-    api_version: str
     kind: str
     plural: str
     suspend: Path
@@ -165,9 +160,19 @@ class JobKind:
     """Whether the API lets the number of pods change after creation, while suspended."""
 
     @property
+    def api_version(self) -> str:
+        """Group and version, or the version alone in the core group."""
+        return TARGETS[self.kind]
+
+    @property
     def group(self) -> str:
         """API group; empty for the core."""
         return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the API."""
+        return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str, name: str = "") -> str:
         """Path of a job in the API, or of all of a namespace."""
@@ -595,7 +600,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
     kind.kind: kind
     for kind in (
         JobKind(
-            api_version="trainer.kubeflow.org/v1alpha1",
             kind="TrainJob",
             plural="trainjobs",
             suspend=("spec", "suspend"),
@@ -606,7 +610,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
             is_resizable=lambda document: False,  # spec.trainer is immutable
         ),
         JobKind(
-            api_version="kubeflow.org/v1",
             kind="PyTorchJob",
             plural="pytorchjobs",
             suspend=("spec", "runPolicy", "suspend"),
@@ -621,7 +624,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
             is_resizable=lambda document: True,
         ),
         JobKind(
-            api_version="jobset.x-k8s.io/v1alpha2",
             kind="JobSet",
             plural="jobsets",
             suspend=("spec", "suspend"),
@@ -632,7 +634,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
             is_resizable=lambda document: False,  # spec.replicatedJobs is immutable
         ),
         JobKind(
-            api_version="batch/v1",
             kind="Job",
             plural="jobs",
             suspend=("spec", "suspend"),

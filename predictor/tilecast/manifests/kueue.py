@@ -72,6 +72,10 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     if cluster is None:
         raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
     siblings = _siblings(objects, owner)
+    for missing in sorted(_flavors(cluster) - objects.flavors.keys()):
+        raise SpecError(
+            label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
+        )
     found = tuple(
         _flavor(objects, owner, siblings, str(item["name"]), item)
         for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
@@ -81,6 +85,13 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
     if not found:
         raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
     return Queue(name, owner, found)
+
+
+def _flavors(cluster_queue: Document) -> set[str]:
+    """Names of the flavors that have a quota of GPUs."""
+    groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
+    with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
+    return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
 
 
 def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, quotas: Document) -> Flavor:

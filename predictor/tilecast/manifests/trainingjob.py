@@ -9,7 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -37,7 +37,9 @@ from tilecast.spec import (
 from tilecast.trace import Trace
 
 KIND = "TrainingJob"
-Mode = Literal["Off", "Advise"]
+Mode = Literal["Off", "Advise", "Initial"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""Off writes the status only, Advise annotates too, Initial also writes the node choice, once, before the job runs."""
 
 MAX_BATCH = 2**24
 MAX_SEQUENCE = 2**24
@@ -441,6 +443,32 @@ class JobBudget(Door):
     )
 
 
+TARGETS: Mapping[str, str] = {
+    "TrainJob": "trainer.kubeflow.org/v1alpha1",
+    "PyTorchJob": "kubeflow.org/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "Job": "batch/v1",
+}
+"""API version of each kind of job that can be advised."""
+
+
+class TargetRef(Door):
+    """A job of another kind in the same namespace."""
+
+    api_version: str = Field(min_length=1, max_length=63, description="API version of the kind, for instance batch/v1.")
+    kind: Literal["TrainJob", "PyTorchJob", "JobSet", "Job"] = Field(description="Kind of the job.")
+    name: str = Field(min_length=1, max_length=253, description="Name of the job.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"{json.dumps(dict(TARGETS))}[self.kind] == self.apiVersion".replace('"', "'"),
+            lambda m: TARGETS[m.kind] == m.api_version,
+            "apiVersion is not that of kind",
+            f"write one of {', '.join(f'{version} {kind}' for kind, version in TARGETS.items())}",
+        ),
+    )
+
+
 class TrainingJobSpec(Door):
     """The desired training run and the limits of the advice."""
 
@@ -469,12 +497,23 @@ class TrainingJobSpec(Door):
         description="PromQL that gives the job's step in seconds, where the operator asks Prometheus: $namespace and "
         "$name stand for the job's. Absent takes the pool's, or the operator's.",
     )
+    target_ref: TargetRef | None = Field(
+        default=None,
+        description="The job that this advice is for: its own GPUs are the baseline, and it is annotated as well.",
+    )
     mode: Mode = Field(
         default="Advise",
-        description="Advise writes status, annotations and Events; Off writes the status only. Write it in quotes.",
+        description="Advise writes status, annotations and Events; Off writes the status only; Initial also writes the "
+        "node choice into the job of targetRef before it starts. Write Off in quotes.",
     )
 
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.mode) || self.mode != 'Initial' || has(self.targetRef)",
+            lambda m: m.mode != "Initial" or m.target_ref is not None,
+            "mode Initial has no job to place",
+            "name one in targetRef, or annotate the job itself with tilecast.dev/mode: Initial",
+        ),
         Rule(
             "self.workload == 'training' || !has(self.training.optimizer) || self.training.optimizer == 'none'",
             lambda m: m.workload == "training" or m.training.optimizer in (None, "none"),

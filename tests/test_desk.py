@@ -1,0 +1,417 @@
+"""The desk for jobs of other kinds, over time: what is said once, what is let go, and when, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_store import QUICK, Store
+from tilecast.advise import Advice, Request, advise
+from tilecast.hardware import Pool
+from tilecast.manifests import documents, nodes
+from tilecast.manifests.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL
+from tilecast.spec import SpecError
+from tilecast_operator import jobs as desk_module
+from tilecast_operator.api import ApiError
+from tilecast_operator.jobs import Desk
+from tilecast_operator.report.annotations import HASH, KEYS, POOL
+from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.settings import Settings
+from tilecast_operator.verdicts import Verdicts
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+PLACING = replace(QUICK, jobs=True, place=True)
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+KUEUE = "/apis/kueue.x-k8s.io"
+WORKLOADS = f"{KUEUE}/v1beta2/namespaces/default/workloads"
+H100 = "NVIDIA-H100-80GB-HBM3"
+
+
+class Jobs(Store):
+    """A store that also takes JSON patches, and serves one Workload for each queued job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workloads: dict[str, dict[str, Any]] = {}
+        self.has_kueue = True
+        self.groups = {f"/apis/{kind.api_version}" for kind in JOB_KINDS.values()}
+        self.patches: list[str] = []
+        self.refuse: list[ApiError] = []
+
+    async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        self.before_write(path)
+        if self.refuse:
+            raise self.refuse.pop(0)
+        table = self.workloads if path.startswith(WORKLOADS) else self.objects
+        key = path.rpartition("/")[2] if table is self.workloads else path
+        if key not in table:
+            raise ApiError(404, "not found")
+        found = copy.deepcopy(table[key])
+        if operations[0]["value"] != found["metadata"]["resourceVersion"]:
+            raise ApiError(409, "changed")
+        for item in operations:
+            *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
+            node: Any = found
+            for part in parents:
+                node = node[int(part)] if isinstance(node, list) else node[part]
+            if item["op"] == "remove":
+                del node[last]
+            else:
+                node[last] = item["value"]
+        self.patches.append(path)
+        if table is self.workloads:
+            self.workloads[key] = found
+            return found
+        return self.put(path, found)
+
+    async def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        if path in self.objects:
+            await asyncio.sleep(0)
+            return copy.deepcopy(self.objects[path])
+        if path == WORKLOADS:
+            uid = query["labelSelector"].partition("=")[2]
+            return {"items": [item for item in self.workloads.values() if item["metadata"]["labels"]["uid"] == uid]}
+        if path == KUEUE and self.has_kueue:
+            return {"preferredVersion": {"version": "v1beta2"}}
+        if path in self.groups:
+            return {"kind": "APIResourceList"}
+        if path.startswith("/apis/"):
+            raise ApiError(404, "not found")
+        return await super().get(path, query)
+
+    def job(self, name: str = "job", new_name: str = "a", **marks: str | None) -> dict[str, Any]:
+        """An example, stored; annotations by the last part of their key."""
+        (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
+        document["metadata"] |= {"name": new_name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        for key, value in marks.items():
+            document["metadata"]["annotations"].pop(f"tilecast.dev/{key}", None)
+            if value is not None:
+                document["metadata"]["annotations"][f"tilecast.dev/{key}"] = value
+        return self.put(f"{JOBS}/{new_name}", document)
+
+    def workload(self, job: Mapping[str, Any]) -> None:
+        spec = {"podSets": [{"name": "main", "template": {"spec": {}}}]}
+        meta = {"name": f"for-{job['metadata']['name']}", "labels": {"uid": job["metadata"]["uid"]}}
+        self.workloads[meta["name"]] = {"metadata": {**meta, "resourceVersion": "1"}, "spec": spec}
+
+    def now(self, name: str = "a") -> dict[str, Any]:
+        return self.objects[f"{JOBS}/{name}"]
+
+    def marks(self, name: str = "a") -> dict[str, str]:
+        return dict(self.now(name)["metadata"].get("annotations", {}))
+
+    def told(self) -> list[tuple[str, str]]:
+        return sorted((item["reason"], item["message"]) for item in self.events.values())
+
+
+@asynccontextmanager
+async def serving(
+    store: Jobs,
+    settings: Settings = PLACING,
+    advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
+    notified: Callable[[str, str], None] = lambda namespace, name: None,
+) -> AsyncIterator[Desk]:
+    found, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    report = nodes.pools(found, own, slices)
+    by_name = {item.name: item for item in map(nodes.node, found)}
+    metrics = Metrics()
+    verdicts = Verdicts(store, advisor, metrics, 1, 16)
+    verdicts.use(report)
+    desk = Desk(settings, store, metrics, verdicts, lambda: (report, by_name), notified, advisor)
+    desk.start()
+    try:
+        yield desk
+    finally:
+        await desk.stop()
+        verdicts.stop()
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    for _ in range(3000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"waited in vain for {what}")
+
+
+async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed" and store.marks()[POOL] == "h100-sxm"
+        assert store.now()["spec"]["suspend"] is False
+        assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
+        assert store.patches == [f"{JOBS}/a"] * 2, "placed, then let go"
+        await until(lambda: store.events, "an Event")
+        assert [reason for reason, _ in store.told()] == ["Placed"]
+
+
+async def test_a_workload_that_comes_late_is_waited_for() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(job := store.job("job-kueue"))
+        await until(lambda: POOL in store.marks(), "the job to be placed")
+        await asyncio.sleep(0.05)
+        assert ADMISSION_GATES in store.marks()
+        store.workload(job)
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        (workload,) = store.workloads.values()
+        assert workload["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
+        assert store.now()["spec"]["suspend"] is True, "Kueue resumes it"
+
+
+async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "WORKLOAD_S", 0.1)
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(store.job("job-kueue"))
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
+
+
+async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
+    store = Jobs()
+    store.has_kueue = False
+    async with serving(store) as desk:
+        desk.see(store.job("job-kueue"))
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
+
+
+async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "HOLD_S", 0.2)
+    store, ended = Jobs(), asyncio.Event()
+
+    async def forever(*arguments: object) -> Advice:
+        await ended.wait()
+        raise SpecError("x", "y", "z")
+
+    async with serving(store) as desk:
+        monkeypatch.setattr(desk, "_search", forever)
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False
+        assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
+        ended.set()
+
+
+async def test_a_search_that_fails_holds_no_job() -> None:
+    def broken(asked: Request, pools: Sequence[Pool]) -> Advice:
+        raise ZeroDivisionError
+
+    store = Jobs()
+    async with serving(store, advisor=broken) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "InternalError" and store.now()["spec"]["suspend"] is False
+
+
+async def test_a_refused_choice_holds_no_job() -> None:
+    store = Jobs()
+    store.refuse = [ApiError(422, "the webhook says no")]
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Refused"
+        await until(lambda: store.events, "an Event")
+        assert any("the webhook says no" in text for _, text in store.told())
+
+
+async def test_an_api_server_that_comes_and_goes_is_asked_again() -> None:
+    store = Jobs()
+    store.refuse = [ApiError(422, "no"), ApiError(500, "gone"), ApiError(429, "slower"), ApiError(503, "gone")]
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.patches == [f"{JOBS}/a"]
+
+
+async def test_an_edit_meanwhile_is_decided_about_anew() -> None:
+    store = Jobs()
+    edits = iter(("first", "second"))
+
+    def edit(path: str) -> None:
+        turn = next(edits, None)
+        if turn is not None:
+            found = copy.deepcopy(store.now())
+            found["metadata"]["labels"]["turn"] = turn
+            found["metadata"]["annotations"][MODEL] = "vgg-16" if turn == "first" else "resnet-50"
+            store.put(path, found)
+
+    store.before_write = edit
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed" and store.now()["metadata"]["labels"]["turn"] == "second"
+
+
+async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
+    store = Jobs()
+    store.before_write = lambda path: store.objects.clear()
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: not desk._holding, "the task to end")
+        assert store.patches == [] and store.events == {}
+
+
+async def test_two_desks_let_a_job_go_once() -> None:
+    store = Jobs()
+    async with serving(store) as one, serving(store) as two:
+        for number in range(20):
+            body = store.job(new_name=f"j{number}")
+            one.see(body)
+            two.see(copy.deepcopy(body))
+        await until(lambda: all(store.marks(f"j{n}").get(APPLIED) for n in range(20)), "all jobs to be let go")
+        await until(lambda: not one._holding and not two._holding, "both desks to be done")
+        assert all(store.marks(f"j{n}")[APPLIED] == "Placed" for n in range(20))
+        counted = {path: store.patches.count(path) for path in store.patches}
+        assert set(counted.values()) == {2}, "placed once, let go once"
+
+
+async def test_a_job_that_was_let_go_and_suspended_again_is_left_alone() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        again = copy.deepcopy(store.now())
+        again["spec"]["suspend"] = True
+        desk.see(store.put(f"{JOBS}/a", again))
+        desk.see(store.job(new_name="b"))
+        await until(lambda: store.marks("b").get(APPLIED), "another job to be let go")
+        assert store.now()["spec"]["suspend"] is True
+
+
+async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
+    store = Jobs()
+    async with serving(store, replace(PLACING, place=False)) as desk:
+        before = store.job()
+        desk.see(before)
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "NotAllowed"
+        assert store.now()["spec"] == {**before["spec"], "suspend": False}
+
+
+async def test_advice_is_said_once_and_taken_back() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(store.job(mode=None))
+        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: store.events, "an Event")
+        writes = len(store.writes)
+        for _ in range(3):
+            found = copy.deepcopy(store.now())
+            found["metadata"]["labels"]["seen"] = str(store.version)
+            desk.see(store.put(f"{JOBS}/a", found))
+            await until(lambda: not len(desk.queue), "the queue to be empty")
+        await asyncio.sleep(0.05)
+        assert len(store.writes) == writes and len(store.events) == 1 and store.patches == []
+        found = copy.deepcopy(store.now())
+        found["metadata"]["annotations"]["tilecast.dev/mode"] = "Off"
+        desk.see(store.put(f"{JOBS}/a", found))
+        await until(lambda: not set(KEYS) & set(store.marks()), "the annotations to go")
+        assert MODEL in store.marks()
+
+
+@pytest.mark.parametrize(
+    ("marks", "words"),
+    [
+        ({"model": None}, "tilecast.dev/model: is missing; annotate the job"),
+        ({"training": "{"}, "tilecast.dev/training: '{' is no JSON mapping"),
+        ({"model": "resnet-5"}, "tilecast.dev/model.preset: unknown model 'resnet-5'; did you mean"),
+        ({"mode": "Auto"}, "tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"),
+    ],
+)
+async def test_a_wrong_annotation_is_told_in_an_event(marks: dict[str, str | None], words: str) -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        desk.see(store.job(**{"mode": None, **marks}))
+        await until(lambda: store.events, "an Event")
+        ((reason, text),) = store.told()
+        assert reason == "RecommendationUnavailable" and words in text
+        assert not set(KEYS) & set(store.marks()) and store.now()["spec"]["suspend"] is True
+
+
+async def test_a_namespace_s_label_asks_for_all_its_jobs() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        body = store.job(mode=None)
+        body["metadata"]["labels"] = {}
+        desk.see(store.put(f"{JOBS}/a", body))
+        await asyncio.sleep(0.05)
+        assert HASH not in store.marks()
+        desk.see_namespace("default", {"tilecast.dev/enabled": "true"})
+        await until(lambda: HASH in store.marks(), "the annotations")
+
+
+def training_job(name: str, created: str = "2026-01-01T00:00:00Z", **spec: Any) -> dict[str, Any]:
+    target = {"apiVersion": "batch/v1", "kind": "Job", "name": "a"}
+    training = {"globalBatchSize": 1024, "precision": "fp16"}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default", "creationTimestamp": created},
+        "spec": {"model": {"preset": "resnet-50"}, "training": training, "targetRef": target, **spec},
+    }
+
+
+async def test_the_oldest_training_job_speaks_for_a_job() -> None:
+    store, notified = Jobs(), list[str]()
+    async with serving(store, notified=lambda namespace, name: notified.append(name)) as desk:
+        desk.see(store.job(mode=None, model=None))
+        first, second = training_job("z-first"), training_job("a-second", "2026-01-01T00:00:01Z")
+        desk.see_request(first)
+        desk.see_request(second)
+        mine = await desk.answer("default", "z-first", first)
+        theirs = await desk.answer("default", "a-second", second)
+        assert mine is not None and isinstance(mine.verdict, Advice) and mine.name == "Job/a"
+        assert theirs is not None and not isinstance(theirs.verdict, Advice)
+        assert theirs.verdict.reason == "TargetConflict" and "z-first names Job a too" in theirs.verdict.message
+        notified.clear()
+        desk.lose_request(first)
+        assert notified == ["a-second"]
+        theirs = await desk.answer("default", "a-second", second)
+        assert theirs is not None and isinstance(theirs.verdict, Advice)
+        assert await desk.answer("default", "x", training_job("x", targetRef=None)) is None
+
+
+async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        request = training_job("x")
+        desk.see_request(request)
+        found = await desk.answer("default", "x", request)
+        assert found is not None and found.applied[1] == "TargetNotFound" and "create it" in found.applied[2]
+        store.groups.clear()
+        found = await desk.answer("default", "x", request)
+        assert found is not None and found.applied[1] == "TargetKindNotInstalled"
+        assert "this cluster has no Job of batch/v1; install its controller" in found.applied[2]
+
+
+async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "POLL_S", 0.01)
+    store = Jobs()
+    async with serving(store) as desk:
+        job = store.job("job-kueue", mode=None, model=None, training=None)
+        job["metadata"]["labels"].pop("tilecast.dev/enabled")
+        desk.see(job := store.put(f"{JOBS}/a", job))
+        store.workload(job)
+        await asyncio.sleep(0.05)
+        assert ADVISOR in store.marks()[ADMISSION_GATES]
+        desk.see_request(training_job("x", mode="Initial"))
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed"
+        monkeypatch.setattr(desk_module, "OWNER_S", 0.05)
+        other = store.job("job-kueue", "b", mode=None, model=None, training=None)
+        other["metadata"]["labels"].pop("tilecast.dev/enabled")
+        desk.see(store.put(f"{JOBS}/b", other))
+        await until(lambda: store.marks("b").get(APPLIED), "the other job to be let go")
+        assert store.marks("b")[APPLIED] == "NotAsked" and MODE not in store.marks("b")

@@ -1,0 +1,710 @@
+"""Jobs of other kinds under their real controllers: Kueue, JobSet, Kubeflow Trainer and the training operator, with
+kube-scheduler below them and the chart's own rights for Tilecast."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import Cluster, ClusterError, wait_for
+from conftest import Helm, ensure_or_fail
+from controllers import Controllers
+from operator_process import Operator
+from tilecast.manifests.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
+from tilecast_operator.report.annotations import HASH, KEYS, NODE_SELECTOR, POOL
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+EXISTING = ROOT / "examples" / "existing"
+NAMESPACE = "tilecast-system"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:tilecast"
+PROMISE_S = 10.0
+"""No job waits longer for us."""
+WAIT_S = 90
+KINDS = ("trainjob", "pytorchjob", "jobset", "job")
+PLACING = {"TILECAST_JOBS": "true", "TILECAST_PLACE": "true", "TILECAST_READ_KUEUE": "true"}
+ADVISING = {**PLACING, "TILECAST_PLACE": "false"}
+H100, T4 = "NVIDIA-H100-80GB-HBM3", "Tesla-T4"
+
+KUEUE = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: first-t4}
+spec: {nodeLabels: {nvidia.com/gpu.product: Tesla-T4}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: second-h100}
+spec: {nodeLabels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: everything}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+    - coveredResources: [cpu, nvidia.com/gpu]
+      flavors:
+        - name: first-t4
+          resources: [{name: cpu, nominalQuota: 10k}, {name: nvidia.com/gpu, nominalQuota: 10k}]
+        - name: second-h100
+          resources: [{name: cpu, nominalQuota: 10k}, {name: nvidia.com/gpu, nominalQuota: 10k}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: team, namespace: default}
+spec: {clusterQueue: everything}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(binaries: Path) -> Iterator[Cluster]:
+    """A control plane of its own, for the controllers' webhooks would judge the jobs of every other test."""
+    for toolset in ("jobset", "trainer", "training-operator", "kueue"):
+        ensure_or_fail(toolset)
+    nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-jobs.yaml"
+    with Cluster(nodes=nodes, audit_policy=policy) as started:
+        started.apply(ROOT / "crds")
+        with Controllers(started, "trainer", "training-operator", "kueue"):
+            wait_for(lambda: _applied(started, KUEUE), "Kueue's webhooks", WAIT_S)
+            yield started
+
+
+def _applied(cluster: Cluster, text: str) -> bool:
+    try:
+        cluster.apply(text)
+    except ClusterError:
+        return False
+    return True
+
+
+def granted(helm: Helm, *values: str) -> str:
+    """The chart's account and role for some values."""
+    shown = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
+    chosen = [f"--set={value}" for value in values]
+    return helm("template", "tilecast", str(ROOT / "charts" / "tilecast"), f"--namespace={NAMESPACE}", *shown, *chosen)
+
+
+ADVISE_VALUES = ("jobs.enabled=true", "capacity.readKueue=true")
+PLACE_VALUES = (*ADVISE_VALUES, "jobs.place=true")
+
+
+@pytest.fixture(scope="module")
+def account(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kubeconfig of the chart's service account, with what mode Initial needs."""
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    cluster.apply(granted(helm, *PLACE_VALUES))
+    token = cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path = tmp_path_factory.mktemp("account") / "kubeconfig.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
+    with Operator(cluster, account, PLACING) as started:
+        yield started
+        log = started.log_tail(100_000)
+        assert "Traceback" not in log and "is forbidden" not in log
+
+
+@contextmanager
+def stopped(operator: Operator) -> Iterator[None]:
+    operator.kill()
+    try:
+        yield
+    finally:
+        operator.start()
+
+
+def example(name: str, new_name: str, marks: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
+    """An example under another name, with other annotations (None takes one away) and fields of its spec."""
+    document: dict[str, Any] = yaml.safe_load((EXISTING / f"{name}.yaml").read_text())
+    document["metadata"]["name"] = new_name
+    for mark, value in (marks or {}).items():
+        document["metadata"]["annotations"].pop(mark, None)
+        if value is not None:
+            document["metadata"]["annotations"][mark] = value
+    document["spec"] |= spec
+    return document
+
+
+def initial(name: str, new_name: str) -> dict[str, Any]:
+    """An example in mode Initial, created suspended."""
+    suspend = {"runPolicy": {"suspend": True}} if name == "pytorchjob" else {"suspend": True}
+    return example(name, new_name, {MODE: "Initial"}, **suspend)
+
+
+def queued(new_name: str, marks: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
+    return example("job-kueue", new_name, marks, **spec)
+
+
+def create(cluster: Cluster, *documents: Mapping[str, Any]) -> None:
+    cluster.kubectl("create", "-f", "-", input="\n---\n".join(json.dumps(document) for document in documents))
+
+
+def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
+    """An object; kinds of jobs in the names of the examples."""
+    resource = {"job": "jobs.batch", "job-kueue": "jobs.batch"}.get(kind, kind)
+    found: dict[str, Any] = json.loads(cluster.kubectl("get", resource, name, "-o", "json"))
+    return found
+
+
+def marks(document: Mapping[str, Any]) -> dict[str, str]:
+    return dict(document["metadata"].get("annotations", {}))
+
+
+def until(
+    cluster: Cluster, kind: str, name: str, holds: Callable[[dict[str, Any]], object], what: str
+) -> dict[str, Any]:
+    """The object, once something holds of it."""
+
+    def probe() -> dict[str, Any] | None:
+        found = get(cluster, kind, name)
+        return found if holds(found) else None
+
+    return wait_for(probe, f"{kind} {name}: {what}", WAIT_S)
+
+
+def applied(document: Mapping[str, Any]) -> str | None:
+    return marks(document).get(APPLIED)
+
+
+def is_complete(document: Mapping[str, Any]) -> bool:
+    done = {item["type"] for item in document.get("status", {}).get("conditions", ()) if item["status"] == "True"}
+    return bool(done & {"Complete", "Completed", "Succeeded"})
+
+
+def pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    """Pods of a job, of whatever kind, that ask for GPUs."""
+    found = json.loads(cluster.kubectl("get", "pods", "-o", "json"))["items"]
+    return [
+        pod
+        for pod in found
+        if pod["metadata"]["name"].startswith(f"{name}-")
+        and pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
+    ]
+
+
+def nodes_of(cluster: Cluster, selector: Mapping[str, str]) -> set[str]:
+    chosen = ",".join(f"{key}={value}" for key, value in selector.items())
+    return set(cluster.kubectl("get", "nodes", "-o", "name", "-l", chosen).replace("node/", "").split())
+
+
+def events(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    found = json.loads(cluster.kubectl("get", "events", "-o", "json"))["items"]
+    return [item for item in found if item["involvedObject"]["name"] == name and item["source"].get("component")]
+
+
+def told(cluster: Cluster, name: str, reason: str) -> str:
+    """The Event of that reason about an object."""
+
+    def probe() -> str | None:
+        return next((item["message"] for item in events(cluster, name) if item["reason"] == reason), None)
+
+    return wait_for(probe, f"an Event {reason} about {name}", WAIT_S)
+
+
+def audited(cluster: Cluster) -> list[dict[str, Any]]:
+    lines = cluster.audit_log.read_text().splitlines()
+    return [entry for line in lines if (entry := json.loads(line)).get("objectRef")]
+
+
+def _time(entry: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(entry["stageTimestamp"].replace("Z", "+00:00")).timestamp()
+
+
+def _is_release(entry: Mapping[str, Any]) -> bool:
+    """Whether a write took our gate off: it says at once what became of the job."""
+    done = entry["responseStatus"].get("code") == 200 and entry["verb"] == "patch"
+    paths = [item.get("path", "") for item in body] if isinstance(body := entry.get("requestObject"), list) else []
+    return done and "/metadata/annotations/" + APPLIED.replace("/", "~1") in paths
+
+
+def releases(cluster: Cluster) -> Counter[str]:
+    """How often each job was let go."""
+    ours = (entry for entry in audited(cluster) if entry["user"]["username"] == ACCOUNT and _is_release(entry))
+    return Counter(entry["objectRef"]["name"] for entry in ours)
+
+
+def held_s(cluster: Cluster, name: str, since: float | None = None) -> float:
+    """How long a job was held, from its creation or from a time."""
+    found = [entry for entry in audited(cluster) if entry["objectRef"].get("name") == name]
+    born = next(_time(entry) for entry in found if entry["verb"] == "create")
+    gone = next(_time(entry) for entry in found if _is_release(entry))
+    return gone - max(born, since or 0.0)
+
+
+# --- mode Initial
+
+
+@pytest.fixture(scope="module")
+def placed(cluster: Cluster, operator: Operator) -> dict[str, dict[str, Any]]:
+    """Every kind, created suspended in mode Initial, once it is complete."""
+    create(cluster, *(initial(kind, f"placed-{kind}") for kind in KINDS))
+
+    def running() -> bool:
+        found = pods(cluster, "placed-pytorchjob")
+        return len(found) == 2 and all(pod["status"].get("phase") == "Running" for pod in found)
+
+    wait_for(running, "the pods of the PyTorchJob", WAIT_S)
+    for pod in pods(cluster, "placed-pytorchjob"):
+        # kwok ends the pods of Jobs by itself, others run for ever.
+        name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
+        ended = {"name": container, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+        status = {"phase": "Succeeded", "containerStatuses": [{**pod["status"]["containerStatuses"][0], **ended}]}
+        patch = json.dumps({"status": status})
+        cluster.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
+    return {kind: until(cluster, kind, f"placed-{kind}", is_complete, "is complete") for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_initial_job_runs_on_the_recommended_pool(
+    cluster: Cluster, placed: dict[str, dict[str, Any]], kind: str
+) -> None:
+    job = placed[kind]
+    assert applied(job) == "Placed" and marks(job)[POOL] == "h100-sxm"
+    assert set(KEYS) <= set(marks(job))
+    wanted = nodes_of(cluster, json.loads(marks(job)[NODE_SELECTOR]))
+    ran = pods(cluster, f"placed-{kind}")
+    assert ran and {pod["spec"]["nodeName"] for pod in ran} <= wanted
+    assert "finalizers" not in job["metadata"] or not any("tilecast" in item for item in job["metadata"]["finalizers"])
+    assert "ownerReferences" not in job["metadata"]
+    assert "placed on h100-sxm" in told(cluster, f"placed-{kind}", "Placed")
+    assert releases(cluster)[f"placed-{kind}"] == 1
+    assert held_s(cluster, f"placed-{kind}") <= PROMISE_S
+
+
+def test_only_gpu_pods_are_placed(cluster: Cluster, placed: dict[str, dict[str, Any]]) -> None:
+    coordinator, workers = placed["jobset"]["spec"]["replicatedJobs"]
+    assert "nodeSelector" not in coordinator["template"]["spec"]["template"]["spec"]
+    assert workers["template"]["spec"]["template"]["spec"]["nodeSelector"]["nvidia.com/gpu.product"] == H100
+
+
+# --- mode Advise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_advice_leaves_the_spec_as_it_is(cluster: Cluster, operator: Operator, kind: str) -> None:
+    suspend = {"runPolicy": {"suspend": True}} if kind == "pytorchjob" else {"suspend": True}
+    create(cluster, example(kind, f"advised-{kind}", {MODE: None}, **suspend))
+    before = get(cluster, kind, f"advised-{kind}")
+    job = until(cluster, kind, f"advised-{kind}", lambda found: HASH in marks(found), "is annotated")
+    assert job["spec"] == before["spec"]
+    shown = cluster.kubectl(
+        "get", JOB_KINDS[job["kind"]].plural, job["metadata"]["name"], "-o", "json", "--show-managed-fields"
+    )
+    ours = [item for item in json.loads(shown)["metadata"]["managedFields"] if "tilecast" in item["manager"]]
+    assert [set(item["fieldsV1"]) for item in ours] == [{"f:metadata"}]
+    assert set(ours[0]["fieldsV1"]["f:metadata"]) == {"f:annotations"}
+    assert "h100-sxm" in told(cluster, f"advised-{kind}", "RecommendationUpdated")
+
+
+def test_a_job_that_takes_its_label_back_loses_the_advice(cluster: Cluster, operator: Operator) -> None:
+    until(cluster, "job", "advised-job", lambda found: HASH in marks(found), "is annotated")
+    cluster.kubectl("label", "jobs.batch", "advised-job", "tilecast.dev/enabled-")
+    job = until(cluster, "job", "advised-job", lambda found: HASH not in marks(found), "is not annotated")
+    assert not set(KEYS) & set(marks(job)) and MODEL in marks(job)
+
+
+def test_a_namespace_asks_for_all_its_jobs(cluster: Cluster, operator: Operator) -> None:
+    cluster.kubectl("create", "namespace", "lab")
+    document = example("job", "in-the-lab", {MODE: None})
+    document["metadata"] |= {"namespace": "lab", "labels": {}}
+    create(cluster, document)
+    cluster.kubectl("label", "namespace", "lab", "tilecast.dev/enabled=true")
+
+    def annotated() -> bool:
+        found = json.loads(cluster.kubectl("get", "jobs.batch", "in-the-lab", "-n", "lab", "-o", "json"))
+        return HASH in marks(found)
+
+    wait_for(annotated, "advice on a job of a labelled namespace", WAIT_S)
+
+
+# --- Kueue
+
+
+def flavor(cluster: Cluster, name: str) -> str:
+    """The flavor that Kueue admitted a job to."""
+
+    def probe() -> str | None:
+        for item in json.loads(cluster.kubectl("get", "workloads", "-o", "json"))["items"]:
+            owned = item["metadata"].get("ownerReferences", [{}])[0].get("name") == name
+            if owned and (admission := item.get("status", {}).get("admission")):
+                return str(admission["podSetAssignments"][-1]["flavors"]["nvidia.com/gpu"])
+        return None
+
+    return wait_for(probe, f"Kueue to admit {name}", WAIT_S)
+
+
+def test_kueue_alone_takes_the_first_flavor_and_with_advice_the_better(cluster: Cluster, operator: Operator) -> None:
+    alone = queued("by-order", {ADMISSION_GATES: None, MODE: None})
+    alone["metadata"]["labels"].pop("tilecast.dev/enabled")
+    create(cluster, alone, queued("by-advice"))
+    assert flavor(cluster, "by-order") == "first-t4"
+    assert flavor(cluster, "by-advice") == "second-h100"
+    for name, product in (("by-order", T4), ("by-advice", H100)):
+        until(cluster, "job", name, is_complete, "is complete")
+        assert {pod["spec"]["nodeName"] for pod in pods(cluster, name)} <= nodes_of(
+            cluster, {"nvidia.com/gpu.product": product}
+        )
+    assert "faster than the 1x4 t4 that it asks for" in told(cluster, "by-advice", "Placed")
+
+
+def test_a_queued_job_set_is_steered_too(cluster: Cluster, operator: Operator) -> None:
+    document = example("jobset", "queued-set", {MODE: "Initial", ADMISSION_GATES: f"{ADVISOR}"})
+    document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    for item in document["spec"]["replicatedJobs"]:
+        container = item["template"]["spec"]["template"]["spec"]["containers"][0]
+        container.setdefault("resources", {})["requests"] = {"cpu": "1"}
+    create(cluster, document)
+    until(cluster, "jobset", "queued-set", is_complete, "is complete")
+    assert {pod["spec"]["nodeName"] for pod in pods(cluster, "queued-set")} <= nodes_of(
+        cluster, {"nvidia.com/gpu.product": H100}
+    )
+
+
+# --- always let go
+
+
+def impossible(name: str) -> dict[str, Any]:
+    return queued(name, {MODEL: "llama-3.1-405b", TRAINING: '{"sequenceLength": 8192, "globalBatchSize": 64}'})
+
+
+NOT_PLACED = {
+    "no-advice": (impossible, "NoFittingPlan"),
+    "unknown-model": (lambda name: queued(name, {MODEL: "lama-9"}), "InvalidSpec"),
+    "no-model": (lambda name: queued(name, {MODEL: None}), "InvalidAnnotations"),
+    "no-such-mode": (lambda name: queued(name, {MODE: "Auto"}), "InvalidAnnotations"),
+    "advise-only": (lambda name: queued(name, {MODE: None}), "ModeAdvise"),
+    "no-gpus": (lambda name: _without_gpus(queued(name)), "InvalidSpec"),
+    "nobody-asks": (lambda name: _unlabelled(queued(name)), "NotAsked"),
+}
+
+
+def _without_gpus(document: dict[str, Any]) -> dict[str, Any]:
+    document["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    return document
+
+
+def _unlabelled(document: dict[str, Any]) -> dict[str, Any]:
+    document["metadata"]["labels"].pop("tilecast.dev/enabled")
+    return document
+
+
+def test_a_job_is_let_go_whatever_is_wrong_with_it(cluster: Cluster, operator: Operator, record_property: Any) -> None:
+    create(cluster, *(make(name) for name, (make, _) in NOT_PLACED.items()))
+    for name, (_, reason) in NOT_PLACED.items():
+        job = until(cluster, "job", name, applied, "is let go")
+        assert applied(job) == reason and ADMISSION_GATES not in marks(job)
+        assert "nodeSelector" not in job["spec"]["template"]["spec"] or applied(job) != "Placed"
+        assert reason in told(cluster, name, "NotPlaced")
+        assert held_s(cluster, name) <= PROMISE_S
+        record_property(f"held_{name}_s", round(held_s(cluster, name), 2))
+    assert "annotate the job" in told(cluster, "no-model", "NotPlaced")
+    assert "did you mean" in told(cluster, "unknown-model", "NotPlaced")
+
+
+def test_a_gate_of_somebody_else_stays(cluster: Cluster, operator: Operator) -> None:
+    create(cluster, queued("two-gates", {ADMISSION_GATES: f"example.com/budget,{ADVISOR}"}))
+    job = until(cluster, "job", "two-gates", applied, "is let go")
+    assert marks(job)[ADMISSION_GATES] == "example.com/budget" and applied(job) == "Placed"
+
+
+def test_what_nobody_asked_us_to_hold_stays_suspended(cluster: Cluster, operator: Operator) -> None:
+    plain = example("job", "suspended-by-hand", {MODE: None})
+    again = example("job", "released-before", {APPLIED: "Placed"})
+    create(cluster, plain, again)
+    until(cluster, "job", "suspended-by-hand", lambda found: HASH in marks(found), "is annotated")
+    create(cluster, example("job", "later"))
+    until(cluster, "job", "later", applied, "is let go")
+    for name in ("suspended-by-hand", "released-before"):
+        assert get(cluster, "job", name)["spec"]["suspend"] is True
+        assert releases(cluster)[name] == 0
+
+
+def test_a_started_job_is_never_changed(cluster: Cluster, operator: Operator) -> None:
+    create(cluster, example("job", "started", suspend=False))
+    before = get(cluster, "job", "started")["spec"]
+    job = until(cluster, "job", "started", applied, "is told")
+    assert applied(job) == "AlreadyStarted" and job["spec"] == before
+    assert "create it suspended" in told(cluster, "started", "NotPlaced")
+    assert releases(cluster)["started"] == 0
+
+
+def test_a_job_that_came_while_the_operator_was_away_is_let_go_when_it_returns(
+    cluster: Cluster, operator: Operator
+) -> None:
+    half_done = queued("half-done")
+    half_done["spec"]["template"]["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": H100}
+    with stopped(operator):
+        create(cluster, queued("latecomer"), half_done, example("job", "latecomer-plain"))
+        time.sleep(2.0)
+        assert applied(get(cluster, "job", "latecomer")) is None
+        since = time.time()
+    for name in ("latecomer", "half-done", "latecomer-plain"):
+        assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"
+        print(f"{name}: let go {held_s(cluster, name, since):.1f} s after the operator began to start")  # noqa: T201
+        assert releases(cluster)[name] == 1
+    assert flavor(cluster, "half-done") == "second-h100"
+
+
+def test_an_operator_that_is_killed_amid_its_work_leaves_nothing_held(cluster: Cluster, operator: Operator) -> None:
+    names = [f"killed-{number}" for number in range(8)]
+    create(cluster, *(queued(name) for name in names))
+    for delay_s in (0.3, 0.1):
+        time.sleep(delay_s)
+        operator.kill()
+        operator.start()
+    for name in names:
+        assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"
+        assert flavor(cluster, name) == "second-h100"
+    assert {releases(cluster)[name] for name in names} == {1}
+
+
+def test_an_edit_meanwhile_is_kept_and_the_job_let_go(cluster: Cluster, operator: Operator) -> None:
+    names = [f"edited-{number}" for number in range(6)]
+    for name in names:
+        create(cluster, queued(name))
+        for turn in range(3):
+            cluster.kubectl("label", "jobs.batch", name, f"turn=t{turn}", "--overwrite")
+    for name in names:
+        job = until(cluster, "job", name, applied, "is let go")
+        assert job["metadata"]["labels"]["turn"] == "t2" and applied(job) == "Placed"
+        assert held_s(cluster, name) <= PROMISE_S and releases(cluster)[name] == 1
+
+
+def test_two_operators_let_go_once(cluster: Cluster, operator: Operator, account: Path) -> None:
+    names = [f"shared-{number}" for number in range(6)]
+    with Operator(cluster, account, PLACING):
+        create(cluster, *(queued(name) for name in names))
+        for name in names:
+            assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"
+            assert held_s(cluster, name) <= PROMISE_S
+    assert {releases(cluster)[name] for name in names} == {1}
+
+
+def test_a_job_is_let_go_across_a_restart_of_the_api_server(cluster: Cluster, operator: Operator) -> None:
+    names = [f"outage-{number}" for number in range(6)]
+    create(cluster, *(queued(name) for name in names))
+    cluster.kill("kube-apiserver")
+    since = time.time()
+    cluster.revive()
+    for name in names:
+        assert applied(until(cluster, "job", name, applied, "is let go"))
+        print(f"{name}: let go {held_s(cluster, name, since):.1f} s after the API server fell")  # noqa: T201
+    assert {releases(cluster)[name] for name in names} == {1}
+
+
+def test_two_hundred_jobs_at_once_are_all_let_go_once(
+    cluster: Cluster, operator: Operator, record_property: Any
+) -> None:
+    names = [f"crowd-{number}" for number in range(200)]
+    create(cluster, *(queued(name) for name in names))
+
+    def all_gone() -> bool:
+        found = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
+        return sum(item["metadata"]["name"] in names and applied(item) is not None for item in found) == len(names)
+
+    wait_for(all_gone, "200 jobs to be let go", 2 * WAIT_S)
+    counted = releases(cluster)
+    assert {counted[name] for name in names} == {1}
+    found = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
+    outcomes = Counter(applied(item) for item in found if item["metadata"]["name"] in names)
+    longest = max(held_s(cluster, name) for name in names)
+    print(f"200 jobs: {dict(outcomes)}, held at most {longest:.1f} s")  # noqa: T201
+    record_property("crowd_longest_held_s", round(longest, 2))
+    cluster.kubectl("delete", "jobs.batch", *names, "--wait=false")
+
+
+# --- a TrainingJob that names a job
+
+
+def training_job(name: str, target: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
+    training = {"globalBatchSize": 1024, "precision": "fp16"}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {"model": {"preset": "resnet-50"}, "training": training, "targetRef": dict(target), **spec},
+    }
+
+
+def target(name: str, kind: str = "Job") -> dict[str, str]:
+    return {"apiVersion": JOB_KINDS[kind].api_version, "kind": kind, "name": name}
+
+
+def condition(document: Mapping[str, Any], kind: str) -> tuple[str, str, str]:
+    found = next((item for item in document.get("status", {}).get("conditions", ()) if item["type"] == kind), None)
+    return ("", "", "") if found is None else (found["status"], found["reason"], found["message"])
+
+
+def test_a_training_job_places_the_job_that_it_names(cluster: Cluster, operator: Operator) -> None:
+    document = queued("named", {MODE: None, MODEL: None, TRAINING: None})
+    document["metadata"]["labels"].pop("tilecast.dev/enabled")
+    create(cluster, document, training_job("for-named", target("named"), mode="Initial"))
+    found = until(cluster, "tjob", "for-named", lambda item: condition(item, "Applied")[0] == "True", "is applied")
+    assert condition(found, "Applied")[1] == "Placed"
+    assert found["status"]["summary"]["target"] == "Job/named"
+    assert found["status"]["recommendation"]["pool"] == "h100-sxm"
+    assert flavor(cluster, "named") == "second-h100"
+    assert HASH in marks(get(cluster, "job", "named"))
+
+
+def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operator) -> None:
+    create(cluster, training_job("for-nobody", target("nobody")), example("job", "wanted", {MODE: None}))
+    found = until(cluster, "tjob", "for-nobody", lambda item: condition(item, "Ready")[0], "is answered")
+    assert condition(found, "Ready")[1] == "TargetNotFound" and "create it" in condition(found, "Ready")[2]
+    create(cluster, training_job("for-wanted", target("wanted")))
+    until(cluster, "tjob", "for-wanted", lambda item: condition(item, "Ready")[0] == "True", "is advised")
+    time.sleep(1.1)  # the older one is told by its creation, in whole seconds
+    create(cluster, training_job("for-wanted-too", target("wanted")))
+    found = until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0], "is answered")
+    assert condition(found, "Ready")[1] == "TargetConflict"
+    assert "for-wanted names Job wanted too" in condition(found, "Ready")[2]
+    cluster.kubectl("delete", "tjob", "for-wanted")
+    until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0] == "True", "takes its turn")
+    create(cluster, example("job", "nobody", {MODE: None}))
+    until(cluster, "tjob", "for-nobody", lambda item: condition(item, "Ready")[0] == "True", "finds its job")
+
+
+def test_a_target_that_is_suspended_by_hand_is_not_resumed(cluster: Cluster, operator: Operator) -> None:
+    document = example("job", "not-ours", {MODE: None})
+    create(cluster, document, training_job("for-not-ours", target("not-ours"), mode="Initial"))
+    found = until(cluster, "tjob", "for-not-ours", lambda item: condition(item, "Applied")[1] == "NotGated", "is told")
+    assert ADMISSION_GATES in condition(found, "Applied")[2]
+    assert get(cluster, "job", "not-ours")["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"targetRef": {"apiVersion": "batch/v1", "kind": "JobSet", "name": "x"}}, "apiVersion is not that of kind"),
+        ({"targetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "x"}}, "Unsupported value"),
+        ({"targetRef": None, "mode": "Initial"}, "mode Initial has no job to place"),
+    ],
+)
+def test_the_api_server_refuses_a_target_that_cannot_be(
+    cluster: Cluster, changed: dict[str, Any], message: str
+) -> None:
+    document = deepcopy(training_job("refused", target("x")))
+    document["spec"] |= changed
+    document["spec"] = {key: value for key, value in document["spec"].items() if value is not None}
+    with pytest.raises(ClusterError, match=message):
+        cluster.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(document))
+
+
+# --- the policy that gates at creation
+
+
+def test_the_policy_gates_jobs_in_mode_initial_at_creation(cluster: Cluster, operator: Operator, helm: Helm) -> None:
+    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    values = [f"--set={value}" for value in (*PLACE_VALUES, "jobs.gate=true")]
+    chart = str(ROOT / "charts" / "tilecast")
+    policy = helm("template", "tilecast", chart, served, *values, "--show-only=templates/gate.yaml")
+    cluster.apply(policy)
+    documents = [example(kind, f"gated-{kind}", {MODE: "Initial"}) for kind in KINDS]
+    for document in documents:
+        document["spec"].pop("suspend", None)
+    documents.append(queued("gated-queued", {ADMISSION_GATES: None}))
+    try:
+
+        def made(document: Mapping[str, Any]) -> dict[str, Any]:
+            shown = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(document))
+            found: dict[str, Any] = json.loads(shown)
+            return found
+
+        wait_for(lambda: made(documents[3])["spec"].get("suspend"), "the policy to be in force", WAIT_S)
+        found = {document["metadata"]["name"]: made(document) for document in documents}
+        assert marks(found["gated-queued"])[ADMISSION_GATES] == ADVISOR
+        assert all(found[f"gated-{kind}"]["spec"]["suspend"] for kind in ("trainjob", "jobset", "job"))
+        assert found["gated-pytorchjob"]["spec"]["runPolicy"]["suspend"]
+        assert made(example("job", "not-gated", {MODE: None}, suspend=False))["spec"]["suspend"] is False
+        create(cluster, documents[3], documents[4])
+        for name in ("gated-job", "gated-queued"):
+            assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"
+    finally:
+        cluster.kubectl("delete", "-f", "-", input=policy)
+
+
+# --- rights
+
+
+def rights(text: str) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of everything that a chart's ClusterRole grants."""
+    roles = (document for document in yaml.safe_load_all(text) if document and document["kind"] == "ClusterRole")
+    return {
+        (group, resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
+    """The same of everything that the account asked for and was given."""
+    return {
+        (entry["objectRef"].get("apiGroup", ""), entry["objectRef"]["resource"], entry["verb"])
+        for entry in audited(cluster)[since:]
+        if entry["user"]["username"] == ACCOUNT and entry["responseStatus"].get("code", 200) < 300
+    }
+
+
+def test_what_is_granted_for_jobs_is_what_is_used(
+    cluster: Cluster, operator: Operator, account: Path, helm: Helm, placed: dict[str, dict[str, Any]]
+) -> None:
+    without = rights(granted(helm, "capacity.readKueue=true"))
+    in_place, in_advice = rights(granted(helm, *PLACE_VALUES)), rights(granted(helm, *ADVISE_VALUES))
+    assert in_place - in_advice == {("kueue.x-k8s.io", "workloads", verb) for verb in ("list", "patch")}
+    # What the tests before have not asked for: a job that is gone before it is seen, and a runtime of a namespace.
+    for number, kind in enumerate(JOB_KINDS):
+        create(cluster, training_job(f"absent-{number}", target("absent", kind)))
+        until(cluster, "tjob", f"absent-{number}", lambda item: condition(item, "Ready")[0], "is answered")
+    local = example("trainjob", "local-runtime", suspend=True)
+    local["spec"]["runtimeRef"] = {"kind": "TrainingRuntime", "name": "own"}
+    cluster_runtime = get(cluster, "clustertrainingruntime", "torch-distributed")
+    own = {**cluster_runtime, "kind": "TrainingRuntime", "metadata": {"name": "own", "namespace": "default"}}
+    create(cluster, own, local)
+    until(cluster, "trainjob", "local-runtime", lambda found: HASH in marks(found), "is annotated")
+    observed = used(cluster, 0)
+    assert in_place - without <= observed, "granted in vain"
+    assert {right for right in observed if right in in_place} == observed, "used without being granted"
+
+
+def test_advice_alone_needs_no_more_than_its_values_grant(
+    cluster: Cluster, operator: Operator, account: Path, helm: Helm
+) -> None:
+    operator.kill()
+    cluster.apply(granted(helm, *ADVISE_VALUES))
+    try:
+        since = len(audited(cluster))
+        with Operator(cluster, account, ADVISING) as alone:
+            create(cluster, queued("not-allowed"), *(example(kind, f"alone-{kind}", {MODE: None}) for kind in KINDS))
+            job = until(cluster, "job", "not-allowed", applied, "is let go")
+            chosen = job["spec"]["template"]["spec"].get("nodeSelector", {})
+            assert applied(job) == "NotAllowed" and chosen.get("nvidia.com/gpu.product") != H100
+            assert "jobs.place=true" in told(cluster, "not-allowed", "NotPlaced")
+            for kind in KINDS:
+                until(cluster, kind, f"alone-{kind}", lambda found: HASH in marks(found), "is annotated")
+            assert "is forbidden" not in alone.log_tail(100_000)
+        asked = used(cluster, since)
+        assert ("kueue.x-k8s.io", "workloads", "patch") not in asked
+        assert asked <= rights(granted(helm, *ADVISE_VALUES))
+    finally:
+        cluster.apply(granted(helm, *PLACE_VALUES))
+        operator.start()

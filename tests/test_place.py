@@ -1,0 +1,148 @@
+"""What mode Initial writes: patches that change what they should, and let go what we hold and nothing else."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast.manifests import documents
+from tilecast.manifests.jobs import (
+    ADMISSION_GATES,
+    ADVISOR,
+    APPLIED,
+    JOB_KINDS,
+    MODE,
+    QUEUE,
+    Placement,
+    changes,
+    read,
+)
+from tilecast_operator import place
+
+EXISTING = sorted((Path(__file__).parent.parent / "examples" / "existing").glob("*.yaml"))
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def example(name: str, **annotations: str) -> dict[str, Any]:
+    path = next(item for item in EXISTING if item.stem == name)
+    (document,) = documents.load(path.read_text())
+    document["metadata"] |= {"resourceVersion": "7", "namespace": "default", "uid": "u"}
+    document["metadata"]["annotations"] |= annotations
+    return document
+
+
+def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """RFC 6902 as far as these patches use it."""
+    found = deepcopy(document)
+    for item in operations:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
+        node: Any = found
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        if item["op"] == "remove":
+            del node[last]
+        else:
+            node[last] = item["value"]
+    return found
+
+
+@pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
+def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Path) -> None:
+    document = example(path.stem)
+    operations = place.placing(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
+    assert operations[0] == {"op": "add", "path": "/metadata/resourceVersion", "value": "7"}
+    after = read(patched(document, operations))
+    assert all(H100.items() <= pods.node_selector.items() and TOLERATION in pods.tolerations for pods in after.workers)
+    assert place.placing(document, []) == []
+
+
+def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
+    document = example("job-kueue", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
+    after = patched(document, place.releasing(document, read(document), place.PLACED))
+    assert after["metadata"]["annotations"][ADMISSION_GATES] == "a.example/x,b.example/y"
+    assert after["metadata"]["annotations"][APPLIED] == "Placed"
+    assert after["spec"] == document["spec"], "Kueue resumes its jobs itself"
+    assert place.releasing(after, read(after), place.PLACED) == []
+    alone = example("job-kueue")
+    after = patched(alone, place.releasing(alone, read(alone), "TooLate"))
+    assert ADMISSION_GATES not in after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("name", ["trainjob", "pytorchjob", "jobset", "job"])
+def test_letting_go_resumes_a_job_once(name: str) -> None:
+    document = example(name, **{MODE: "Initial"})
+    path = JOB_KINDS[document["kind"]].suspend
+    node = document
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+    node[path[-1]] = True
+    after = patched(document, place.releasing(document, read(document), "NoFittingPlan"))
+    assert not read(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
+    node = after
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = True
+    assert place.releasing(after, read(after), place.PLACED) == [], "suspended anew, by somebody else"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    gates=st.lists(st.sampled_from([ADVISOR, "a.example/x", "b.example/y"]), max_size=3, unique=True),
+    mode=st.sampled_from([None, "Off", "Advise", "Initial"]),
+    queue=st.booleans(),
+    suspend=st.booleans(),
+    applied=st.booleans(),
+    started=st.booleans(),
+)
+def test_nothing_is_let_go_that_we_do_not_hold(
+    gates: list[str], mode: str | None, queue: bool, suspend: bool, applied: bool, started: bool
+) -> None:
+    document = example("job")
+    marks = {ADMISSION_GATES: ",".join(gates), MODE: mode, APPLIED: "Placed" if applied else None}
+    document["metadata"]["annotations"] = {key: value for key, value in marks.items() if value}
+    document["metadata"]["labels"] = {QUEUE: "team"} if queue else {}
+    document["spec"]["suspend"] = suspend
+    document["status"] = {"active": 1} if started else {}
+    operations = place.releasing(document, read(document), place.PLACED)
+    is_ours = mode == "Initial" and suspend and not queue
+    holds = ADVISOR in gates or (is_ours and not applied and not started)
+    assert bool(operations) is holds
+    if holds:
+        after = patched(document, operations)
+        left = after["metadata"]["annotations"].get(ADMISSION_GATES, "")
+        assert left == ",".join(gate for gate in gates if gate != ADVISOR)
+        assert after["spec"]["suspend"] is (suspend and not is_ours)
+
+
+def workload(*pod_sets: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    found = [{"name": name, "count": 1, "template": {"spec": spec}} for name, spec in pod_sets]
+    return {"metadata": {"resourceVersion": "3"}, "spec": {"podSets": found}}
+
+
+def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
+    put = Placement(H100, (TOLERATION,))
+    asked = workload(("coordinator", {}), ("workers", {"nodeSelector": {"disk": "fast"}}))
+    document = example("jobset")
+    document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "fast"}
+    after = patched(asked, place.admitting(asked, read(document), put))
+    first, second = (item["template"]["spec"] for item in after["spec"]["podSets"])
+    assert first == {} and second == {"nodeSelector": {**H100, "disk": "fast"}, "tolerations": [TOLERATION]}
+    assert place.admitting(after, read(document), put) == []
+    main = workload(("main", {}))
+    assert patched(main, place.admitting(main, read(example("job-kueue")), put))["spec"] != main["spec"]
+    roles = workload(("master", {}), ("worker", {}))
+    assert len(place.admitting(roles, read(example("pytorchjob")), put)) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "is_reserved"), [("QuotaReserved", "True", True), ("QuotaReserved", "False", False)]
+)
+def test_what_kueue_has_decided_is_left_alone(kind: str, state: str, is_reserved: bool) -> None:
+    assert place.is_reserved({"status": {"conditions": [{"type": kind, "status": state}]}}) is is_reserved
+    assert not place.is_reserved({})
