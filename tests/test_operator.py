@@ -21,6 +21,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import watching
 from kopf._cogs.clients.errors import APIClientError
 from kopf._cogs.clients.watching import WatchingError
@@ -642,6 +643,29 @@ def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
     assert watched == {"nodes", "gpupools", "trainingjobs"}
     everything = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
     assert not any(getattr(handler, "requires_finalizer", False) for handler in everything)
+
+
+async def test_those_who_wait_are_woken_when_the_state_changes_and_not_before() -> None:
+    toggles, looks = aiotoggles.ToggleSet(all), 0
+    assert type(toggles).__module__ == handlers.__name__, "kopf's own is replaced"
+    made = [await toggles.make_toggle() for _ in range(100)]
+
+    async def wait() -> None:
+        nonlocal looks
+        async with toggles._condition:
+            while not toggles.is_on():
+                looks += 1
+                await toggles._condition.wait()
+
+    waiters = [asyncio.create_task(wait()) for _ in range(100)]
+    await asyncio.sleep(0)
+    for toggle in made:
+        assert not any(waiter.done() for waiter in waiters)
+        await toggles.drop_toggle(toggle)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiters)
+    assert looks == 100, "each looked once before it slept"
 
 
 def test_kopf_is_configured_to_leave_no_trace() -> None:

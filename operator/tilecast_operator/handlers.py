@@ -11,10 +11,12 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import kopf
+from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import errors, watching
 
 from tilecast.manifests.door import GROUP, VERSION
@@ -114,6 +116,29 @@ async def job_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any
 _FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
 _watch = watching.continuous_watch
 watching.continuous_watch = watches.enduring(_watch, watching.Bookmark.LISTED, _FAILURES, OWN.relist_s)
+
+
+class _Toggles(aiotoggles.ToggleSet):
+    """Wakes those who wait for its state when the state changes. Kopf's own wakes the task of every object for every
+    object of the first list, which took minutes for thousands of nodes."""
+
+    async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
+        toggle = aiotoggles.Toggle(value, name=name, condition=self._condition)
+        await self._change(lambda: self._toggles.add(toggle))
+        return toggle
+
+    async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
+        await self._change(lambda: self._toggles.discard(toggle))
+
+    async def _change(self, act: Callable[[], None]) -> None:
+        async with self._condition:
+            before = self.is_on()
+            act()
+            if self.is_on() != before:
+                self._condition.notify_all()
+
+
+aiotoggles.ToggleSet = _Toggles  # type: ignore[misc]
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
