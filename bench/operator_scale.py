@@ -1,0 +1,232 @@
+"""The operator on a real control plane: how soon one job is answered, and what ten thousand cost.
+
+    python bench/operator_scale.py                                        # 10,000 jobs, 500 workloads, 5,000 nodes
+    python bench/operator_scale.py --jobs 500 --distinct 20 --nodes 200   # a minute
+
+etcd, the API server and the operator share the machine with this program; nobody tends the nodes. (A file named
+operator.py here would hide the standard library's module of that name from every other program of this folder.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import re
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT / "tools"), str(ROOT / "predictor"), str(ROOT / "operator")]
+
+from cluster import Cluster  # noqa: E402
+from operator_process import Operator, is_answered  # noqa: E402
+from tilecast import models  # noqa: E402
+
+PRESETS = tuple(sorted({model.name for model in models.presets().values() if model.vocab}))
+"""Models that read tokens, for one training to fit them all."""
+JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
+CONNECTIONS = 8
+PAGE = 500
+QUIET_S = 5.0
+"""An operator that has nothing to do for so long has seen everything."""
+POLL_S = 1.0
+LIMIT_S = 3600.0
+
+
+class ApiServer:
+    """The few requests of this program."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        connector = aiohttp.TCPConnector(ssl=cluster.tls(as_administrator=True), limit=CONNECTIONS)
+        self._server = cluster.server()
+        self._session = aiohttp.ClientSession(connector=connector)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def create(self, path: str, document: dict[str, Any]) -> None:
+        async with self._session.post(self._server + path, json=document) as answer:
+            answer.raise_for_status()
+
+    async def create_all(self, path: str, documents: Iterable[dict[str, Any]]) -> None:
+        left = iter(documents)
+
+        async def work() -> None:
+            for document in left:
+                await self.create(path, document)
+
+        await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
+
+    async def get(self, path: str, **query: str) -> dict[str, Any]:
+        async with self._session.get(self._server + path, params=query) as answer:
+            answer.raise_for_status()
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def pages(self, path: str) -> AsyncIterator[list[dict[str, Any]]]:
+        query = {"limit": str(PAGE)}
+        while True:
+            page = await self.get(path, **query)
+            yield page["items"]
+            if not page["metadata"].get("continue"):
+                return
+            query["continue"] = page["metadata"]["continue"]
+
+    async def writes(self) -> dict[str, float]:
+        """Requests of the operator that write, by resource, as the API server counts them."""
+        async with self._session.get(self._server + "/metrics") as answer:
+            text = await answer.text()
+        found = {"jobs": 0.0, "pools": 0.0, "events": 0.0}
+        for labels, value in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            match told["verb"], told["resource"]:
+                case "APPLY" | "PATCH", "trainingjobs":
+                    found["jobs"] += float(value)
+                case "APPLY" | "PATCH" | "DELETE", "gpupools":
+                    found["pools"] += float(value)
+                case "POST", "events":
+                    found["events"] += float(value)
+        return found
+
+
+def nodes(count: int) -> list[dict[str, Any]]:
+    """Nodes of the four GPU pools of the example cluster, by turns."""
+    items = yaml.safe_load((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())["items"]
+    kinds = {node["metadata"]["labels"].get("nvidia.com/gpu.product"): node for node in items}
+    kinds.pop(None, None)
+    found = []
+    for number, kind in zip(range(count), itertools.cycle(kinds.values()), strict=False):
+        node = json.loads(json.dumps(kind, default=str))
+        name = f"node-{number}"
+        node["metadata"] = {"name": name, "labels": {**node["metadata"]["labels"], "kubernetes.io/hostname": name}}
+        found.append(node)
+    return found
+
+
+def job(name: str, workload: int) -> dict[str, Any]:
+    """A job; equal numbers are equal workloads."""
+    preset, batch = PRESETS[workload % len(PRESETS)], 64 * (1 + workload // len(PRESETS))
+    training = {"sequenceLength": 512, "globalBatchSize": batch, "precision": "bf16"}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {"model": {"preset": preset}, "training": training},
+    }
+
+
+def metric(operator: Operator, name: str) -> float:
+    """Sum of the samples of a metric."""
+    text = operator.get("/metrics")
+    return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
+
+
+def resident_mb(operator: Operator) -> tuple[float, float]:
+    """Memory of the operator in MB (10^6 bytes), now and at its highest."""
+    status = Path(f"/proc/{operator.pid}/status").read_text()
+    now, most = (int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) for field in ("VmRSS", "VmHWM"))  # type: ignore[index]
+    return now * 1.024e-3, most * 1.024e-3
+
+
+async def idle(operator: Operator) -> None:
+    """Wait until the operator has had nothing to do for a while."""
+    quiet_s = 0.0
+    while quiet_s < QUIET_S:
+        await asyncio.sleep(POLL_S)
+        quiet_s = 0.0 if metric(operator, "tilecast_queue_keys") else quiet_s + POLL_S
+
+
+async def one_by_one(api: ApiServer, count: int) -> None:
+    """Apply jobs of different workloads one after the other; print how soon each was answered."""
+    times = []
+    for number in range(count):
+        name = f"single-{number}"
+        began = time.monotonic()
+        await api.create(JOBS, job(name, number))
+        while not is_answered(await api.get(f"{JOBS}/{name}")):
+            await asyncio.sleep(0.005)
+        times.append(time.monotonic() - began)
+    cuts = statistics.quantiles(times, n=20)
+    print(f"one by one     {count} jobs, each another workload: apply to recommendation p50 {cuts[9]:.2f} s, "
+          f"p95 {cuts[18]:.2f} s, worst {max(times):.2f} s", flush=True)  # fmt: skip
+
+
+async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: int) -> None:
+    """Create all jobs as fast as the API server takes them; print how long until the last is answered."""
+    before, writes = metric(operator, "tilecast_recommendations_total"), await api.writes()
+    began = time.monotonic()
+    await api.create_all(JOBS, (job(f"bulk-{number}", number % distinct) for number in range(count)))
+    created_s = time.monotonic() - began
+    while metric(operator, "tilecast_recommendations_total") - before < count:
+        if time.monotonic() - began > LIMIT_S:
+            raise SystemExit(f"not all jobs were advised within {LIMIT_S:.0f} s")
+        await asyncio.sleep(POLL_S)
+    took_s = time.monotonic() - began
+    told = Counter[str]()
+    async for page in api.pages(JOBS):
+        told.update(item["status"]["summary"]["reason"] if is_answered(item) else "Unanswered" for item in page)
+    after = await api.writes()
+    per_job = sum(after[kind] - writes[kind] for kind in ("jobs", "events")) / count
+    now, most = resident_mb(operator)
+    print(f"all at once    {count} jobs of {distinct} workloads: created in {created_s:.0f} s, all advised after "
+          f"{took_s:.0f} s", flush=True)  # fmt: skip
+    print(f"answers        {', '.join(f'{count} {reason}' for reason, count in told.most_common())}")
+    print(f"writes         {per_job:.2f} a job, Events included; {after['pools']:.0f} to pools in all")
+    print(f"memory         {now:.0f} MB resident, {most:.0f} MB at most", flush=True)
+
+
+async def again(api: ApiServer, operator: Operator) -> None:
+    """Start the operator anew; print what it writes."""
+    operator.stop()
+    before = await api.writes()
+    began = time.monotonic()
+    operator.start()
+    await idle(operator)
+    took_s, after = time.monotonic() - began - QUIET_S, await api.writes()
+    now, most = resident_mb(operator)
+    wrote = sum(after.values()) - sum(before.values())
+    print(f"restart        {wrote:.0f} writes, idle after {took_s:.0f} s; {now:.0f} MB resident, {most:.0f} MB at most")
+
+
+async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    api = ApiServer(cluster)
+    try:
+        began = time.monotonic()
+        await api.create_all("/api/v1/nodes", nodes(arguments.nodes))
+        print(f"nodes          {arguments.nodes} created in {time.monotonic() - began:.0f} s", flush=True)
+        with Operator(cluster) as operator:
+            await idle(operator)
+            await one_by_one(api, arguments.one_by_one)
+            await all_at_once(api, operator, arguments.jobs, arguments.distinct)
+            await idle(operator)
+            await again(api, operator)
+    finally:
+        await api.close()
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description="Measure the operator on a control plane of its own.")
+    parser.add_argument("--jobs", type=int, default=10_000, help="TrainingJobs created at once")
+    parser.add_argument("--distinct", type=int, default=500, help="distinct workloads among them")
+    parser.add_argument("--nodes", type=int, default=5_000, help="GPU nodes")
+    parser.add_argument("--one-by-one", type=int, default=200, help="jobs applied one after the other beforehand")
+    arguments = parser.parse_args()
+    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
+        cluster.apply(ROOT / "crds")
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        asyncio.run(measure(cluster, arguments))
+
+
+if __name__ == "__main__":
+    main()
