@@ -1,5 +1,6 @@
 """Fixtures that start real programs: one control plane for each test run that asks for it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 from binaries import BinariesError, ensure  # noqa: E402
-from cluster import Cluster  # noqa: E402
+from cluster import Cluster, NamedCluster  # noqa: E402
 
 CLUSTER_TIMEOUT_S = 1800
 """Long enough to build the control plane from source on first use."""
@@ -46,9 +47,22 @@ def chart_tools() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane with an audit log, the nodes of `examples/clusters/mixed.yaml` and the CRDs."""
-    nodes = ROOT / "examples" / "clusters" / "mixed.yaml"
-    with Cluster(nodes=nodes, audit_policy=ROOT / "tests" / "e2e" / "audit-policy.yaml") as started:
+    """A control plane with an audit log, the nodes of `examples/clusters/mixed.yaml` and the CRDs; or, without a log,
+    the cluster that `TILECAST_TEST_CONTEXT` names."""
+    nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
+    context = os.environ.get("TILECAST_TEST_CONTEXT")
+    with NamedCluster(context, nodes=nodes) if context else Cluster(nodes=nodes, audit_policy=policy) as started:
+        started.apply(ROOT / "crds")
+        started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        yield started
+
+
+@pytest.fixture(scope="session")
+def bare_cluster(binaries: Path) -> Iterator[Cluster]:
+    """A control plane to be rough with, which starts in no time: etcd and the API server with an audit log, the same
+    nodes as objects that nobody tends, and the CRDs."""
+    nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
+    with Cluster(nodes=nodes, audit_policy=policy, components=("etcd", "kube-apiserver")) as started:
         started.apply(ROOT / "crds")
         started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         yield started

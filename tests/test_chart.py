@@ -96,7 +96,6 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
     assert granted == {
         ("", "nodes"): ["list", "watch"],
         ("resource.k8s.io", "resourceslices"): ["list", "watch"],
-        ("", "namespaces"): ["list", "watch"],
         ("", "events"): ["create"],
         ("authentication.k8s.io", "tokenreviews"): ["create"],
         ("", "configmaps"): ["get"],

@@ -25,7 +25,6 @@ from tilecast_operator.report.annotations import KEYS
 
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parent.parent
 ANSWER_S = 60
 QUICK = {
     "TILECAST_RETRY_FIRST_SECONDS": "0.1",
@@ -40,33 +39,13 @@ WRITES = 2
 
 
 @pytest.fixture(scope="module")
-def cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane of its own to be rough with: etcd and the API server; nodes are objects that nobody tends."""
-    nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
-    with Cluster(nodes=nodes, audit_policy=policy, components=("etcd", "kube-apiserver")) as started:
-        started.apply(ROOT / "crds")
-        started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        yield started
+def cluster(bare_cluster: Cluster) -> Cluster:
+    return bare_cluster
 
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return witness.account_kubeconfig(cluster, helm, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: Cluster, account: Path) -> Iterator[Operator]:
-    with Operator(cluster, account, QUICK) as started:
-        yield started
-
-
-@pytest.fixture
-def operator(shared: Operator) -> Iterator[Operator]:
-    """One process for all tests that do not kill it; it must be alive and well after each."""
-    pid = shared.pid
-    yield shared
-    assert shared.pid == pid, f"the operator ended; its last words:\n{shared.log_tail()}"
-    assert shared.get("/healthz") == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +60,43 @@ def proxied_account(proxy: Proxy, account: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-def shared_proxied(cluster: Cluster, proxied_account: Path) -> Iterator[Operator]:
-    with Operator(cluster, proxied_account, QUICK) as started:
-        yield started
+def direct_operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
+    """Started by the first test that wants it."""
+    found = Operator(cluster, account, QUICK)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def proxied_operator(cluster: Cluster, proxied_account: Path) -> Iterator[Operator]:
+    """One that sees the cluster through `proxy`; started by the first test that wants it."""
+    found = Operator(cluster, proxied_account, QUICK)
+    yield found
+    found.stop()
+
+
+def survives(one: Operator, other: Operator) -> Iterator[Operator]:
+    """One process for all tests that do not kill it, alone with the cluster; it must be alive and well after each."""
+    other.stop()
+    if one.pid is None:
+        one.start()
+    pid = one.pid
+    yield one
+    assert one.pid == pid, f"the operator ended; its last words:\n{one.log_tail()}"
+    assert one.get("/healthz") == "ok"
 
 
 @pytest.fixture
-def proxied(shared_proxied: Operator, proxy: Proxy) -> Iterator[Operator]:
-    """One process that sees the cluster through `proxy`; it must be alive and well after each test."""
-    pid = shared_proxied.pid
-    yield shared_proxied
-    proxy.behave()
-    assert shared_proxied.pid == pid, f"the operator ended; its last words:\n{shared_proxied.log_tail()}"
-    assert shared_proxied.get("/healthz") == "ok"
+def operator(direct_operator: Operator, proxied_operator: Operator) -> Iterator[Operator]:
+    yield from survives(direct_operator, proxied_operator)
+
+
+@pytest.fixture
+def proxied(direct_operator: Operator, proxied_operator: Operator, proxy: Proxy) -> Iterator[Operator]:
+    try:
+        yield from survives(proxied_operator, direct_operator)
+    finally:
+        proxy.behave()
 
 
 def job(name: str, sequence_length: int = 1024) -> dict[str, Any]:
@@ -255,8 +258,12 @@ class Dropped:
 
 
 @pytest.fixture
-def distrustful(cluster: Cluster, proxy: Proxy, proxied_account: Path) -> Iterator[Operator]:
+def distrustful(
+    cluster: Cluster, proxy: Proxy, proxied_account: Path, direct_operator: Operator, proxied_operator: Operator
+) -> Iterator[Operator]:
     """An operator that lists everything anew with the first event after a second."""
+    direct_operator.stop()
+    proxied_operator.stop()
     with Operator(cluster, proxied_account, {**QUICK, "TILECAST_RELIST_SECONDS": "1"}) as started:
         pid = started.pid
         yield started
@@ -358,9 +365,10 @@ def test_three_operators_say_everything_once(cluster: Cluster, account: Path, op
 
 
 FORKED_OPERATORS = """
-import json, os, signal, sys
+import logging, os, signal, sys
 import kopf
 import tilecast.advise, tilecast_operator.handlers
+logging.basicConfig(level=logging.INFO)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     pid = os.fork()
@@ -373,12 +381,13 @@ for line in sys.stdin:
 
 
 def test_it_is_killed_fifty_times_amid_its_writes(
-    cluster: Cluster, proxy: Proxy, proxied_account: Path, shared_proxied: Operator
+    cluster: Cluster, proxy: Proxy, direct_operator: Operator, proxied_operator: Operator
 ) -> None:
     """By turns before a write reaches the API server and after it was carried out, at the first to fourth write."""
     kills, jobs_count = 50, 60
-    environment = {**shared_proxied.environment, **QUICK, "TILECAST_LISTEN_PORT": "0"}
-    shared_proxied.kill()
+    environment = {**proxied_operator.environment, "TILECAST_LISTEN_PORT": "0"}
+    direct_operator.stop()
+    proxied_operator.kill()
     since, names = witness.mark(cluster), [f"killed-{number}" for number in range(jobs_count)]
     victim, killed, writes = 0, threading.Event(), 0
 
@@ -419,5 +428,5 @@ def test_it_is_killed_fifty_times_amid_its_writes(
         forks.stdin.close()
     proxy.behave()
     assert not all_answered(cluster, names)(), "the last one has work left to do"
-    shared_proxied.start()
+    proxied_operator.start()
     prove_answered_once(cluster, names, since)

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import binaries as builder
-from cluster import Cluster, ClusterError, is_alive, running
+from cluster import Cluster, ClusterError, NamedCluster, is_alive, running
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 HOLD = (
@@ -120,3 +121,26 @@ def test_the_next_start_sweeps_what_a_killed_process_left(binaries: Path) -> Non
 def test_a_failing_command_carries_kubectls_own_words(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match='namespaces "nowhere" not found'):
         cluster.kubectl("get", "namespace", "nowhere")
+
+
+@pytest.mark.cluster
+def test_a_named_context_is_used_and_the_current_one_never(
+    bare_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = yaml.safe_load(bare_cluster.kubeconfig.read_text())
+    context = {**config["contexts"][0], "name": "named"}
+    config["clusters"].append({"name": "elsewhere", "cluster": {"server": "https://127.0.0.1:1"}})
+    elsewhere = {"name": "elsewhere", "context": {**context["context"], "cluster": "elsewhere"}}
+    config |= {"contexts": [context, elsewhere], "current-context": "elsewhere"}
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lent"}}
+    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump(node))
+
+    with NamedCluster("named", nodes=tmp_path / "nodes.yaml") as found:
+        assert "lent" in found.kubectl("get", "nodes")
+        assert "KUBECONFIG" not in found.environment()
+    assert not found.folder.exists()
+    assert "lent" not in bare_cluster.kubectl("get", "nodes"), "and it is still there, without what was lent"
+    with pytest.raises(ClusterError, match="nobody"):
+        NamedCluster("nobody").start()

@@ -17,11 +17,11 @@ from test_crds import FACTS, FAILING, PASSING
 from tilecast.manifests import gpupool, trainingjob
 from tilecast.manifests.door import Door
 from tilecast.manifests.gpupool import DISCOVERED
+from witness import account_kubeconfig
 
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMESPACE = "tilecast-pools"
 VALUES = ("capacity.readPods=true", "capacity.readKueue=true", "discovery.readResourceSlices=true")
 SETTINGS = {
     "TILECAST_READ_PODS": "true",
@@ -63,16 +63,7 @@ def kueue_crd(kind: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def operator(own_cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """With no more rights than the chart grants for these values."""
-    only = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
-    chosen = [part for value in VALUES for part in ("--set", value)]
-    own_cluster.kubectl("create", "namespace", NAMESPACE)
-    chart = str(ROOT / "charts" / "tilecast")
-    own_cluster.apply(helm("template", "tilecast", chart, f"--namespace={NAMESPACE}", *chosen, *only))
-    token = own_cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
-    config = yaml.safe_load(own_cluster.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path_factory.mktemp("account") / "kubeconfig.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path = account_kubeconfig(own_cluster, helm, tmp_path_factory.mktemp("account") / "kubeconfig.yaml", *VALUES)
     with Operator(own_cluster, path, SETTINGS) as started:
         yield started
         log = started.log_tail(100_000)

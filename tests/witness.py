@@ -19,6 +19,13 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:tilecast"
 WRITING = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
 
+def rendered(helm: Helm, *values: str, only: tuple[str, ...] = ()) -> str:
+    """The chart's objects, or those of some of its templates; values are as `--set` takes them."""
+    shown = [f"--show-only=templates/{name}.yaml" for name in only]
+    chosen = [f"--set={value}" for value in values]
+    return helm("template", "tilecast", str(CHART), f"--namespace={NAMESPACE}", *shown, *chosen)
+
+
 def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -> Path:
     """Writes a kubeconfig of the chart's service account, which may do what the chart's role says and no more.
 
@@ -28,11 +35,9 @@ def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -
         path: file to write.
         values: of the chart, as `--set` takes them.
     """
-    only = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
-    chosen = [f"--set={value}" for value in values]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.apply(json.dumps(namespace))
-    cluster.apply(helm("template", "tilecast", str(CHART), f"--namespace={NAMESPACE}", *only, *chosen))
+    cluster.apply(rendered(helm, *values, only=("rbac", "serviceaccount")))
     token = cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}

@@ -266,6 +266,40 @@ class Cluster:
         )
 
 
+class NamedCluster(Cluster):
+    """A cluster that is there already, kind's for instance: it is neither started nor stopped.
+
+    Args:
+        context: its name in the user's own kubeconfig. Which context is current there plays no part.
+        nodes: a YAML file of Node objects; they are created, and deleted in the end.
+    """
+
+    def __init__(self, context: str, *, nodes: Path | None = None) -> None:
+        super().__init__(nodes=nodes)
+        self._context = context
+
+    def start(self, *, detached: bool = False) -> None:
+        """Copies the way to it, and creates the nodes."""
+        programs = binaries.ensure("controlplane")
+        self.folder.mkdir(parents=True)
+        (self.folder / "programs").symlink_to(programs)
+        view = ("config", "view", "--minify", "--flatten", "--raw", f"--context={self._context}")
+        done = subprocess.run([str(programs / "kubectl"), *view], capture_output=True, text=True, check=False)
+        if done.returncode:
+            shutil.rmtree(self.folder)
+            raise ClusterError(f"context {self._context}: {done.stderr.strip()}")
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(done.stdout)
+        if self._nodes:
+            self.kubectl("apply", "-f", str(self._nodes))
+
+    def stop(self) -> None:
+        """Deletes the nodes and the copy."""
+        if self._nodes and self.kubeconfig.exists():
+            self.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(self._nodes))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 def wait_for(probe: Callable[[], FoundT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> FoundT:
     """The first true value of `probe`, asked again and again.
 

@@ -1,0 +1,178 @@
+"""The operator's rights: what it asks of a real API server is what the chart's role grants, no less and no more."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import witness
+from cluster import Cluster, wait_for
+from conftest import Helm
+from operator_process import Operator, is_answered
+from test_cluster_pools import kueue_crd
+from tilecast_operator.report.annotations import KEYS
+
+pytestmark = pytest.mark.cluster
+
+ANSWER_S = 60
+QUICK = {"TILECAST_SETTLE_SECONDS": "0.1", "TILECAST_CAPACITY_SETTLE_SECONDS": "0.1"}
+
+MODES: Mapping[str, tuple[str, ...]] = {
+    "as installed": (),
+    "reading least": ("rbac.readConfigMaps=false", "discovery.enabled=false", "observations.reviewTokens=false"),
+    "reading most": ("capacity.readPods=true", "capacity.readKueue=true", "discovery.readResourceSlices=true"),
+}
+"""Values of the chart that change what the operator may do."""
+
+
+@pytest.fixture(scope="module")
+def cluster(bare_cluster: Cluster) -> Iterator[Cluster]:
+    for kind in ("ClusterQueue", "ResourceFlavor"):
+        bare_cluster.apply(json.dumps(kueue_crd(kind)))
+    bare_cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    yield bare_cluster
+    bare_cluster.kubectl("delete", "crd", "clusterqueues.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io")
+
+
+def granted(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of every right in the rendered roles."""
+    return {
+        (group, resource, verb)
+        for document in documents
+        if document["kind"] in ("ClusterRole", "Role")
+        for rule in document["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def observed(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of every right that was used."""
+    found = set()
+    for entry in witness.of_the_operator(cluster, since):
+        asked = (entry["objectRef"].get("apiGroup", ""), witness.resource(entry))
+        found.add((*asked, entry["verb"]))
+        # A server-side apply that makes the object needs the right to create it.
+        if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
+            found.add((*asked, "create"))
+    return found
+
+
+def refused(cluster: Cluster, since: int) -> list[str]:
+    return [
+        f"{entry['verb']} {witness.resource(entry)}"
+        for entry in witness.of_the_operator(cluster, since)
+        if entry["annotations"]["authorization.k8s.io/decision"] != "allow"
+    ]
+
+
+def job(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
+    training = {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "fp16"}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"model": model, "training": training},
+    }
+
+
+def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "-o", "json", "--ignore-not-found") or "{}")
+    return found
+
+
+def answered(cluster: Cluster, name: str) -> bool:
+    return is_answered(get(cluster, "tjob", name))
+
+
+def pool_is_ready(cluster: Cluster, name: str) -> bool:
+    found = get(cluster, "gpupool", name).get("status", {}).get("conditions", ())
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in found)
+
+
+OWN_POOL = {
+    "apiVersion": "tilecast.dev/v1alpha1",
+    "kind": "GPUPool",
+    "metadata": {"name": "own"},
+    "spec": {"selector": {"node.kubernetes.io/instance-type": "p4de.24xlarge"}, "price": {"perGpuHour": 1.0}},
+}
+
+
+def report_a_step(operator: Operator) -> None:
+    """As a training pod does, but with a token that is nobody's."""
+    headers = {"Authorization": "Bearer nobody", "Content-Type": "application/json"}
+    body = json.dumps({"stepSeconds": 1.0, "samples": 10}).encode()
+    asked = urllib.request.Request(f"{operator.url}/observations/default/a", body, headers, method="PUT")  # noqa: S310
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=30)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, tmp_path: Path, mode: str) -> None:
+    rendered = list(filter(None, yaml.safe_load_all(witness.rendered(helm, *MODES[mode]))))
+    (deployment,) = (document for document in rendered if document["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    settings = {item["name"]: item["value"] for item in container["env"]} | QUICK
+    cluster.kubectl("delete", "trainingjobs,gpupools,events", "--all")
+    account = witness.account_kubeconfig(cluster, helm, tmp_path / "kubeconfig.yaml", *MODES[mode])
+    since = witness.mark(cluster)
+    with Operator(cluster, account, settings) as operator:
+        discovers = settings["TILECAST_DISCOVERY"] == "true"
+        if discovers:
+            wait_for(partial(pool_is_ready, cluster, "a100-80"), "a discovered pool", ANSWER_S)
+        for document in (job("a", {"preset": "gpt2"}), job("b", {"huggingFace": {"configMapKeyRef": {"name": "m"}}})):
+            cluster.apply(json.dumps(document))
+        wait_for(partial(answered, cluster, "a"), "an answer", ANSWER_S)
+        wait_for(partial(answered, cluster, "b"), "an answer", ANSWER_S)
+        cluster.apply(json.dumps(OWN_POOL))
+        wait_for(partial(pool_is_ready, cluster, "own"), "a word on the user's pool", ANSWER_S)
+        if discovers:
+            wait_for(lambda: not get(cluster, "gpupool", "a100-80"), "the discovered pool to go", ANSWER_S)
+        cluster.kubectl("patch", "tjob", "a", "--type=merge", "-p", '{"spec":{"mode":"Off"}}')
+        wait_for(partial(answered, cluster, "a"), "an answer", ANSWER_S)
+        report_a_step(operator)
+        # What is watched on the side may be asked for a little later.
+        wait_for(lambda: granted(rendered) <= observed(cluster, since), "every right to be used", ANSWER_S)
+        assert operator.get("/healthz") == "ok"
+    denied = set(refused(cluster, since))
+    # What it may not ask for one job or one report it finds out by asking, and says so there.
+    least = {("", "configmaps", "get"), ("authentication.k8s.io", "tokenreviews", "create")}
+    assert denied == ({f"{verb} {resource}" for _, resource, verb in least} if mode == "reading least" else set())
+    assert observed(cluster, since) - (least if denied else set()) == granted(rendered)
+
+
+def test_advice_is_all_that_is_ever_written(cluster: Cluster) -> None:
+    """Of every operator that this control plane has seen."""
+    asked = [entry for entry in witness.of_the_operator(cluster) if entry["verb"] in witness.WRITING]
+    # A TokenReview is created to be answered; it is never stored.
+    written = [entry for entry in asked if witness.resource(entry) != "tokenreviews"]
+    assert {witness.resource(entry) for entry in written} == {
+        "trainingjobs",
+        "trainingjobs/status",
+        "gpupools",
+        "gpupools/status",
+        "events",
+    }
+    for entry in written:
+        match witness.resource(entry), entry["verb"]:
+            case "trainingjobs", verb:
+                applied = entry["requestObject"]
+                assert verb == "patch"
+                assert applied.keys() == {"apiVersion", "kind", "metadata"}
+                assert applied["metadata"].keys() <= {"name", "namespace", "uid", "resourceVersion", "annotations"}
+                assert applied["metadata"]["annotations"].keys() <= set(KEYS)
+            case "trainingjobs/status" | "gpupools/status", verb:
+                assert verb == "patch"
+            case "events", verb:
+                assert verb == "create"
+            case "gpupools", verb:
+                assert verb in ("patch", "delete")
