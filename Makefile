@@ -10,7 +10,7 @@ JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test check unit lint types crds dashboards docs cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -40,6 +40,9 @@ crds: $(SETUP)
 
 dashboards: $(SETUP)
 	$(BIN)/python tools/dashboards.py
+
+chart: $(SETUP)
+	$(BIN)/python tools/chart_readme.py
 
 docs: $(SETUP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -1,17 +1,23 @@
-"""The chart, rendered and installed by the real helm into a real control plane."""
+"""The chart, rendered, installed, tested and removed by the real helm on a real control plane."""
 
 import json
+import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cluster import Cluster, ClusterError
-from conftest import Helm, HelmError
+from cluster import Cluster, ClusterError, wait_for
+from conftest import Helm, HelmError, ensure_or_fail
+from operator_process import Operator
 from tilecast_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -19,6 +25,44 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "tilecast"
 NAMESPACE = "tilecast-system"
+KUBE_SCORE_GRADE_OK = 10
+MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
+OPERATED = "--api-versions=monitoring.coreos.com/v1"
+
+Conform = Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+
+def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Both states of every value that is on or off, as `--set` takes them."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from switches(f"{path}.{key}" if path else key, item)
+    elif value in (True, False, "auto"):
+        yield f"{path}=false", f"{path}=true"
+
+
+SWITCHES = (
+    *switches("", yaml.safe_load((CHART / "values.yaml").read_text())),
+    ("rbac.configMapNamespaces=null", "rbac.configMapNamespaces={team-a,team-b}"),
+    ("model.configMap=", f"model.configMap=ours,model.sha256={'ab' * 32}"),
+    ("networkPolicy.from=null", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"),
+    ("imagePullSecrets=null", "imagePullSecrets[0].name=registry"),
+    ("podLabels=null", "podLabels.team=a"),
+    ("podAnnotations=null", "podAnnotations.team=a"),
+    ("priorityClassName=", "priorityClassName=high"),
+    ("nodeSelector=null", "nodeSelector.disk=ssd"),
+    ("tolerations=null", "tolerations[0].key=gpu,tolerations[0].operator=Exists"),
+    ("settings=null", "settings.TILECAST_WRITERS=8,settings.TILECAST_NODE_SELECTOR=gpu"),
+    ("fullnameOverride=", f"fullnameOverride={'n' * 63}"),
+)
+
+
+def pairwise(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
+    """Lists of states such that every two pairs meet in all four ways (Kleitman and Spencer 1973): one list is all
+    off, and each pair is on in lists of its own choice, four of the other seven, so that any two choices meet."""
+    choices = list(combinations(range(1, 8), 4))
+    assert len(pairs) <= len(choices)
+    return [[pair[row in choice] for pair, choice in zip(pairs, choices, strict=False)] for row in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +149,6 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("tilecast.dev", "gpupools"): ["create", "delete", "list", "patch", "watch"],
         ("tilecast.dev", "gpupools/status"): ["patch"],
     }
-
-
-MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
-OPERATED = "--api-versions=monitoring.coreos.com/v1"
 
 
 def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> None:
@@ -273,50 +313,133 @@ def test_the_service_is_not_taken_for_settings(helm: Helm) -> None:
     assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
-def test_rendered_objects_satisfy_the_api_servers_own_schemas(
-    helm: Helm, chart_tools: Path, own_cluster: Cluster, tmp_path: Path
-) -> None:
-    documents = rendered(helm)
-    for api_version, kind in {(document["apiVersion"], document["kind"]) for document in documents}:
-        group, _, version = api_version.rpartition("/")
-        path = f"{tmp_path}/{group or version}_{version}_{kind.lower()}.json"
-        Path(path).write_text(json.dumps(schema_of(own_cluster, group, version, kind)))
+@pytest.fixture(scope="module")
+def conform(chart_tools: Path, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Conform:
+    """kubeconform, strict, with the schemas that the API server itself publishes: ours and the Prometheus Operator's
+    among them."""
+    manifests = ensure_or_fail("prometheus-operator") / "manifests"
+    for name in ("servicemonitors", "podmonitors", "prometheusrules"):
+        cluster.apply(manifests / f"monitoring.coreos.com_{name}.yaml")
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+    folder = tmp_path_factory.mktemp("schemas")
+    location = f"{folder}/{{{{ .Group }}}}_{{{{ .ResourceAPIVersion }}}}_{{{{ .ResourceKind }}}}.json"
     command = [
-        str(chart_tools / "kubeconform"),
-        "-strict",
-        "-summary",
-        "-output=json",
-        f"-schema-location={tmp_path}/{{{{ .Group }}}}_{{{{ .ResourceAPIVersion }}}}_{{{{ .ResourceKind }}}}.json",
-    ]
+        str(chart_tools / "kubeconform"), "-strict", "-summary", "-output=json", f"-schema-location={location}",
+    ]  # fmt: skip
 
-    def verdict(objects: list[dict[str, Any]]) -> dict[str, Any]:
-        text = yaml.safe_dump_all(objects)
+    def verdict(documents: list[dict[str, Any]]) -> dict[str, Any]:
+        for api_version, kind in {(document["apiVersion"], document["kind"]) for document in documents}:
+            group, _, version = api_version.rpartition("/")
+            path = folder / f"{group or version}_{version}_{kind.lower()}.json"
+            if not path.exists():
+                published = partial(schema_of, cluster, group, version, kind)
+                path.write_text(json.dumps(wait_for(published, f"a schema of {kind}", 60)))
+        text = yaml.safe_dump_all(documents)
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    good = verdict(documents)
-    assert good["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, good
+    return verdict
+
+
+def test_every_pair_of_switches_renders_what_the_api_servers_own_schemas_allow(helm: Helm, conform: Conform) -> None:
+    for values in pairwise(SWITCHES):
+        documents = rendered(helm, OPERATED, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values))
+        found = conform(documents)
+        assert found["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, (values, found)
 
     (deployment,) = of_kind(documents, "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
-    assert "imagePullPolice" in json.dumps(verdict([deployment]))
+    assert "imagePullPolice" in json.dumps(conform([deployment]))
 
 
-def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str, Any]:
-    """The JSON schema that the API server publishes for a kind, closed against unknown keys."""
+def test_two_switches_meet_in_all_four_ways() -> None:
+    rows = [set(row) for row in pairwise(SWITCHES)]
+    for one, other in combinations(SWITCHES, 2):
+        assert all(any({a, b} <= row for row in rows) for a in one for b in other)
+
+
+def test_the_examples_satisfy_the_schemas_of_our_own_kinds(conform: Conform) -> None:
+    documents = [
+        document
+        for path in sorted((ROOT / "examples").rglob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text())
+        if document and document["apiVersion"].startswith("tilecast.dev/")
+    ]
+    found = conform(documents)
+    assert found["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, found
+    documents[0]["spec"]["modell"] = {}
+    assert "modell" in json.dumps(conform(documents[:1]))
+
+
+def test_kube_score_finds_what_is_documented_and_no_more(helm: Helm) -> None:
+    program = ensure_or_fail("kube-score") / "kube-score"
+    documents = rendered(helm, OPERATED, *MONITORING, "--set=networkPolicy.enabled=true,dashboards.enabled=true")
+    done = subprocess.run(
+        [program, "score", "--output-format=json", "--kubernetes-version=v1.29", "-"],
+        input=yaml.safe_dump_all(documents), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = {
+        (scored["object_name"].rpartition("/")[2], check["check"]["id"])
+        for scored in json.loads(done.stdout)
+        for check in scored["checks"]
+        if check["grade"] < KUBE_SCORE_GRADE_OK and not check["skipped"]
+    }
+    page = (ROOT / "docs" / "security.md").read_text()
+    documented = re.findall(r"^\| `([\w, -]+)` \| `([\w-]+)` \|", page, re.MULTILINE)
+    assert found == {(name, check) for names, check in documented for name in names.split(", ")}
+
+
+def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str, Any] | None:
+    """The JSON schema that the API server publishes for a kind, closed against unknown keys; none until it does."""
     path = f"/openapi/v3/apis/{group}/{version}" if group else f"/openapi/v3/api/{version}"
-    components: dict[str, Any] = json.loads(cluster.kubectl("get", "--raw", path))["components"]
+    try:
+        components: dict[str, Any] = json.loads(cluster.kubectl("get", "--raw", path))["components"]
+    except ClusterError:
+        return None
     wanted = {"group": group, "version": version, "kind": kind}
-    (name,) = (
+    found = [
         name
         for name, schema in components["schemas"].items()
         if wanted in schema.get("x-kubernetes-group-version-kind", [])
-    )
+    ]
     for schema in components["schemas"].values():
-        if "properties" in schema:
-            schema.setdefault("additionalProperties", False)
-    return {"$ref": f"#/components/schemas/{name}", "components": components}
+        close(schema)
+    return {"$ref": f"#/components/schemas/{found[0]}", "components": components} if found else None
+
+
+def close(schema: dict[str, Any]) -> None:
+    """Refuse unknown keys, but where the API server itself keeps them."""
+    properties = schema.get("properties", {})
+    if properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    for inner in (*properties.values(), schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(inner, dict):
+            close(inner)
+
+
+def test_the_api_server_holds_every_pod_to_the_restricted_standard(helm: Helm, cluster: Cluster) -> None:
+    namespace = f"{NAMESPACE}-restricted"
+    cluster.kubectl("create", "namespace", namespace)
+    cluster.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+
+    def create(spec: dict[str, Any]) -> str:
+        # Neither the service account nor the priority class is there; neither matters to the standard.
+        spec = {key: value for key, value in spec.items() if key not in ("serviceAccountName", "priorityClassName")}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+        arguments = ["create", "--dry-run=server", f"--namespace={namespace}", "-f", "-"]
+        return cluster.kubectl(*arguments, input=json.dumps(pod))
+
+    wait_for(lambda: cluster.kubectl("get", "serviceaccount", "default", f"--namespace={namespace}"), "an account")
+    for values in pairwise(SWITCHES)[:2]:
+        shown = rendered(helm, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values))
+        (deployment,), (test,) = of_kind(shown, "Deployment"), of_kind(shown, "Pod")
+        for spec in (deployment["spec"]["template"]["spec"], test["spec"]):
+            assert "created" in create(spec)
+            spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+            with pytest.raises(ClusterError, match='violates PodSecurity "restricted'):
+                create(spec)
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
 
 def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> None:
@@ -339,6 +462,8 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
         {"name": "TILECAST_NODE_SELECTOR", "value": "gpu"},
     ]
 
+    helm_test(installer, own_cluster)
+
     account = f"--as=system:serviceaccount:{NAMESPACE}:tilecast"
     for allowed in (
         "list nodes",
@@ -357,8 +482,80 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
         with pytest.raises(ClusterError, match="no"):
             own_cluster.kubectl("auth", "can-i", *denied.split(), account)
 
+    own_cluster.apply(OBJECTS)
     installer("uninstall", "--wait", "--timeout=120s")
-    left = own_cluster.kubectl("get", "all,serviceaccounts,clusterroles,clusterrolebindings,crds", "-A", "-o", "name")
-    ours = sorted(name for name in left.split() if "tilecast" in name)
-    prefix = "customresourcedefinition.apiextensions.k8s.io/"
-    assert ours == sorted(prefix + name for name in crd_files()), "uninstall must leave the CRDs and nothing else"
+    assert left(own_cluster) == sorted([*CRD_NAMES, *OBJECT_NAMES])
+
+    # The same release takes them up again, and takes them along when it may.
+    installer("install", str(CHART), "--set=crds.keep=false", "--set=rbac.configMapNamespaces={default}")
+    assert set(OBJECT_NAMES) <= set(left(own_cluster))
+    installer("uninstall", "--wait", "--timeout=120s")
+    wait_for(lambda: left(own_cluster) == [] or None, "nothing to be left", 60)
+
+
+OBJECT_NAMES = ["gpupool.tilecast.dev/ours", "gpupool.tilecast.dev/t4", "trainingjob.tilecast.dev/ours"]
+"""One of them discovered while `helm test` ran."""
+CRD_NAMES = [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in crd_files()]
+JOB = {
+    "apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "ours", "namespace": "default"},
+    "spec": {
+        "model": {"preset": "gpt2-xl"},
+        "training": {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "bf16"},
+    },
+}  # fmt: skip
+OBJECTS = f"""
+apiVersion: tilecast.dev/v1alpha1
+kind: GPUPool
+metadata: {{name: ours}}
+spec: {{nodeType: g4dn.12xlarge, maxNodes: 2}}
+---
+{json.dumps(JOB)}
+"""
+
+
+def left(cluster: Cluster) -> list[str]:
+    """Every object in the cluster whose name or kind is ours, but its namespace, what was said in it, and the
+    APIService that the API server makes of CRDs."""
+    kinds = cluster.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+    asked = ",".join(
+        sorted(set(kinds) - {"apiservices.apiregistration.k8s.io", "events", "events.events.k8s.io", "namespaces"})
+    )
+    names = set(cluster.kubectl("get", asked, "--all-namespaces", "-o", "name").split())
+    return sorted(name for name in names if "tilecast" in name)
+
+
+def helm_test(installer: Helm, cluster: Cluster) -> None:
+    """`helm test` as kubelet would run its pod: here its commands run beside the operator of this checkout."""
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(installer, "test", "--timeout=120s")
+        assert run_pod(cluster, "http://127.0.0.1:1") == "Failed"
+        with pytest.raises(HelmError, match="tilecast-test"):
+            refused.result()
+        with Operator(cluster) as operator:
+            passed = pool.submit(installer, "test", "--timeout=120s")
+            assert run_pod(cluster, operator.url) == "Succeeded"
+            assert "Succeeded" in passed.result()
+
+
+def run_pod(cluster: Cluster, url: str) -> str:
+    """Run the commands of the test's pod with the operator at `url`, and tell the API server how they ended."""
+
+    def pod() -> dict[str, Any] | None:
+        arguments = ["get", "pod", "tilecast-test", f"--namespace={NAMESPACE}", "--ignore-not-found", "-o", "json"]
+        text = cluster.kubectl(*arguments)
+        found: dict[str, Any] = json.loads(text) if text else {}
+        return found if found.get("status", {}).get("phase") == "Running" else None
+
+    service = f"http://tilecast.{NAMESPACE}.svc:8080"
+    programs = {"python3": [sys.executable], "tilecast": [sys.executable, "-m", "tilecast"]}
+    codes = []
+    for container in wait_for(pod, "the test's pod", 120)["spec"]["containers"]:
+        program, *arguments = (word.replace(service, url) for word in container["command"])
+        done = subprocess.run([*programs[program], *arguments], capture_output=True, text=True, check=False)
+        codes.append(done.returncode)
+    phase = "Failed" if any(codes) else "Succeeded"
+    patch = json.dumps({"status": {"phase": phase}})
+    cluster.kubectl(
+        "patch", "pod", "tilecast-test", f"--namespace={NAMESPACE}", "--subresource=status", "--type=merge", "-p", patch
+    )
+    return phase

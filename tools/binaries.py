@@ -5,6 +5,9 @@
     python tools/binaries.py kueue           # likewise jobset, trainer, training-operator: controllers of jobs
     python tools/binaries.py prometheus      # prometheus, promtool
     python tools/binaries.py kube-state-metrics
+    python tools/binaries.py kube-score
+    python tools/binaries.py prometheus-operator    # its CRDs alone
+    python tools/binaries.py kind            # for tests/e2e, where there is a container engine
     python tools/binaries.py all
 
 prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
@@ -143,6 +146,25 @@ TOOLSETS: Mapping[str, Toolset] = {
         stamps=(),
         usual_time="about 2 minutes on two cores the first time, then seconds",
     ),
+    "kube-score": Toolset(
+        module="kube-score",
+        programs={"kube-score": "github.com/zegl/kube-score/cmd/kube-score"},
+        stamps=("main.version={github.com/zegl/kube-score}",),
+        usual_time="about 1 minute on two cores the first time, then seconds",
+    ),
+    "prometheus-operator": Toolset(
+        module="prometheus-operator",
+        programs={},
+        stamps=(),
+        usual_time="seconds",
+        manifests="github.com/prometheus-operator/prometheus-operator:example/prometheus-operator-crd",
+    ),
+    "kind": Toolset(
+        module="kind",
+        programs={"kind": "sigs.k8s.io/kind"},
+        stamps=(),
+        usual_time="about half a minute on two cores the first time, then seconds",
+    ),
 }
 
 
@@ -240,17 +262,18 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) -> None:
-    if not programs:
+    if not programs and not toolset.manifests:
         return
+    wanted = ", ".join(programs) or f"the manifests of {toolset.module}"
     go = shutil.which("go")
     if go is None:
         raise BinariesError(
-            f"go: not found, and {', '.join(programs)} must be built: install Go 1.26 (https://go.dev/dl), "
+            f"go: not found, and {wanted} must be built: install Go 1.26 (https://go.dev/dl), "
             "or point KUBEBUILDER_ASSETS to a folder that holds them"
         )
-    say(f"building {', '.join(programs)} from Go modules: {toolset.usual_time}")
+    say(f"building {wanted} from Go modules: {toolset.usual_time}")
     packages = [toolset.programs[program] for program in programs]
-    command = [go, "build", *flags, "-o", f"{into}{os.sep}", *packages]
+    command = [go, "build", *flags, "-o", f"{into}{os.sep}", *packages] if packages else [go, "mod", "download"]
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         with subprocess.Popen(command, cwd=TOOLS / toolset.module, stdout=output, stderr=output) as build:
@@ -262,7 +285,7 @@ def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) 
         if build.returncode:
             output.seek(0)
             lines = [line for line in output.read().splitlines() if not line.startswith("go: downloading")]
-            raise BinariesError(f"go build failed in tools/{toolset.module}: {' | '.join(lines[-5:])}")
+            raise BinariesError(f"go {command[1]} failed in tools/{toolset.module}: {' | '.join(lines[-5:])}")
     for program, package in zip(programs, packages, strict=True):
         (into / _go_name(package)).rename(into / program)
     if toolset.manifests:

@@ -1,0 +1,101 @@
+"""Writes the chart's README: its values, from the comments of values.yaml, and its settings, from values.schema.json.
+
+    python tools/chart_readme.py               # writes charts/tilecast/README.md
+
+A comment belongs to the key below it. A mapping whose keys the schema lists is taken apart; any other is one value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).resolve().parent.parent / "charts" / "tilecast"
+README = CHART / "README.md"
+LONGEST_DEFAULT = 60
+"""Characters; of a longer default the table names the file instead."""
+
+_HEAD = """\
+# The Tilecast chart
+
+{description}. One Deployment of one pod; it writes to TrainingJobs, GPUPools and Events alone.
+
+```sh
+helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
+helm test tilecast --namespace tilecast --logs
+helm upgrade tilecast charts/tilecast --namespace tilecast --reuse-values
+helm uninstall tilecast --namespace tilecast
+```
+
+`helm upgrade` brings new versions of the CRDs. `helm uninstall` leaves the CRDs with every TrainingJob and GPUPool, and
+nothing else; with `crds.keep=false` it removes these too. Pods meet the Restricted Pod
+Security Standard. Kubernetes {kubernetes}.
+
+`values.schema.json` refuses a key or a type that this table does not have. This file is made by `make chart`.
+
+## Values
+"""
+
+
+def readme() -> str:
+    """The README as Markdown."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    text = (CHART / "values.yaml").read_text(encoding="utf-8")
+    kubernetes = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0") + " or later"
+    lines = [_HEAD.format(description=chart["description"], kubernetes=kubernetes)]
+    lines += ["| key | default | meaning |", "|---|---|---|"]
+    for key, default, meaning in rows(text, schema):
+        lines.append(f"| `{key}` | {default} | {meaning} |")
+    lines += ["", "## Settings", "", "| `settings.` | type | meaning |", "|---|---|---|"]
+    for name, setting in schema["properties"]["settings"]["properties"].items():
+        lines.append(f"| `{name}` | {setting['type']} | {setting['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def rows(text: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Key, default and meaning of every value, and of every group that has a comment of its own.
+
+    Args:
+        text: values.yaml.
+        schema: values.schema.json.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)  # noqa: S101
+    yield from _rows("", root, text.splitlines(), schema)
+
+
+def _rows(
+    path: str, node: yaml.MappingNode, lines: list[str], schema: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    for key, value in node.value:
+        name, meaning = path + key.value, _comment(lines, key.start_mark.line)
+        known = schema["properties"][key.value]
+        if isinstance(value, yaml.MappingNode) and value.value and "properties" in known:
+            if meaning:
+                yield name, "", meaning
+            yield from _rows(f"{name}.", value, lines, known)
+        else:
+            yield name, _default(value), meaning
+
+
+def _comment(lines: list[str], line: int) -> str:
+    """The comment that ends right above a line."""
+    first = line
+    while first and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return " ".join(text.strip().lstrip("# ") for text in lines[first:line]).replace("|", "\\|")
+
+
+def _default(node: yaml.Node) -> str:
+    value = yaml.SafeLoader("").construct_object(node, deep=True)
+    shown = json.dumps(value)
+    return f"`{shown}`" if len(shown) <= LONGEST_DEFAULT else "see values.yaml"
+
+
+if __name__ == "__main__":
+    README.write_text(readme(), encoding="utf-8")
