@@ -28,6 +28,7 @@ NAMESPACE = "tilecast-system"
 KUBE_SCORE_GRADE_OK = 10
 MONITORING = [f"--set={name}.enabled=true" for name in ("serviceMonitor", "podMonitor", "prometheusRule")]
 OPERATED = "--api-versions=monitoring.coreos.com/v1"
+GATES = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 Conform = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
@@ -37,12 +38,13 @@ def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from switches(f"{path}.{key}" if path else key, item)
-    elif value in (True, False, "auto"):
+    elif value in (True, False, "auto") and not path.startswith("jobs."):
         yield f"{path}=false", f"{path}=true"
 
 
 SWITCHES = (
     *switches("", yaml.safe_load((CHART / "values.yaml").read_text())),
+    ("jobs.enabled=true", "jobs.enabled=true,jobs.place=true,jobs.gate=true"),
     ("rbac.configMapNamespaces=null", "rbac.configMapNamespaces={team-a,team-b}"),
     ("model.configMap=", f"model.configMap=ours,model.sha256={'ab' * 32}"),
     ("networkPolicy.from=null", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"),
@@ -342,9 +344,14 @@ def conform(chart_tools: Path, cluster: Cluster, tmp_path_factory: pytest.TempPa
     return verdict
 
 
-def test_every_pair_of_switches_renders_what_the_api_servers_own_schemas_allow(helm: Helm, conform: Conform) -> None:
+def test_every_pair_of_switches_renders_what_the_api_servers_own_schemas_allow(
+    helm: Helm, conform: Conform, cluster: Cluster
+) -> None:
+    gates = [f"--api-versions={GATES}"] if "mutatingadmissionpolicies" in cluster.kubectl("api-resources") else []
     for values in pairwise(SWITCHES):
-        documents = rendered(helm, OPERATED, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values))
+        documents = rendered(
+            helm, OPERATED, *gates, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values)
+        )
         found = conform(documents)
         assert found["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, (values, found)
 

@@ -54,8 +54,8 @@ def test_everything_it_copies_is_there_and_let_in() -> None:
 
 def test_it_runs_as_the_user_that_the_chart_names() -> None:
     (user,) = re.findall(r"^USER (\d+):(\d+)$", RECIPE, re.MULTILINE)
-    deployment = (ROOT / "charts" / "tilecast" / "templates" / "deployment.yaml").read_text()
-    assert re.findall(r"runAs(?:User|Group): (\d+)", deployment) == list(user)
+    security = (ROOT / "charts" / "tilecast" / "templates" / "_helpers.tpl").read_text()
+    assert re.findall(r"runAs(?:User|Group): (\d+)", security) == list(user)
     assert "0" not in user
 
 

@@ -22,7 +22,7 @@ LONGEST_DEFAULT = 60
 _HEAD = """\
 # The Tilecast chart
 
-{description}. One Deployment of one pod; it writes to TrainingJobs, GPUPools and Events alone.
+{description}. One Deployment of one pod; by default it writes to TrainingJobs, GPUPools and Events alone.
 
 ```sh
 helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
