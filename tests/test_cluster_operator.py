@@ -181,7 +181,7 @@ def test_applied_job_is_annotated(cluster: Cluster, operator: Operator, record_p
         (
             "impossible-batch",
             {"spec.model.preset": "tinyllama-1.1b", "spec.training.globalBatchSize": 1, "spec.constraints.gpus": 7},
-            ("no split of 7 GPUs divides batch 1", "ask for another GPU count"),
+            ("no split of 7 GPUs divides batch 1", "ask for 8 GPUs"),
         ),
         ("no-bf16", {"spec.constraints.allowedPools": ["t4"]}, ("no BF16 units", "train in fp16")),
     ],
