@@ -671,7 +671,17 @@ def test_what_is_granted_for_jobs_is_what_is_used(
     without = rights(granted(helm, "capacity.readKueue=true"))
     in_place, in_advice = rights(granted(helm, *PLACE_VALUES)), rights(granted(helm, *ADVISE_VALUES))
     assert in_place - in_advice == {("kueue.x-k8s.io", "workloads", verb) for verb in ("list", "patch")}
-    # What the tests before have not asked for: a job that is gone before it is seen, and a runtime of a namespace.
+    # What the tests before may not have asked for: a Workload that is older than the node choice, a job that is not
+    # there, and a runtime of a namespace.
+    # Kueue takes over new tolerations by itself, and a node selector with them; a node selector alone it does not.
+    known = queued("known-to-kueue")
+    toleration = {"key": "nvidia.com/gpu", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+    known["spec"]["template"]["spec"]["tolerations"] = [toleration]
+    with stopped(operator):
+        create(cluster, known)
+        wait_for(lambda: "known-to-kueue" in cluster.kubectl("get", "workloads"), "Kueue's Workload", WAIT_S)
+    assert applied(until(cluster, "job", "known-to-kueue", applied, "is let go")) == "Placed"
+    assert flavor(cluster, "known-to-kueue") == "second-h100"
     for number, kind in enumerate(JOB_KINDS):
         create(cluster, training_job(f"absent-{number}", target("absent", kind)))
         until(cluster, "tjob", f"absent-{number}", lambda item: condition(item, "Ready")[0], "is answered")
