@@ -265,7 +265,7 @@ async def test_new_nodes_bring_new_advice_once() -> None:
         await settled(corridor)
         assert store.writes == []
         for number in range(20):
-            corridor.lose_node(f"a{number}")
+            corridor.lose_node(node(f"a{number}"))
         await settled(corridor)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
 

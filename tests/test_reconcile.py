@@ -131,13 +131,13 @@ async def test_nodes_that_come_and_go_bring_no_new_advice() -> None:
     async with operator(store, counting, everyone, discovery=True) as corridor:
         await settled(corridor)
         before = len(seen)
-        corridor.lose_node("n3")
+        corridor.lose_node(node("n3"))
         await settled(corridor)
         pool = pools_of(store)["h100-sxm"]
         assert (pool["spec"]["maxNodes"], pool["status"]["nodes"]) == (4, 3)
         assert condition(pool, "ScaledDown")["status"] == "True"
         for index in range(3):
-            corridor.lose_node(f"n{index}")
+            corridor.lose_node(node(f"n{index}"))
         await settled(corridor)
         assert condition(pools_of(store)["h100-sxm"], "Ready")["reason"] == "NoNodesNow"
         assert len(seen) == before
@@ -154,8 +154,8 @@ async def test_nodes_that_stay_away_are_forgotten_and_empty_pools_withdrawn() ->
     other = node("a1", A100)
     async with operator(store, nodes=[node("n1"), node("n2"), other], discovery=True) as corridor:
         await settled(corridor)
-        corridor.lose_node("n2")
-        corridor.lose_node("a1")
+        corridor.lose_node(node("n2"))
+        corridor.lose_node(node("a1"))
         await settled(corridor)
         assert set(pools_of(store)) == {"h100-sxm", "a100-80"}
     store.clock_s += 86_401

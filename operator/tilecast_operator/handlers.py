@@ -91,12 +91,10 @@ async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 @kopf.on.event("", "v1", "nodes")
-async def node_event(type: str | None, memo: kopf.Memo, body: kopf.Body, name: str, **_: Any) -> None:  # noqa: A002
+async def node_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
     """A node is there, or gone."""
-    if type == "DELETED":
-        memo.corridor.lose_node(name)
-    else:
-        memo.corridor.see_node(body)
+    act = memo.corridor.lose_node if type == "DELETED" else memo.corridor.see_node
+    act(body)
 
 
 @kopf.on.event(GROUP, VERSION, "gpupools")
@@ -142,12 +140,10 @@ aiotoggles.ToggleSet = _Toggles  # type: ignore[misc]
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
-async def slice_event(type: str | None, memo: kopf.Memo, body: kopf.Body, name: str, **_: Any) -> None:  # noqa: A002
+async def slice_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
     """A ResourceSlice is there, or gone."""
-    if type == "DELETED":
-        memo.corridor.lose_slice(name)
-    else:
-        memo.corridor.see_slice(body)
+    act = memo.corridor.lose_slice if type == "DELETED" else memo.corridor.see_slice
+    act(body)
 
 
 async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002

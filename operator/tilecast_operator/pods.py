@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
-import aiohttp
-
 from tilecast_operator.api import ApiError
 from tilecast_operator.capacity import requested
 
@@ -24,6 +22,8 @@ QUERY = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!
 PAGE = 200
 WATCH_S = 300
 RETRY_S = 5.0
+PACE_S = 0.5
+"""Between requests that ended as they may, so that a proxy which ends each at once is not flooded."""
 
 
 class Reader(Protocol):
@@ -53,12 +53,14 @@ class PodFeed:
                 self._tell()
                 while True:
                     version = await self._watch(version)
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                expired = isinstance(error, ApiError) and error.status == 410
-                if not expired:
-                    log.warning("pods: %s; what is free is not known until they are read again", error or "no answer")
+                    await asyncio.sleep(PACE_S)
+            except Exception as error:
+                is_expired = isinstance(error, ApiError) and error.status == 410
+                if not is_expired:
+                    why = str(error) or type(error).__name__
+                    log.warning("pods: %s; what is free is not known until they are read again", why)
                     self._changed(None)
-                await asyncio.sleep(0 if expired else RETRY_S)
+                await asyncio.sleep(PACE_S if is_expired else RETRY_S)
 
     async def _list(self) -> str:
         held: dict[str, tuple[str, int]] = {}

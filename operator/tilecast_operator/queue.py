@@ -43,6 +43,7 @@ class KeyQueue(Generic[KeyT]):
             if due < self._due.get(key, float("inf")):
                 self._due[key] = due
                 heapq.heappush(self._later, (due, next(self._order), key))
+                self._tidy()
         elif key in self._running:
             self._again.add(key)
         else:
@@ -77,6 +78,12 @@ class KeyQueue(Generic[KeyT]):
     def stalled_s(self) -> float:
         """How long work has been ready or under way without any being finished; 0 when there is none."""
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
+
+    def _tidy(self) -> None:
+        """Let go of delays that shorter ones have replaced, before they outnumber the others."""
+        if len(self._later) > 2 * len(self._due) + 64:
+            self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
+            heapq.heapify(self._later)
 
     def _promote(self) -> float | None:
         """Move due keys to the ready ones; returns the seconds until the next is due."""

@@ -190,11 +190,12 @@ class Corridor:
         self._found: dict[str, nodes.FoundPool] = {}
         self._forget: set[str] = set()
         self._told: set[str] = set()
-        """Events about unknown accelerators that are written."""
+        """What Events said of unknown accelerators."""
+        self._uids: dict[tuple[str, str], str] = {}
+        """Of nodes, slices and quotas, by resource and name."""
         self._is_dirty = False
         self._is_listed = False
         self._last_new_s = time.monotonic()
-        self._refreshing = asyncio.Lock()
         self._failures: dict[Key, int] = {}
         self._problem: str | None = "the utilization model is not loaded yet"
         self._differs_since: dict[str, float] = {}
@@ -239,7 +240,7 @@ class Corridor:
 
     def see_node(self, body: Document) -> None:
         """Take note of a node that exists."""
-        self._seen("nodes")
+        self._comes("nodes", body)
         found = nodes.node(body)
         before = self._nodes.get(found.name)
         if before == found:
@@ -251,44 +252,45 @@ class Corridor:
             self.queue.add(CAPACITY, self.settings.capacity_settle_s)
         self._pools_changed()
 
-    def lose_node(self, name: str) -> None:
+    def lose_node(self, body: Document) -> None:
         """Take note of a node that is gone."""
-        self._seen("nodes")
-        if self._nodes.pop(name, None) is not None:
+        if self._goes("nodes", body) and self._nodes.pop(body["metadata"]["name"], None) is not None:
             self._pools_changed()
 
     def see_slice(self, body: Document) -> None:
         """Take note of a ResourceSlice that exists."""
-        self._seen("resourceslices")
+        self._comes("resourceslices", body)
         found, name = nodes.resource_slice(body), str(body["metadata"]["name"])
         if name not in self._slices or self._slices[name] != found:
             self._slices[name] = found
             self._last_new_s = time.monotonic()
             self._pools_changed()
 
-    def lose_slice(self, name: str) -> None:
+    def lose_slice(self, body: Document) -> None:
         """Take note of a ResourceSlice that is gone."""
-        self._seen("resourceslices")
-        if self._slices.pop(name, None) is not None:
+        name = str(body["metadata"]["name"])
+        if self._goes("resourceslices", body) and name in self._slices:
+            del self._slices[name]
             self._pools_changed()
 
     def see_quota(self, body: Document) -> None:
         """Take note of a ClusterQueue or ResourceFlavor that exists."""
         name = str(body["metadata"]["name"])
         if body["kind"] == "ClusterQueue":
-            self._seen("clusterqueues")
+            self._comes("clusterqueues", body)
             self._observed.queues[name] = capacity.quotas(body)
         else:
-            self._seen("resourceflavors")
+            self._comes("resourceflavors", body)
             self._observed.flavors[name] = capacity.flavor_labels(body)
         self.queue.add(CAPACITY, self.settings.capacity_settle_s)
 
     def lose_quota(self, body: Document) -> None:
         """Take note of a ClusterQueue or ResourceFlavor that is gone."""
-        name = str(body["metadata"]["name"])
-        known = self._observed.queues if body["kind"] == "ClusterQueue" else self._observed.flavors
-        known.pop(name, None)
-        self.queue.add(CAPACITY, self.settings.capacity_settle_s)
+        is_queue = body["kind"] == "ClusterQueue"
+        if self._goes("clusterqueues" if is_queue else "resourceflavors", body):
+            known = self._observed.queues if is_queue else self._observed.flavors
+            known.pop(str(body["metadata"]["name"]), None)
+            self.queue.add(CAPACITY, self.settings.capacity_settle_s)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Take note of the GPUs that pods hold, by node; None where that is not known."""
@@ -322,15 +324,22 @@ class Corridor:
         """Take note of a TrainingJob or GPUPool that is gone."""
         key = Key.of(body)
         self._seen(PLURALS[key.kind])
+        known = self._objects.get(key)
+        if known is not None and known.uid != body["metadata"].get("uid", known.uid):
+            return  # another of its name is there by now
+        self._drop(key)
+        if key.kind == gpupool.KIND:
+            self._pools_changed()
+        else:
+            self.jobs.lose_request(body)
+
+    def _drop(self, key: Key) -> None:
+        """Keep nothing of an object."""
         self._objects.pop(key, None)
         self._failures.pop(key, None)
         self._touched.discard(key)
         self._fits.pop(key, None)
         self._scores.forget(key)
-        if key.kind == gpupool.KIND:
-            self._pools_changed()
-        else:
-            self.jobs.lose_request(body)
 
     def _cluster(self) -> tuple[nodes.NodesReport | None, Mapping[str, nodes.Node]]:
         return self._report, self._nodes
@@ -419,6 +428,22 @@ class Corridor:
     def _seen(self, resource: str) -> None:
         self.metrics.watch.labels(resource).set(self._clock())
 
+    def _comes(self, resource: str, body: Document) -> None:
+        self._seen(resource)
+        metadata = body["metadata"]
+        self._uids[resource, metadata["name"]] = metadata.get("uid", "")
+
+    def _goes(self, resource: str, body: Document) -> bool:
+        """Whether that object is gone, and not only one that had its name before: events about the two may come in
+        any order."""
+        self._seen(resource)
+        metadata = body["metadata"]
+        uid = metadata.get("uid", "")
+        if self._uids.get((resource, metadata["name"]), uid) != uid:
+            return False
+        self._uids.pop((resource, metadata["name"]), None)
+        return True
+
     def _pools_changed(self) -> None:
         self._is_dirty = True
         self.queue.add(NODES, self.settings.settle_s)
@@ -443,7 +468,7 @@ class Corridor:
         CRDs are as new as this process."""
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
-            self._objects.pop(key, None)
+            self._drop(key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
         wait_s = min(self.settings.retry_first_s * 2 ** min(attempt - 1, 16), self.settings.retry_most_s)
@@ -456,9 +481,8 @@ class Corridor:
         self.queue.add(key, wait_s)
 
     async def _reconcile(self, key: Key) -> None:
-        if self._problem is not None:
-            await self._warm_up()
         if key == NODES:
+            await self._warm_up()
             await self._refresh()
         elif key == CAPACITY:
             self._read_capacity()
@@ -470,43 +494,50 @@ class Corridor:
                 await self._describe_pool(key, view)
             elif view is not None:
                 await self._advise_job(key, view)
+            else:
+                self._drop(key)
 
     async def _warm_up(self) -> None:
         """Load the utilization model; one that cannot be read is retried."""
-        async with self._refreshing:
-            if self._problem is None:
-                return
-            try:
-                await self._verdicts.warm_up()
-            except SpecError as error:
-                self._problem = str(error)
-                raise OSError(str(error)) from None
-            self._problem = None
+        if self._problem is None:
+            return
+        try:
+            await self._verdicts.warm_up()
+        except SpecError as error:
+            self._problem = str(error)
+            raise OSError(str(error)) from None
+        self._problem = None
 
     async def _refresh(self) -> None:
         """Read the pools anew; where they differ, every job is due.
 
         Not before everything is listed: half the nodes would be written down as pools that have lost the others.
         """
-        async with self._refreshing:
-            if not await self._has_all():
-                self.queue.add(NODES, max(self.settings.settle_s, 0.01))
-                return
-            if not self._is_dirty and self._report is not None:
-                return
+        if not await self._has_all():
+            self.queue.add(NODES, max(self.settings.settle_s, 0.01))
+            return
+        if self._is_dirty or self._report is None:
             self._is_dirty = False
             own = [view.document for key, view in self._objects.items() if key.kind == gpupool.KIND]
             everyone, slices = list(self._nodes.values()), [item for item in self._slices.values() if item]
-            bare = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
+            try:
+                bare = await self._verdicts.run(nodes.pools, everyone, own, slices, tuple(self._forget))
+            except Exception:
+                self._is_dirty = True
+                raise
             if self._report is None:
                 await self._learn()
-            report = bare.calibrated(self._scores.learner.table)
-            before, self._report = self._report, report
-            self._found = {item.pool.name: item for item in report.found}
-            self._verdicts.use(report)
+            self._use(bare.calibrated(self._scores.learner.table))
+        # Last, for an API server that takes no Event now must not keep anybody from the rest.
+        if self._report is not None:
+            await self._post_unknown(self._report)
+
+    def _use(self, report: nodes.NodesReport) -> None:
+        """Answer by these pools from now on."""
+        before, self._report = self._report, report
+        self._found = {item.pool.name: item for item in report.found}
+        self._verdicts.use(report)
         self._read_capacity()
-        for left_out in report.left_out:
-            await self._post_unknown(left_out)
         for name in {*self._found, *report.invalid, *report.obsolete, *(item.name for item in self._pool_keys())}:
             self.queue.add(Key(gpupool.KIND, "", name))
         if before is not None and before.pools == report.pools and _whys(before) == _whys(report):
@@ -580,7 +611,7 @@ class Corridor:
         Raises:
             SearchError: the status says InternalError, and the search is due again.
         """
-        document, before = view.document, view.status
+        document, before = view.document, _whole(view.status)
         is_off, is_touched = _is_off(document), key in self._touched
         annotation = dict(view.inputs).get(marks.OBSERVED)
         if annotation is None:
@@ -725,17 +756,21 @@ class Corridor:
             self._forget.add(key.name)
             self._pools_changed()
 
-    async def _post_unknown(self, left_out: nodes.LeftOut) -> None:
-        """Say once which GPUs nobody knows, about the first node that has them."""
-        node = left_out.nodes[0]
-        text = f"{len(left_out.nodes)} nodes: {left_out.message}; {left_out.remedy}"
-        said = f"{node} {left_out.code} {text}"
-        if left_out.code != "UnknownAccelerator" or said in self._told:
-            return
-        note = events.Note("Warning", left_out.code, text[: events.MAX_NOTE])
-        body = events.event(note, "default", node, node, "Node", self._now(), self.settings.instance, api_version="v1")
-        if await self._create_event(body, node):
-            self._told.add(said)
+    async def _post_unknown(self, report: nodes.NodesReport) -> None:
+        """Say once which GPUs nobody knows, about the first node that has them; how many there are is a metric."""
+        unknown = {
+            f"{item.message}; {item.remedy}": item.nodes[0]
+            for item in report.left_out
+            if item.code == "UnknownAccelerator"
+        }
+        self._told &= unknown.keys()
+        for text in unknown.keys() - self._told:
+            note, node = events.Note("Warning", "UnknownAccelerator", text[: events.MAX_NOTE]), unknown[text]
+            body = events.event(
+                note, "default", node, node, "Node", self._now(), self.settings.instance, api_version="v1"
+            )
+            if await self._create_event(body, node):
+                self._told.add(text)
 
     async def _apply(self, key: Key, subresource: str, view: View, content: Mapping[str, Any]) -> View:
         """Apply fields to the object as it was seen, and keep what the API server made of them. When that has failed
@@ -843,6 +878,12 @@ def _place(verdict: Verdict) -> dict[str, Any] | None:
     if best is None:
         return None
     return {"pool": best.pool.name, "nodes": best.nodes, "gpusPerNode": best.gpus_per_node}
+
+
+def _whole(found: Status) -> Status:
+    """A status as it was written here; from one of which somebody took parts, nothing is kept."""
+    is_whole = bool(found.get("conditions")) and bool(found.get("summary"))
+    return found if is_whole else {}
 
 
 def _total(page: Document) -> int | None:

@@ -46,7 +46,8 @@ class Reader(Protocol):
 
 
 class Once(Generic[ResultT]):
-    """Results by key, each computed once even when many ask at the same time; the least recently used go first."""
+    """Results by key, each computed once even when many ask at the same time; the least recently used go first, and a
+    failure is not kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -60,7 +61,12 @@ class Once(Generic[ResultT]):
             while len(self._found) > self._size:
                 self._found.popitem(last=False)
         self._found.move_to_end(key)
-        return await asyncio.shield(found)
+        try:
+            return await asyncio.shield(found)
+        except Exception:
+            if self._found.get(key) is found:
+                del self._found[key]
+            raise
 
     def drop(self, key: Hashable) -> None:
         """Forget one result."""
@@ -93,7 +99,7 @@ class Verdicts:
         self._requests: Once[Request | Refusal] = Once(kept)
         self._advice: Once[Verdict] = Once(kept)
         self._held: Once[Verdict] = Once(kept)
-        self._hashes: dict[bytes, str] = {}
+        self._hashes: Once[str] = Once(kept)
 
     def use(self, report: NodesReport) -> None:
         """Answer for these pools from now on."""
@@ -150,14 +156,14 @@ class Verdicts:
         report, request = self._report, question.request
         if report is None or not report.pools or isinstance(request, Refusal):
             return None
-        if question.key not in self._hashes:
-            _, digest = kernels.model_info()
-            self._hashes[question.key] = await self.run(inputs_hash, request, report.pools, digest)
-        return self._hashes[question.key]
+        _, digest = kernels.model_info()
+        return await self._hashes.get(question.key, lambda: self.run(inputs_hash, request, report.pools, digest))
 
     async def verdict(self, question: Question) -> Verdict:
         """The answer to a question."""
         if isinstance(question.request, Refusal):
+            if is_passing(question.request):
+                self._requests.drop(question.key)
             return question.request
         request = question.request
         found = await self._advice.get(question.key, lambda: self._search(request))

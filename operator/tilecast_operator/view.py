@@ -18,6 +18,9 @@ from tilecast_operator.report import annotations as marks
 
 Document: TypeAlias = Mapping[str, Any]
 
+MAX_INPUT = 64
+"""A time or a number is no longer; an annotation may be of 256 KiB."""
+
 PLURALS = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}
 
 
@@ -69,7 +72,9 @@ class View:
             generation=int(metadata.get("generation", 0)),
             resource_version=str(metadata.get("resourceVersion", "")),
             packed_document=zlib.compress(canonical(_asked(body)), 1),
-            inputs=tuple(sorted((key, str(annotations[key])) for key in marks.INPUTS if key in annotations)),
+            inputs=tuple(
+                sorted((key, str(annotations[key])[:MAX_INPUT]) for key in marks.INPUTS if key in annotations)
+            ),
             marks=marks_digest({key: value for key, value in annotations.items() if key in marks.KEYS}),
             digest=status_digest(status),
             packed_status=zlib.compress(canonical(status), 1),
@@ -88,9 +93,9 @@ class View:
         return found
 
     def is_newer_than(self, other: View) -> bool:
-        """Whether this is a later state, or another object of the name; where that cannot be told, yes."""
+        """Whether this is a later state, be it of another object of the name; where that cannot be told, yes."""
         ours, theirs = self.resource_version, other.resource_version
-        is_ordered = self.uid == other.uid and ours.isdigit() and theirs.isdigit()
+        is_ordered = ours.isdigit() and theirs.isdigit()
         return not is_ordered or int(ours) > int(theirs)
 
     def asks_as(self, other: View) -> bool:

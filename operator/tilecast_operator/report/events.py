@@ -60,7 +60,7 @@ def event(
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{name[:200]}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "name": f"{name[:200].rstrip('-.')}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
             "namespace": namespace,
         },
         "involvedObject": {
