@@ -105,9 +105,11 @@ class Observed:
         return Free(max(free, 0), "Kueue", name)
 
     def _by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
-        if self.used is None or item.facts["gpusPerNode"][1] == RESOURCE_SLICE:
-            return None
         there = [nodes[name] for name in item.members if name in nodes]
+        # A DRA driver's devices and the slices of the mixed strategy are other resources, which nobody counts.
+        is_other = item.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)
+        if self.used is None or is_other:
+            return None
         left = (max(node.allocatable - self.used.get(node.name, 0), 0) if node.schedulable else 0 for node in there)
         counted = Counter(left)
         return Free(sum(free * count for free, count in counted.items()), "Pods", nodes=counted)

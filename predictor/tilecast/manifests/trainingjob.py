@@ -122,12 +122,28 @@ class Transformer(Door):
         )
 
 
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""What the API server allows as a name. The operator asks for the object by it, so that nothing else may pass: a name
+with `../` in it would lead to the objects of another namespace."""
+KEY_NAME = r"^[-._a-zA-Z0-9]+$"
+"""What it allows as a key of a ConfigMap."""
+
+
 class ConfigMapKeyRef(Door):
     """A key of a ConfigMap in the job's namespace."""
 
-    name: str = Field(min_length=1, max_length=253, description="Name of the ConfigMap.")
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=OBJECT_NAME,
+        description="Name of the ConfigMap.",
+    )
     key: str = Field(
-        default="config.json", min_length=1, max_length=253, description="Key whose value is the text of a config.json."
+        default="config.json",
+        min_length=1,
+        max_length=253,
+        pattern=KEY_NAME,
+        description="Key whose value is the text of a config.json.",
     )
 
 
@@ -188,6 +204,7 @@ class GraphKeyRef(ConfigMapKeyRef):
         default="graph.json",
         min_length=1,
         max_length=253,
+        pattern=KEY_NAME,
         description="Key that holds what `tilecast trace` wrote (under data), or an ONNX file (under binaryData).",
     )
 

@@ -1,0 +1,255 @@
+"""Events out of order, writes that fail halfway, answers that come too late, and what others left on an object."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import yaml
+
+from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
+from tilecast.advise import Advice, Request, inputs_hash
+from tilecast.hardware import Pool
+from tilecast.manifests import nodes, trainingjob
+from tilecast.spec import SpecError
+from tilecast_operator import pods, verdicts
+from tilecast_operator.api import ApiError
+from tilecast_operator.capacity import Observed
+from tilecast_operator.queue import KeyQueue
+from tilecast_operator.report.annotations import POOL
+from tilecast_operator.report.events import Note, event
+from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.verdicts import Verdicts
+from tilecast_operator.view import View
+
+STRANGE = "NVIDIA-Z900"
+
+
+class Unwell(Store):
+    """Takes no Event about nodes until it is well."""
+
+    is_well = False
+
+    async def create(self, path: str, document: Any) -> dict[str, Any]:
+        if document["involvedObject"]["kind"] == "Node" and not self.is_well:
+            raise ApiError(503, "unavailable")
+        return await super().create(path, document)
+
+
+async def test_an_event_that_cannot_be_written_keeps_no_job_waiting() -> None:
+    store = Unwell()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, nodes=(node(), node("strange", STRANGE))) as corridor:
+        async with asyncio.timeout(5):
+            while "status" not in store.objects[f"{JOBS}/a"]:
+                await asyncio.sleep(0.01)
+        store.is_well = True
+        await settled(corridor)
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+    assert [found["reason"] for found in store.events.values()].count("UnknownAccelerator") == 1, "later is not never"
+
+
+async def test_more_nodes_of_one_unknown_gpu_are_one_event() -> None:
+    store = Store()
+    async with operator(store, nodes=(node(),)) as corridor:
+        for number in range(9, 0, -1):
+            corridor.see_node(node(f"strange-{number}", STRANGE))
+            await settled(corridor)
+        assert len(store.events) == 1
+        assert len(corridor._told) == 1
+
+
+def born(body: dict[str, Any], uid: str, version: int) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "uid": uid, "resourceVersion": str(version), "generation": 1}}
+
+
+async def test_the_end_of_an_object_is_not_that_of_the_next_of_its_name() -> None:
+    store = Store()
+    async with operator(store) as corridor:
+        corridor.see(born(job(), "old", 900))
+        corridor.see(born(job(), "new", 902))
+        corridor.lose(born(job(), "old", 901))
+        corridor.see(born(job(mode="Off"), "old", 901))
+        (view,) = corridor._objects.values()
+        assert view.uid == "new"
+        corridor.lose(born(job(), "new", 903))
+        assert not corridor._objects
+
+
+async def test_a_node_that_is_replaced_under_its_name_stays() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, nodes=(born(node(), "old", 1),)) as corridor:
+        await settled(corridor)
+        corridor.see_node(born(node(), "new", 3))
+        corridor.lose_node(born(node(), "old", 2))
+        await settled(corridor)
+        assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised" and len(corridor._nodes) == 1
+        corridor.lose_node(born(node(), "new", 4))
+        await settled(corridor)
+        assert not corridor._nodes
+
+
+async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(request: Request, pools: Sequence[Pool], digest: str) -> str:
+        began.set()
+        assert go_on.wait(5)
+        return inputs_hash(request, pools, digest)
+
+    monkeypatch.setattr(verdicts, "inputs_hash", slow)
+    found = Verdicts(Store(), on_first_pool, Metrics(), 1, 16)
+    found.use(nodes.pools([node()]))
+    question = await found.question("default", job())
+    late = asyncio.create_task(found.inputs_hash(question))
+    await asyncio.to_thread(began.wait, 5)
+    found.use(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
+    go_on.set()
+    before = await late
+    assert before is not None and await found.inputs_hash(question) != before
+    found.stop()
+
+
+async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures, read = [MemoryError()], trainingjob.request
+
+    def failing(*arguments: Any) -> Request:
+        if failures:
+            raise failures.pop()
+        return read(*arguments)
+
+    monkeypatch.setattr(trainingjob, "request", failing)
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+    assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
+
+
+async def test_many_jobs_do_not_each_try_to_load_a_model_that_cannot_be_read() -> None:
+    tries: list[str] = []
+
+    def unreadable(request: Request, pools: Sequence[Pool]) -> Advice:
+        tries.append(request.name)
+        raise SpecError("utilization model", "cannot be read", "mount one that can")
+
+    store = Store()
+    for number in range(300):
+        store.put(f"{JOBS}/{number}", job(str(number)))
+    async with operator(store, unreadable, retry_first_s=60.0, retry_most_s=60.0) as corridor:
+        async with asyncio.timeout(5):
+            while not tries or corridor.queue.stalled_s():
+                await asyncio.sleep(0.01)
+        assert len(tries) == 1
+        assert "cannot be read" in str(corridor.unready())
+
+
+@pytest.mark.parametrize("taken", ["conditions", "summary"])
+async def test_a_status_of_which_somebody_took_a_part_is_made_whole(taken: str) -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store) as corridor:
+        await settled(corridor)
+    body = copy.deepcopy(store.objects[f"{JOBS}/a"])
+    del body["status"][taken]
+    body["metadata"]["annotations"]["tilecast.dev/started"] = "true"
+    store.put(f"{JOBS}/a", body)
+    async with operator(store) as corridor:
+        await settled(corridor)
+        assert corridor.metrics.registry.get_sample_value("tilecast_retries_total") == 0
+    status = store.objects[f"{JOBS}/a"]["status"]
+    assert status["summary"]["reason"] == "Advised" and status["forecast"]["frozenAt"]
+    assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
+
+
+async def test_what_is_left_of_a_deleted_job_is_nothing() -> None:
+    store, loop = Store(), asyncio.get_running_loop()
+    body = store.put(f"{JOBS}/a", job())
+
+    def deleting(request: Request, pools: Sequence[Pool]) -> Advice:
+        if request.name != "warm-up":
+            store.objects.clear()
+            loop.call_soon_threadsafe(corridor.lose, body)
+        return on_first_pool(request, pools)
+
+    async with operator(store, deleting) as corridor:
+        await settled(corridor)
+        assert not (corridor._objects or corridor._fits or corridor._failures or corridor._touched)
+
+
+def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
+    queue: KeyQueue[str] = KeyQueue(lambda: 0.0)
+    for number in range(100_000):
+        queue.add("a", 1e6 - number)
+    assert len(queue) == 1 and len(queue._later) < 200
+
+
+@pytest.mark.parametrize("name", ["../../kube-system/configmaps/x", "..", "a/b", "a?watch=1", "A", "a\n", "-a", "a#"])
+def test_a_config_map_s_name_leads_nowhere_else(name: str) -> None:
+    model = {"huggingFace": {"configMapKeyRef": {"name": name}}}
+    with pytest.raises(SpecError, match=r"spec\.model\.huggingFace\.configMapKeyRef\.name"):
+        trainingjob.parse(job(model=model))
+
+
+@pytest.mark.parametrize("key", ["../x", "a b", "a/b"])
+def test_a_config_map_s_key_is_one(key: str) -> None:
+    with pytest.raises(SpecError, match=r"configMapKeyRef\.key"):
+        trainingjob.parse(job(model={"graphRef": {"configMapKeyRef": {"name": "a", "key": key}}}))
+
+
+def test_an_annotation_of_any_size_takes_no_room() -> None:
+    body = job()
+    body["metadata"]["annotations"]["tilecast.dev/started"] = "x" * 250_000
+    assert sum(len(value) for _, value in View.of(body).inputs) <= 64
+
+
+@pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
+def test_the_name_of_an_event_is_a_name(name: str) -> None:
+    body = event(Note("Normal", "R", "t"), "default", name, "u", "TrainingJob", "now", "i")
+    parts = body["metadata"]["name"].split(".")
+    assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
+
+
+MIXED = """
+metadata: {name: m1, labels: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, nvidia.com/mig.strategy: mixed}}
+status:
+  capacity: {nvidia.com/mig-1g.10gb: "56", nvidia.com/gpu: "0"}
+  allocatable: {nvidia.com/mig-1g.10gb: "56", nvidia.com/gpu: "0"}
+"""
+
+
+def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
+    everyone = [nodes.node(yaml.safe_load(MIXED)), nodes.node(node("whole"))]
+    found = nodes.pools(everyone).found
+    assert sorted(item.pool.gpu.mig for item in found) == ["", "1g.10gb"]
+    free = Observed(used={}).free(found, {item.name: item for item in everyone})
+    assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
+
+
+@pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
+async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
+    monkeypatch.setattr(pods, "RETRY_S", 0.0)
+    told: list[object] = []
+    gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    for item in page["items"] if isinstance(page.get("items"), list) else []:
+        item["spec"] = {"containers": [gpus]}
+
+    class Reader:
+        async def get(self, path: str, query: Any) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return page
+
+        def lines(self, path: str, query: Any, idle_s: float) -> Any:
+            raise AssertionError
+
+    task = asyncio.create_task(pods.PodFeed(Reader(), told.append).run())
+    async with asyncio.timeout(5):
+        while len(told) < 3:
+            await asyncio.sleep(0)
+    assert not task.done() and set(told) == {None}
+    task.cancel()
