@@ -9,10 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tilecast import models, uncertainty
-from tilecast.advise import Baseline, Constraints, Request, advise
+from tilecast import memory, models, uncertainty
+from tilecast.advise import Baseline, Constraints, Request, advise, rank
+from tilecast.advise.boards import settle
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import documents, nodes, trainingjob
 from tilecast.render.document import FORMATS, document, to_json
@@ -67,6 +69,41 @@ def test_an_offer_adds_up() -> None:
         assert offer.lower_s < offer.step_s < offer.upper_s
         assert offer.memory_bytes <= offer.memory_available_bytes
         assert offer.plan.gpus == offer.gpus
+
+
+def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
+    found = rank.field(LLAMA, pool("h100-sxm", 16))
+    kept = found.fits
+    usable = memory.usable_bytes(found.pool.gpu)
+
+    def chosen(tight: int | slice) -> rank.Choice:
+        bill = np.full(len(found), 0.5 * usable)
+        bill[tight] = 0.95 * usable
+        choice = rank.choose(LLAMA, replace(found, memory_bytes=bill), kept)
+        assert choice is not None
+        return choice
+
+    roomy, crowded = chosen(slice(0, 0)), chosen(slice(None))
+    assert roomy.row == crowded.row, "where none has memory to spare the simplest is shown"
+    second = chosen(roomy.row)
+    assert roomy.ties, "this job has plans that tie"
+    assert second.row != roomy.row and not second.is_tight
+    assert second.value <= roomy.value / roomy.ratio * math.exp(uncertainty.most_tied())
+    elsewhere = replace(crowded, found=replace(crowded.found, pool=pool("a100-80", 16)))
+    assert settle(LLAMA, [elsewhere, roomy]).choices[0] is roomy
+
+
+def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(
+        "small", Workload(models.preset("llama-2-7b"), 4096, 1)
+    )  # the host bounds it, however it is split
+    found = rank.field(request, pool("h100-sxm", 64))
+    few = rank.choose(request, found, found.fits)
+    monkeypatch.setattr(rank, "MAX_TIED", 10**6)
+    every = rank.choose(request, found, found.fits)
+    assert few is not None and every is not None
+    assert len(every.details.rows) > len(few.details.rows)
+    assert few.row == every.row
 
 
 def test_no_price_means_no_cost() -> None:

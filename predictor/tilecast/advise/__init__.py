@@ -240,9 +240,6 @@ def _baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, li
     return None, [replace(judged, message=f"your baseline of {wanted.gpus}: {judged.message}")], notes
 
 
-TIGHT = 0.93
-"""Share of the memory from which a plan is called tight: the bill's own error can break it."""
-
 _BOUND: Mapping[str, str] = {
     "compute": "compute-bound",
     "communication": "bound by communication",
@@ -274,7 +271,7 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
     """The offer of a choice with the reason for its place."""
     offer, best = choice.offer(), choices[0]
     bound = _BOUND[offer.bottleneck]
-    if offer.memory_bytes > TIGHT * offer.memory_available_bytes:
+    if offer.is_tight:
         bound += "; memory is tight"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"

@@ -52,13 +52,14 @@ class Ranking:
 
 
 def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Of the pools that tie with the best the one that needs fewest GPUs is recommended."""
+    """Of the pools that tie with the best the one that needs fewest GPUs is recommended, and one with memory to spare
+    before one that is tight."""
     ranked = sorted(choices, key=lambda choice: order(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0)
     first = ranked[0]
     tied = [choice for choice in ranked if choice is first or is_tie(request, first, choice)]
-    chosen = min(tied, key=lambda choice: choice.gpus)
+    chosen = min(tied, key=lambda choice: (choice.is_tight, choice.gpus))
     least = min(first.value / first.ratio, chosen.value / chosen.ratio)
     others = (choice for choice in ranked if choice is not chosen)
     return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, chosen.value / least if least > 0 else 1.0)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from tilecast import search, uncertainty
+from tilecast import memory, search, uncertainty
 from tilecast.advise import stated
-from tilecast.advise.values import Constraints, Offer, Request
+from tilecast.advise.values import TIGHT, Constraints, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
-from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
+from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload, distinct
 from tilecast.uncertainty import Errors
 
 
@@ -112,6 +112,11 @@ class Field:
         """Price of the GPUs of each plan for an hour; NaN where the pool has none."""
         price = self.pool.price_per_gpu_hour
         return self.gpus.astype(float) * (np.nan if price is None else price)
+
+    @property
+    def tight(self) -> Mask:
+        """Which plans leave less memory than the bill's own error."""
+        return self.memory_bytes > TIGHT * memory.usable_bytes(self.pool.gpu)
 
     @property
     def finish_s(self) -> Floats:
@@ -236,13 +241,18 @@ class Choice:
     def gpus(self) -> int:
         return int(self.found.gpus[self.row])
 
+    @property
+    def is_tight(self) -> bool:
+        return bool(self.found.take(slice(self.row, self.row + 1)).tight[0])
+
     def offer(self) -> Offer:
         """The plan in full."""
         return self.details.offer(self.place)
 
 
 def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
-    """The simplest of the plans that the forecast cannot tell from the best of those kept; None if none is kept."""
+    """Of the plans that the forecast cannot tell from the best of those kept the simplest with memory to spare, or the
+    simplest where none has any; None if none is kept."""
     value = found.value(request)
     kept = kept & np.isfinite(value)
     if not kept.any():
@@ -252,16 +262,27 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     rows = np.flatnonzero(kept)
     best = value[rows].min()
     near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
-    near = near[np.argsort(value[near], kind="stable")][:MAX_TIED]
+    near = _nearest(found, near, value)
     ratio = value[near] / best if best > 0 else np.ones(len(near))
     details = Details.of(found, near)
     errors = details.errors()
     close = np.flatnonzero(np.log(ratio) <= _tie_width(found, near, errors))
-    columns = _simplicity(found, near[close])
-    place = int(close[np.lexsort((ratio[close], *columns[::-1]))[0]])
+    columns = simplicity(found, near[close])
+    place = int(close[np.lexsort((found.step_s[near[close]], ratio[close], *columns[::-1]))[0]])
     row = int(near[place])
     own = errors.take(np.array([place]))
     return Choice(found, kept, row, float(value[row]), len(close) - 1, float(ratio[place]), details, place, own)
+
+
+def _nearest(found: Field, rows: Ints, value: Floats) -> Ints:
+    """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
+    the best."""
+    rows = rows[np.lexsort((found.step_s[rows], value[rows]))]
+    if len(rows) <= MAX_TIED:
+        return rows
+    kept = np.arange(len(rows)) < MAX_TIED
+    kept[distinct(*simplicity(found, rows)).first] = True
+    return rows[kept]
 
 
 def _tie_width(found: Field, rows: Ints, errors: Errors) -> Floats:
@@ -276,13 +297,15 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Columns that say how often a GPU's work is repeated, not what it is."""
 
 
-def _simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
-    """Columns that are less for a simpler plan, the weightiest first: fewer GPUs, the job's own batch and precision,
-    fewer dimensions, nothing sharded, nothing recomputed."""
+def simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
+    """Columns that are less for a plan that is preferred among ties, the weightiest first: memory to spare, fewer GPUs,
+    the job's own batch and precision, fewer dimensions, nothing sharded, nothing recomputed."""
     plans = found.plans.take(rows)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
     dimensions = np.sum([degree > 1 for degree in degrees], axis=0)
-    return (plans.gpus, found.variant[rows], dimensions, np.minimum(plans.zero_stage, 1), plans.checkpointing)
+    sharded = np.minimum(plans.zero_stage, 1)
+    tight = found.tight[rows].astype(np.int64)
+    return tight, plans.gpus, found.variant[rows], dimensions, sharded, plans.checkpointing
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class Request:
     """The only plan to price; None leaves it to the search."""
 
 
+TIGHT = 0.93
+"""Share of the memory from which a plan is tight: the bill's own error can break it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One plan on one pool, in full. Seconds, bytes; `breakdown` sums to `step_s` and `memory` to `memory_bytes`."""
@@ -94,6 +98,11 @@ class Offer:
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it leaves less memory than the bill's own error."""
+        return self.memory_bytes > TIGHT * self.memory_available_bytes
 
     @property
     def bottleneck(self) -> str:
@@ -177,7 +186,8 @@ class Advice:
     ties: int
     """Plans that the forecast cannot tell from the best."""
     tie_ratio: float
-    """How far the recommendation is forecast behind the best of them, being the simplest; 1 is not at all."""
+    """How far the recommendation is forecast behind the best of them, being simpler or with memory to spare; 1 is not
+    at all."""
     notes: tuple[str, ...]
     """What else a reader must know, a sentence each."""
     plans_evaluated: int

@@ -17,7 +17,7 @@ import numpy as np
 from tilecast import kernels, models, search, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
-from tilecast.advise.rank import Choice, Field, field, is_price
+from tilecast.advise.rank import Choice, Field, field, is_price, simplicity
 from tilecast.advise.remedies import FURTHER, GIB, cheaper
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
@@ -46,6 +46,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
         message = f"{choice.gpus} GPUs against {best.gpus}"
     elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
         more = "" if choice.gpus == best.gpus else f", with {choice.gpus} GPUs against {best.gpus}"
+        more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
         code = "Dearer" if is_price(request) else "Slower"
@@ -259,13 +260,25 @@ class _Neighbour:
         if self.request.objective == "fewestGpus" and self.plan.gpus > self.best.gpus:
             return self._said("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
         if self.is_tie:
-            return self._said("Tie", f"{self.ratio:.2f}x, within the forecast's error and no simpler", self.ratio, None)
+            return self._said(
+                "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
+            )
         code = "Dearer" if is_price(self.request) else "Slower"
         change = None if speed is None else Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
         return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
 
     def _said(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
         return WhyNot(self.subject, self.best.found.pool.name, self.plan, code, message, value, change)
+
+    def _behind(self) -> str:
+        """Why a plan that ties with the recommended one is not recommended itself."""
+        found = self.best.found
+        if found.tight[self.row] and not self.best.is_tight:
+            return ", but tight in memory"
+        mine, best = (
+            tuple(column[0] for column in simplicity(found, np.array([row]))) for row in (self.row, self.best.row)
+        )
+        return ", but not within that of the fastest" if mine < best else " and no simpler"
 
     def _beyond(self) -> WhyNot:
         pool = self.best.found.pool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from tilecast.advise import Advice, Offer
+from tilecast.advise.rank import MAX_TIED
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibytes, interval, money
 from tilecast.step import PARTS
@@ -119,8 +120,10 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         )
     if advice.ties:
         others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
+        others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
         behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
-        lines.append(f"{others} within the forecast's error; the simplest is shown{behind}.")
+        roomy = "" if best.is_tight else " with memory to spare"
+        lines.append(f"{others} within the forecast's error; the simplest{roomy} is shown{behind}.")
     lines += [line for note in advice.notes for line in _wrapped("", note)]
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
