@@ -415,3 +415,25 @@ async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monk
         desk.see(store.put(f"{JOBS}/b", other))
         await until(lambda: store.marks("b").get(APPLIED), "the other job to be let go")
         assert store.marks("b")[APPLIED] == "NotAsked" and MODE not in store.marks("b")
+
+
+async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        first = store.job()
+        del store.objects[f"{JOBS}/a"]
+        desk.see(store.job())
+        desk.lose(first)
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed"
+
+
+async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
+    async with serving(Jobs()) as desk:
+        for number in range(20):
+            request = training_job(
+                f"x{number}", targetRef={"apiVersion": "batch/v1", "kind": "Job", "name": f"a{number}"}
+            )
+            desk.see_request(request)
+            desk.lose_request(request)
+        assert not desk._asking and not desk._targets

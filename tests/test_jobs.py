@@ -343,7 +343,7 @@ def test_a_queue_that_leads_nowhere_is_told_so() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [("16", 16), (16, 16), ("1k", 1000), ("8000m", 8), (None, 0), ("x", 0)])
 def test_quantities_are_read(text: object, count: int) -> None:
-    assert kueue._whole(text) == count
+    assert kueue.whole(text) == count
 
 
 # --- candidates

@@ -705,7 +705,7 @@ def scripted(*rounds: Sequence[Any]) -> watches.Watch:
 
 
 async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "REREAD_S", 0.0)
+    monkeypatch.setattr(watches, "REREAD_FIRST_S", 0.0)
     gone = APIClientError("gone", status=410, headers={})
     failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
     rounds = [[told(None, "a"), LISTED, failure] for failure in failures]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +18,15 @@ from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.hardware import Pool
 from tilecast.manifests import nodes, trainingjob
 from tilecast.spec import SpecError
-from tilecast_operator import pods, verdicts
-from tilecast_operator.api import ApiError
+from tilecast_operator import pods, verdicts, watches
+from tilecast_operator.api import Api, ApiError, Connection
 from tilecast_operator.capacity import Observed
 from tilecast_operator.queue import KeyQueue
+from tilecast_operator.reconcile import MAX_REVIEWING, Corridor
 from tilecast_operator.report.annotations import POOL
 from tilecast_operator.report.events import Note, event
 from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.settings import Settings
 from tilecast_operator.verdicts import Verdicts
 from tilecast_operator.view import View
 
@@ -253,3 +257,53 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0)
     assert not task.done() and set(told) == {None}
     task.cancel()
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "x/../../y", "x?watch=1", "x#y", "%2e%2e", "a b"])
+async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
+    api = Api(1.0)
+    api.connect(lambda: Connection("http://127.0.0.1:1", {}, ssl.create_default_context()))
+    path = f"/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/{name}"
+    with pytest.raises(ApiError, match="there is no object"):
+        await api.get(path)
+    await api.close()
+
+
+async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    monkeypatch.setattr(watches, "asyncio", SimpleNamespace(sleep=sleep))
+    is_well = False
+
+    async def watch(**_: Any) -> AsyncIterator[Any]:
+        if is_well:
+            yield "LISTED"
+        raise ValueError("forbidden")
+
+    enduring = watches.enduring(watch, "LISTED", (ValueError,), 3600.0)
+    for _ in range(8):
+        assert [event async for event in enduring(resource="nodes")] == []
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    is_well = True
+    assert [event async for event in enduring(resource="nodes")] == ["LISTED"]
+    assert waits[-1] == 1.0, "a list that succeeded is a new beginning"
+
+
+async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
+    class Slow(Store):
+        async def create(self, path: str, document: Any) -> dict[str, Any]:
+            asked.append(path)
+            await go_on.wait()
+            return {"status": {"authenticated": False}}
+
+    asked, go_on = list[str](), asyncio.Event()
+    corridor = Corridor(Settings(), Slow(), Metrics(), on_first_pool)
+    flood = [asyncio.create_task(corridor.put_observation("default", "a", f"t{n}", b"")) for n in range(200)]
+    await asyncio.sleep(0.05)
+    assert len(asked) == MAX_REVIEWING
+    go_on.set()
+    answers = [getattr(item, "status", None) for item in await asyncio.gather(*flood, return_exceptions=True)]
+    assert answers.count(401) == MAX_REVIEWING and answers.count(503) == 200 - MAX_REVIEWING

@@ -21,6 +21,7 @@ from tilecast import kernels
 from tilecast.advise import Advice, Request, advise
 from tilecast.advise.incumbent import MARGIN, Incumbent, hold
 from tilecast.hardware import Pool
+from tilecast.manifests import kueue
 from tilecast.manifests.gpupool import DISCOVERED
 from tilecast.render import document
 from tilecast.spec import SpecError
@@ -396,26 +397,26 @@ async def test_kueues_quotas_say_what_is_free_before_pods_do() -> None:
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {"nodeLabels": labels}}
     async with operator(store, nodes=[node("n1"), node("n2")], discovery=True) as corridor:
         corridor.see_pods({"n1": 8})
-        corridor.see_quota(flavor)
-        corridor.see_quota(cluster_queue("team-a", 8, 0))
-        corridor.see_quota(cluster_queue("team-b", 8, 0))
+        corridor.see_kueue(flavor)
+        corridor.see_kueue(cluster_queue("team-a", 8, 0))
+        corridor.see_kueue(cluster_queue("team-b", 8, 0))
         await settled(corridor)
         pool = pools_of(store)["h100-sxm"]["status"]
         assert (pool["gpus"]["free"], pool["kueueFlavor"]) == (16, "h100")
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["status"] == "True"
-        corridor.see_quota(cluster_queue("team-b", 8, 3))
+        corridor.see_kueue(cluster_queue("team-b", 8, 3))
         await settled(corridor)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 13
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "GpusInUse"
-        corridor.lose_quota(flavor)
+        corridor.lose_kueue(flavor)
         await settled(corridor)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 8, "then the pods say it"
 
 
 @pytest.mark.parametrize("body", [{}, {"spec": 3}, {"spec": {"resourceGroups": [3, {"flavors": {"a": 1}}]}}])
 def test_misshapen_quotas_count_nothing(body: dict[str, Any]) -> None:
-    assert capacity.quotas(body) == capacity.Quotas({}, {})
-    assert capacity.flavor_labels(body) == {}
+    assert kueue.quotas(body) == kueue.Quotas({}, {}, {})
+    assert kueue.node_labels(body) == {}
 
 
 def test_a_pod_holds_what_its_containers_do_together_or_its_largest_init_container() -> None:

@@ -7,6 +7,7 @@ are already so. kopf has no such call, hence this client.
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,8 @@ from typing import Any, TypeAlias
 import aiohttp
 
 FIELD_MANAGER = "tilecast-advisor"
+_PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
+_DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
 """The API server reads JSON as the YAML it is."""
 _PATCH = "application/json-patch+json"
@@ -142,6 +145,9 @@ class Api:
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
+        if not _PATH.fullmatch(path) or not _DOTS.isdisjoint(path.split("/")):
+            # Names in it come from objects that users write; none may lead to another object.
+            raise ApiError(404, f"there is no object {path[:200]!r}")
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         return self._session.request(

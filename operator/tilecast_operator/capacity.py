@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from tilecast.manifests.kueue import Quotas, items, mapping, whole
 from tilecast.manifests.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
 
 Document: TypeAlias = Mapping[str, Any]
@@ -33,39 +34,12 @@ class Free:
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """GPUs that one ClusterQueue may use and has reserved, by flavor."""
-
-    nominal: Mapping[str, int]
-    reserved: Mapping[str, int]
-
-
-def quotas(cluster_queue: Document) -> Quotas:
-    """The part of a ClusterQueue that counts GPUs; what is not shaped like one counts nothing."""
-    spec, status = _mapping(cluster_queue.get("spec")), _mapping(cluster_queue.get("status"))
-    nominal: Counter[str] = Counter()
-    reserved: Counter[str] = Counter()
-    for group in _list(spec.get("resourceGroups")):
-        for flavor in _list(group.get("flavors")):
-            nominal[str(flavor.get("name"))] += _gpus(flavor.get("resources"), "nominalQuota")
-    for flavor in _list(status.get("flavorsReservation")):
-        reserved[str(flavor.get("name"))] += _gpus(flavor.get("resources"), "total")
-    return Quotas(dict(+nominal), dict(+reserved))
-
-
-def flavor_labels(resource_flavor: Document) -> Mapping[str, str]:
-    """Labels of the nodes that a ResourceFlavor means."""
-    labels = _mapping(_mapping(resource_flavor.get("spec")).get("nodeLabels"))
-    return {str(key): str(value) for key, value in labels.items()}
-
-
 def requested(pod: Document) -> int:
     """GPUs that a pod holds: those of its containers, or of an init container that asks for more."""
-    spec = _mapping(pod.get("spec"))
+    spec = mapping(pod.get("spec"))
     every = [
-        [_number(_mapping(_mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in found]
-        for found in (_list(spec.get("containers")), _list(spec.get("initContainers")))
+        [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in found]
+        for found in (items(spec.get("containers")), items(spec.get("initContainers")))
     ]
     return max(sum(every[0]), max(every[1], default=0))
 
@@ -113,23 +87,3 @@ class Observed:
         left = (max(node.allocatable - self.used.get(node.name, 0), 0) if node.schedulable else 0 for node in there)
         counted = Counter(left)
         return Free(sum(free * count for free, count in counted.items()), "Pods", nodes=counted)
-
-
-def _gpus(resources: object, key: str) -> int:
-    return sum(_number(item.get(key)) for item in _list(resources) if item.get("name") == gpu_resource())
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def _number(value: object) -> int:
-    """A count of GPUs, which may be written 16, "16" or "1k"."""
-    text = str(value or 0).strip()
-    scale = {"k": 10**3, "M": 10**6}.get(text[-1:], 1)
-    digits = text if scale == 1 else text[:-1]
-    return int(digits) * scale if digits.isascii() and digits.isdigit() and len(digits) <= 9 else 0

@@ -146,9 +146,9 @@ async def slice_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: A
     act(body)
 
 
-async def quota_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """A ClusterQueue or ResourceFlavor is there, or gone."""
-    act = memo.corridor.lose_quota if type == "DELETED" else memo.corridor.see_quota
+async def kueue_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+    """A LocalQueue, ClusterQueue or ResourceFlavor is there, or gone."""
+    act = memo.corridor.lose_kueue if type == "DELETED" else memo.corridor.see_kueue
     act(body)
 
 
@@ -172,24 +172,15 @@ async def namespace_event(
         memo.corridor.jobs.see_namespace(name, labels)
 
 
-async def queue_event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """A LocalQueue, ClusterQueue or ResourceFlavor is there, or gone."""
-    act = memo.corridor.jobs.lose_kueue if type == "DELETED" else memo.corridor.jobs.see_kueue
-    act(body)
-
-
 if OWN.jobs:
     for _kind in JOB_KINDS.values():
         kopf.on.event(_kind.group, _kind.version, _kind.plural)(existing_event)
     kopf.on.event("", "v1", "namespaces")(namespace_event)
-if OWN.jobs and OWN.read_kueue:
-    for _plural in ("localqueues", "clusterqueues", "resourceflavors"):
-        kopf.on.event("kueue.x-k8s.io", _plural, id=f"{_plural}-of-jobs")(queue_event)
 if OWN.read_resource_slices:
     kopf.on.event("resource.k8s.io", "resourceslices")(slice_event)
 if OWN.read_kueue:
-    kopf.on.event("kueue.x-k8s.io", "clusterqueues")(quota_event)
-    kopf.on.event("kueue.x-k8s.io", "resourceflavors")(quota_event)
+    for _plural in ("clusterqueues", "resourceflavors", *(("localqueues",) if OWN.jobs else ())):
+        kopf.on.event("kueue.x-k8s.io", _plural)(kueue_event)
 
 
 def _configure(kopf_settings: kopf.OperatorSettings, own: settings.Settings) -> None:

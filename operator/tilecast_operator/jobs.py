@@ -234,6 +234,9 @@ class Desk:
         """Take note of a job that is gone."""
         key = _key(body)
         self._metrics.watch.labels(JOB_KINDS[key.kind].plural).set(self._clock())
+        known = self._documents.get(key)
+        if known is not None and known["metadata"].get("uid") != body["metadata"].get("uid"):
+            return  # another of its name is there by now
         self._forget(key)
         self._tell_owners(key)
 
@@ -299,7 +302,7 @@ class Desk:
     def pools_changed(self) -> None:
         """Take note that every advice may be another."""
         self._advice.clear()
-        self._due(self._documents)
+        self._due({*self._documents, *self._asking})
 
     async def answer(self, namespace: str, name: str, document: Document) -> Answer | None:
         """What a TrainingJob's target adds to its answer; None where it has none.
@@ -367,6 +370,8 @@ class Desk:
         """A TrainingJob no longer names the job; another may be its turn."""
         others = self._asking.get(target, {})
         others.pop(name, None)
+        if not others:
+            self._asking.pop(target, None)
         self._due([target])
         self._tell_owners(target)
 
@@ -535,8 +540,7 @@ class Desk:
         if document is None:
             return
         if self._cluster()[0] is None:
-            self.queue.add(key, self._settings.settle_s)
-            return
+            return  # all are due once the pools are read
         job = await self._read(document)
         own = {mark: value for mark, value in job.annotations.items() if mark in marks.KEYS}
         asked = self._asked(key, job)
@@ -870,10 +874,9 @@ def _relevant(document: Document) -> bytes:
 
 
 def _is_newer(document: Document, known: Document) -> bool:
-    """Whether this is a later state, or another object of the name; where that cannot be told, yes."""
-    ours, theirs = document["metadata"], known["metadata"]
-    versions = str(ours.get("resourceVersion", "")), str(theirs.get("resourceVersion", ""))
-    is_ordered = ours.get("uid") == theirs.get("uid") and all(version.isdigit() for version in versions)
+    """Whether this is a later state, be it of another object of the name; where that cannot be told, yes."""
+    versions = [str(item["metadata"].get("resourceVersion", "")) for item in (document, known)]
+    is_ordered = all(version.isdigit() for version in versions)
     return not is_ordered or int(versions[0]) > int(versions[1])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import aiohttp
@@ -17,7 +18,7 @@ log = logging.getLogger("tilecast")
 class Asking(Protocol):
     """What is needed of the corridor."""
 
-    def queries(self) -> list[tuple[Key, str]]:
+    def queries(self) -> Iterable[tuple[Key, str]]:
         """Every job that may have a step, with its query."""
 
     async def told(self, key: Key, answer: Any) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from tilecast.advise import Advice, advise
-from tilecast.manifests import gpupool, nodes, trainingjob
+from tilecast.manifests import gpupool, kueue, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION, GROUP, VERSION
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, observe
@@ -64,6 +64,8 @@ CAPACITY = Key("Capacity")
 """The key of everything that says what is free."""
 CALIBRATION = Key("Calibration")
 """The key of everything that measured steps teach."""
+KUEUE = {"ClusterQueue": "clusterqueues", "ResourceFlavor": "resourceflavors", "LocalQueue": "localqueues"}
+"""What is read of Kueue, by kind."""
 NO_MARKS = marks_digest({})
 
 
@@ -175,6 +177,7 @@ class Corridor:
         self._verdicts = Verdicts(client, advisor, metrics, settings.advisors, settings.advice_cache)
         self._scores = Scores(self._verdicts, metrics, self._now)
         self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
+        self._reviewing = 0
         self.jobs = Desk(settings, client, metrics, self._verdicts, self._cluster, self._target_changed, advisor, clock)
         self._objects: dict[Key, View] = {}
         self._touched: set[Key] = set()
@@ -191,8 +194,8 @@ class Corridor:
         self._forget: set[str] = set()
         self._told: set[str] = set()
         """What Events said of unknown accelerators."""
-        self._uids: dict[tuple[str, str], str] = {}
-        """Of nodes, slices and quotas, by resource and name."""
+        self._uids: dict[tuple[str, str, str], str] = {}
+        """Of nodes, slices and what Kueue has, by resource, namespace and name."""
         self._is_dirty = False
         self._is_listed = False
         self._last_new_s = time.monotonic()
@@ -273,23 +276,28 @@ class Corridor:
             del self._slices[name]
             self._pools_changed()
 
-    def see_quota(self, body: Document) -> None:
-        """Take note of a ClusterQueue or ResourceFlavor that exists."""
-        name = str(body["metadata"]["name"])
-        if body["kind"] == "ClusterQueue":
-            self._comes("clusterqueues", body)
-            self._observed.queues[name] = capacity.quotas(body)
+    def see_kueue(self, body: Document) -> None:
+        """Take note of a ClusterQueue, ResourceFlavor or LocalQueue that exists."""
+        kind, name = body["kind"], str(body["metadata"]["name"])
+        self._comes(KUEUE[kind], body)
+        self.jobs.see_kueue(body)
+        if kind == "ClusterQueue":
+            self._observed.queues[name] = kueue.quotas(body)
+        elif kind == "ResourceFlavor":
+            self._observed.flavors[name] = kueue.node_labels(body)
         else:
-            self._comes("resourceflavors", body)
-            self._observed.flavors[name] = capacity.flavor_labels(body)
+            return
         self.queue.add(CAPACITY, self.settings.capacity_settle_s)
 
-    def lose_quota(self, body: Document) -> None:
-        """Take note of a ClusterQueue or ResourceFlavor that is gone."""
-        is_queue = body["kind"] == "ClusterQueue"
-        if self._goes("clusterqueues" if is_queue else "resourceflavors", body):
-            known = self._observed.queues if is_queue else self._observed.flavors
-            known.pop(str(body["metadata"]["name"]), None)
+    def lose_kueue(self, body: Document) -> None:
+        """Take note of one that is gone."""
+        kind, name = body["kind"], str(body["metadata"]["name"])
+        if not self._goes(KUEUE[kind], body):
+            return
+        self.jobs.lose_kueue(body)
+        if kind != "LocalQueue":
+            known = self._observed.queues if kind == "ClusterQueue" else self._observed.flavors
+            known.pop(name, None)
             self.queue.add(CAPACITY, self.settings.capacity_settle_s)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
@@ -379,18 +387,17 @@ class Corridor:
         except Refused as refusal:
             self.metrics.observations.labels("trainJob", refusal.outcome).inc()
 
-    def queries(self) -> list[tuple[Key, str]]:
-        """Every job that has advice, with the query for its step: its own, its pool's, or the operator's."""
-        found = []
-        for key, view in self._objects.items():
+    def queries(self) -> Iterator[tuple[Key, str]]:
+        """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
+        other, for ten thousand at once would keep everybody else waiting."""
+        for key, view in list(self._objects.items()):
             best = view.status.get("recommendation") if key.kind == trainingjob.KIND else None
             if not best:
                 continue
             pool = self._objects.get(Key(gpupool.KIND, "", best["pool"]))
             sources = (view.document, {} if pool is None else pool.document)
             own = next((text for one in sources if (text := (one.get("spec") or {}).get("observationQuery"))), None)
-            found.append((key, observe.query(own or self.settings.prometheus_query, key.namespace, key.name)))
-        return found
+            yield key, observe.query(own or self.settings.prometheus_query, key.namespace, key.name)
 
     async def _measured(self, key: Key, report: observe.Report) -> None:
         """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
@@ -415,11 +422,16 @@ class Corridor:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [observe.AUDIENCE]},
         }
+        if self._reviewing >= MAX_REVIEWING:
+            raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later")
+        self._reviewing += 1
         try:
             found = await self._client.create("/apis/authentication.k8s.io/v1/tokenreviews", asked)
         except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning("a token cannot be reviewed: %s", error)
             raise Refused("unavailable", 503, "the token cannot be reviewed now; report again later") from None
+        finally:
+            self._reviewing -= 1
         self._reviews[digest] = (now_s, found)
         while len(self._reviews) > MAX_REVIEWS:
             self._reviews.popitem(last=False)
@@ -431,17 +443,17 @@ class Corridor:
     def _comes(self, resource: str, body: Document) -> None:
         self._seen(resource)
         metadata = body["metadata"]
-        self._uids[resource, metadata["name"]] = metadata.get("uid", "")
+        self._uids[resource, metadata.get("namespace", ""), metadata["name"]] = metadata.get("uid", "")
 
     def _goes(self, resource: str, body: Document) -> bool:
         """Whether that object is gone, and not only one that had its name before: events about the two may come in
         any order."""
         self._seen(resource)
         metadata = body["metadata"]
-        uid = metadata.get("uid", "")
-        if self._uids.get((resource, metadata["name"]), uid) != uid:
+        key, uid = (resource, metadata.get("namespace", ""), metadata["name"]), metadata.get("uid", "")
+        if self._uids.get(key, uid) != uid:
             return False
-        self._uids.pop((resource, metadata["name"]), None)
+        self._uids.pop(key, None)
         return True
 
     def _pools_changed(self) -> None:
@@ -851,6 +863,8 @@ CONDITIONAL_TRIES = 6
 REVIEW_HOLDS_S = 60.0
 """How long the answer to a TokenReview is taken for granted."""
 MAX_REVIEWS = 4096
+MAX_REVIEWING = 32
+"""TokenReviews under way: whoever floods us with tokens does not flood the API server."""
 
 LISTING_PAUSE_S = 30.0
 """A first list is taken to be over after so long without a new object, whatever the API server counts."""

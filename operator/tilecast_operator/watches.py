@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -20,8 +21,9 @@ Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
-REREAD_S = 1.0
-"""Wait before objects are listed anew after an error."""
+REREAD_FIRST_S = 1.0
+REREAD_MOST_S = 30.0
+"""Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
 
 log = logging.getLogger("tilecast")
 
@@ -46,9 +48,11 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
         relist_s: how long a list is trusted; a later event ends the watch.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
+    failed: Counter[object] = Counter()
 
     async def endure(**kwargs: Any) -> AsyncIterator[Event]:
-        known = everything.setdefault((kwargs.get("resource"), kwargs.get("namespace")), {})
+        place = kwargs.get("resource"), kwargs.get("namespace")
+        known = everything.setdefault(place, {})
         there: set[str] | None = set()
         ends_s = time.monotonic() + relist_s
         try:
@@ -58,6 +62,7 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
                         for uid in known.keys() - there:
                             yield {"type": "DELETED", "object": known.pop(uid)}
                         there = None
+                        failed.pop(place, None)
                     elif isinstance(event, dict):
                         _note(event, known, there)
                     yield event
@@ -65,7 +70,8 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
                         return
         except failures as error:
             log.warning("%s: %s; reading them anew", kwargs.get("resource"), error or type(error).__name__)
-            await asyncio.sleep(REREAD_S)
+            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), REREAD_MOST_S))
+            failed[place] += 1
 
     return endure
 

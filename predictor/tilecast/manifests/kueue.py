@@ -5,7 +5,8 @@ Pure on the objects of `kueue.x-k8s.io` (v1beta1 and v1beta2 spell what is read 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
@@ -94,24 +95,23 @@ def _flavors(cluster_queue: Document) -> set[str]:
     return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
 
 
-def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, quotas: Document) -> Flavor:
-    spec = objects.flavors.get(name, {}).get("spec") or {}
-    own: Document = next((item for item in quotas.get("resources") or () if item.get("name") == gpu_resource()), {})
-    nominal = _whole(own.get("nominalQuota"))
-    reserved = _reserved(objects.cluster_queues[owner], name)
+def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, given: Document) -> Flavor:
+    flavor = objects.flavors.get(name, {})
+    own = next((item for _, item in _of_gpus([given])), {})
+    nominal = whole(own.get("nominalQuota"))
+    reserved = quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
     lent = taken = 0
     for sibling in siblings:
-        other = objects.cluster_queues[sibling]
-        theirs = _nominal(other, name)
-        lent += min(theirs[0], theirs[1])
-        taken += _reserved(other, name)
-    borrowable = min(lent, _whole(own.get("borrowingLimit"), UNLIMITED))
+        other = quotas(objects.cluster_queues[sibling])
+        lent += other.lendable.get(name, 0)
+        taken += other.reserved.get(name, 0)
+    borrowable = min(lent, whole(own.get("borrowingLimit"), UNLIMITED))
     quota = nominal + borrowable
     free = min(quota - reserved, nominal + lent - reserved - taken) if borrowable else nominal - reserved
     return Flavor(
         name=name,
-        node_labels={str(key): str(value) for key, value in (spec.get("nodeLabels") or {}).items()},
-        tolerations=tuple(spec.get("tolerations") or ()),
+        node_labels=node_labels(flavor),
+        tolerations=tuple(items(mapping(flavor.get("spec")).get("tolerations"))),
         quota=quota,
         free=max(free, 0),
     )
@@ -132,28 +132,54 @@ def _cohort(cluster_queue: Document) -> str:
     return str(spec.get("cohortName") or spec.get("cohort") or "")
 
 
-def _nominal(cluster_queue: Document, flavor: str) -> tuple[int, int]:
-    """GPUs of a flavor and how many of them may be lent."""
-    for group in (cluster_queue.get("spec") or {}).get("resourceGroups") or ():
-        for item in group.get("flavors") or ():
-            for resource in item.get("resources") or ():
-                if item.get("name") == flavor and resource.get("name") == gpu_resource():
-                    return _whole(resource.get("nominalQuota")), _whole(resource.get("lendingLimit"), UNLIMITED)
-    return 0, 0
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """GPUs of one ClusterQueue by flavor; a flavor without any is absent."""
+
+    nominal: Mapping[str, int]
+    lendable: Mapping[str, int]
+    """What others of its cohort may take of that."""
+    reserved: Mapping[str, int]
 
 
-def _reserved(cluster_queue: Document, flavor: str) -> int:
-    used = (cluster_queue.get("status") or {}).get("flavorsReservation") or ()
-    return sum(
-        _whole(resource.get("total"))
-        for item in used
-        if item.get("name") == flavor
-        for resource in item.get("resources") or ()
-        if resource.get("name") == gpu_resource()
-    )
+def quotas(cluster_queue: Document) -> Quotas:
+    """The part of a ClusterQueue that counts GPUs; what is not shaped like one counts nothing."""
+    nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
+    for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
+        for name, quota in _of_gpus(group.get("flavors")):
+            own = whole(quota.get("nominalQuota"))
+            nominal[name] += own
+            lendable[name] += min(own, whole(quota.get("lendingLimit"), UNLIMITED))
+    for name, usage in _of_gpus(mapping(cluster_queue.get("status")).get("flavorsReservation")):
+        reserved[name] += whole(usage.get("total"))
+    return Quotas(dict(+nominal), dict(+lendable), dict(+reserved))
 
 
-def _whole(quantity: object, absent: int = 0) -> int:
+def node_labels(resource_flavor: Document) -> dict[str, str]:
+    """Labels of the nodes that a ResourceFlavor means."""
+    labels = mapping(mapping(resource_flavor.get("spec")).get("nodeLabels"))
+    return {str(key): str(value) for key, value in labels.items()}
+
+
+def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
+    """What flavors say of GPUs, by name."""
+    for flavor in items(flavors):
+        for resource in items(flavor.get("resources")):
+            if resource.get("name") == gpu_resource():
+                yield str(flavor.get("name")), resource
+
+
+def mapping(value: object) -> Document:
+    """The same, or an empty one where it is no mapping."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: object) -> list[Document]:
+    """The mappings of a list; none where it is no list."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def whole(quantity: object, absent: int = 0) -> int:
     """A count of GPUs from a quantity, which may be written 16, "16" or "1k"."""
     if quantity is None:
         return absent

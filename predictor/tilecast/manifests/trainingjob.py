@@ -474,7 +474,7 @@ class TargetRef(Door):
 
     api_version: str = Field(min_length=1, max_length=63, description="API version of the kind, for instance batch/v1.")
     kind: Literal["TrainJob", "PyTorchJob", "JobSet", "Job"] = Field(description="Kind of the job.")
-    name: str = Field(min_length=1, max_length=253, description="Name of the job.")
+    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the job.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
