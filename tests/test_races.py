@@ -286,7 +286,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
     enduring = watches.enduring(watch, "LISTED", (ValueError,), 3600.0)
     for _ in range(8):
         assert [event async for event in enduring(resource="nodes")] == []
-    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
     is_well = True
     assert [event async for event in enduring(resource="nodes")] == ["LISTED"]
     assert waits[-1] == 1.0, "a list that succeeded is a new beginning"

@@ -22,7 +22,6 @@ Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
 REREAD_FIRST_S = 1.0
-REREAD_MOST_S = 30.0
 """Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
 
 log = logging.getLogger("tilecast")
@@ -70,7 +69,7 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
                         return
         except failures as error:
             log.warning("%s: %s; reading them anew", kwargs.get("resource"), error or type(error).__name__)
-            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), REREAD_MOST_S))
+            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
             failed[place] += 1
 
     return endure
