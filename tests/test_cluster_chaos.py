@@ -297,6 +297,14 @@ def test_what_garbled_watches_hide_is_found_in_the_next_list(
     prove_answered_once(cluster, [*names[2:], f"{how}-last"], since)
 
 
+def written_within(cluster: Cluster, seconds: float) -> list[str]:
+    """What the operators write from now on."""
+    since = witness.mark(cluster)
+    time.sleep(seconds)
+    entries = witness.of_the_operator(cluster, since)
+    return [f"{entry['verb']} {witness.resource(entry)}" for entry in entries if entry["verb"] in witness.WRITING]
+
+
 def test_nodes_that_come_and_go_leave_the_advice_as_of_the_nodes_that_stay(
     cluster: Cluster, operator: Operator
 ) -> None:
@@ -330,12 +338,13 @@ def test_nodes_that_come_and_go_leave_the_advice_as_of_the_nodes_that_stay(
         ]
         return all(abs(after / was - 1) < HYSTERESIS for was, after in zip(*steps, strict=True))
 
+    def is_silent() -> bool:
+        return not written_within(cluster, 3.0)
+
     wait_for(is_as_good_as_before, "the advice of before", ANSWER_S)
-    time.sleep(2.0)
-    quiet = witness.mark(cluster)
+    wait_for(is_silent, "an end of the writes", ANSWER_S)
     with Operator(cluster, operator.kubeconfig, QUICK):
-        time.sleep(2.0)
-    written = [entry for entry in witness.of_the_operator(cluster, quiet) if entry["verb"] in witness.WRITING]
+        written = written_within(cluster, 3.0)
     assert written == [], "an operator that has only seen the nodes that stay has nothing to correct"
     told = Counter((item["involvedObject"]["uid"], item["message"]) for item in objects(cluster, "events"))
     assert max(told.values()) == 1
