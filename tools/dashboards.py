@@ -84,7 +84,7 @@ _PREDICTION_ERROR = Board(
                 {"{{stage}}": _quantile(0.5, _ABSOLUTE, "stage", _KIND)}, 6,
             ),
             Panel(
-                "Bias", "The mean signed error of recent runs: what calibration should bring to zero.", "stat",
+                "Bias", "The median signed error of recent runs: what calibration should bring to zero.", "stat",
                 "percentunit", {"{{stage}}": f"avg by (stage) (tilecast_prediction_bias_ratio{{{_KIND}}})"}, 6,
             ),
             Panel(

@@ -1,0 +1,128 @@
+"""The documentation: it builds without a broken link, its commands run, its objects and worked examples are read."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tilecast import collectives, models
+from tilecast.cli import main
+from tilecast.collectives import Group
+from tilecast.hardware import find_link, load_gpu
+from tilecast.kernels import utilization
+from tilecast.manifests import gpupool, trainingjob
+from tilecast.spec import SpecError
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^ *```(\w+)(?: title=\"(\w+)\")?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, _, text in FENCE.findall(page.read_text()) if found == language]
+
+
+def worked(title: str) -> str:
+    (text,) = (text for _, found, text in FENCE.findall((ROOT / "docs" / "extending.md").read_text()) if found == title)
+    return text
+
+
+def commands() -> list[str]:
+    """Every `tilecast` command of the pages, without what pipes it; docs/cli.md has a test of its own."""
+    return [
+        found[0]
+        for page in PAGES
+        if page.name != "cli.md"
+        for block in blocks(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if (found := re.search(r"\btilecast (?:advise|sweep|show) [^#|>;]*", line))
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from test_huggingface import config
+    from test_traced import gpt_in_onnx
+    from tilecast.models.traced import document, onnx_file
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "job.yaml").symlink_to(ROOT / "examples" / "jobs" / "llama-7b-pretrain.yaml")
+    (tmp_path / "config.json").write_text(json.dumps(config("llama")))
+    (tmp_path / "nodes.yaml").symlink_to(ROOT / "examples" / "clusters" / "mixed.yaml")
+    gpt_in_onnx(tmp_path / "model.onnx", ["batch", 64])
+    (tmp_path / "graph.json").write_text(document.write(onnx_file.read(tmp_path / "model.onnx", None)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_pages_runs(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = command.replace("model.onnx --seq 2048", "model.onnx --seq 64")
+    monkeypatch.setattr("sys.stdin", io.StringIO((folder / "nodes.yaml").read_text()))
+    assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_objects_of_the_pages_are_ours() -> None:
+    readers = {"TrainingJob": trainingjob.parse, "GPUPool": gpupool.parse}
+    seen = set()
+    for page in PAGES:
+        for document in (one for text in blocks(page, "yaml") for one in yaml.safe_load_all(text)):
+            if str(document.get("apiVersion", "")).startswith("tilecast.dev/"):
+                readers[document["kind"]](document)
+                seen.add(document["kind"])
+    assert seen == set(readers)
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", f"--site-dir={tmp_path}"]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "reference.html").exists()
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "charts" / "tilecast" / "README.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_worked_gpu_and_model_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.toml"
+    path.write_text(worked("gpu"))
+    assert load_gpu(path).peak("bf16") == 364.2e12
+    path.write_text(worked("gpu").replace("sm_count", "sm_number"))
+    with pytest.raises(SpecError, match="sm_count"):
+        load_gpu(path)
+    ((name, table),) = tomllib.loads(worked("preset")).items()
+    assert table.pop("aliases")
+    assert models.model_from({"name": name, **table}).layers == 12
+
+
+def test_the_worked_collective_is_a_chain() -> None:
+    space = dict(vars(collectives))
+    exec(worked("collective"), space)  # noqa: S102
+    sizes = np.array([2.0**20, 2.0**30])
+    group = Group(ranks=np.array([8.0]), local=np.array([8.0]), node_ranks=np.array([8.0]))
+    seconds = space["chain_broadcast"](sizes, group, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
+    assert seconds.shape == (2,)
+    assert (seconds > 0).all() and seconds[1] > seconds[0]
+
+
+def test_the_card_is_of_the_model_that_ships() -> None:
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    assert utilization.load().sha256 in page, "run tools/accuracy.py"

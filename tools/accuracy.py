@@ -1,0 +1,104 @@
+"""Writes docs/accuracy.md: what `tilecast validate` prints for every measured table.
+
+    TILECAST_DATA=FOLDER python tools/accuracy.py     # takes some minutes
+
+The README says where the tables come from. Nothing on the page is written by hand but its text.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import tilecast
+from tilecast.cli import main as run
+from tilecast.kernels import utilization
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured tables that are validated at once. `files` are patterns below the folder of the data."""
+
+    title: str
+    text: str
+    verb: str
+    files: tuple[str, ...]
+
+
+TABLES = (
+    Table(
+        "Training steps: published runs",
+        "Steps that 18 projects and vendors published, on A100, H100 and T4; rows of grade A and B.",
+        "runs", ("e2e/published_dev.csv",),
+    ),
+    Table(
+        "Training steps: vTrain",
+        "GPT on 2 to 512 A100, every combination of tensor, pipeline and data parallelism and micro-batch.",
+        "runs", ("e2e/vtrain_dev.csv",),
+    ),
+    Table("Training steps: NeuSight", "Eager PyTorch in FP32 on nine GPUs.", "runs", ("e2e/neusight_dev.csv",)),
+    Table(
+        "Kernels", "Matrix products, attention, convolutions and element-wise kernels, of every library of the tables.",
+        "kernels", ("kernels/*/*.csv*", "neusight/kernels_*.csv.gz"),
+    ),
+    Table(
+        "Collectives", "NCCL, and what others measured around it, on links that the tables state.",
+        "collectives", ("collectives/*/*.csv*",),
+    ),
+)  # fmt: skip
+
+_HEAD = """\
+# Accuracy
+
+Made by `python tools/accuracy.py`, which prints here what `tilecast validate` says of each measured table. An error is
+`|forecast - measured| / measured`; `macro` is the mean over groups (a source and model) of their means, `bias` keeps
+the sign. `roofline` is a perfect machine, `one-MFU` one utilization per GPU and precision fitted to the very rows. What
+was fitted to what, and the errors of sources left out of the fit, are said in the README and in the model card,
+`predictor/tilecast/kernels/weights/CARD.md`; which rows were refused and why stands above each table.
+
+Version {version}, utilization model `{digest}`.
+"""
+
+
+def page(data: Path) -> str:
+    """The page as Markdown.
+
+    Raises:
+        RuntimeError: a table is missing or `tilecast validate` refuses it.
+    """
+    parts = [_HEAD.format(version=tilecast.__version__, digest=utilization.load().sha256)]
+    for table in TABLES:
+        files = [path for pattern in table.files for path in sorted(data.glob(pattern))]
+        if not files:
+            raise RuntimeError(f"{data} has no {' '.join(table.files)}: set TILECAST_DATA to the folder of the tables")
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            status = run(["validate", table.verb, *map(str, files)])
+        if status:
+            raise RuntimeError(f"tilecast validate {table.verb} ended with {status}")
+        named = " ".join(f"$TILECAST_DATA/{pattern}" for pattern in table.files)
+        shown = printed.getvalue().replace(f"{data}/", "").rstrip()
+        parts.append(
+            f"## {table.title}\n\n{table.text}\n`tilecast validate {table.verb} {named}`\n\n```\n{shown}\n```\n"
+        )
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Write the page."""
+    try:
+        PAGE.write_text(page(Path(os.environ.get("TILECAST_DATA", ""))), encoding="utf-8")
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
