@@ -6,6 +6,7 @@ import asyncio
 import copy
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from tilecast_operator import pods, verdicts, watches
 from tilecast_operator.api import Api, ApiError, Connection
 from tilecast_operator.capacity import Observed
 from tilecast_operator.queue import KeyQueue
-from tilecast_operator.reconcile import MAX_REVIEWING, Corridor
+from tilecast_operator.reconcile import CAPACITY_HOLDS, MAX_REVIEWING, Corridor
 from tilecast_operator.report.annotations import POOL
 from tilecast_operator.report.events import Note, event
 from tilecast_operator.report.metrics import Metrics
@@ -307,3 +308,22 @@ async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
     go_on.set()
     answers = [getattr(item, "status", None) for item in await asyncio.gather(*flood, return_exceptions=True)]
     assert answers.count(401) == MAX_REVIEWING and answers.count(503) == 200 - MAX_REVIEWING
+
+
+async def test_a_pool_on_the_brink_of_being_full_is_no_storm_of_writes() -> None:
+    store = Store()
+    for number in range(5):
+        store.put(f"{JOBS}/{number}", job(str(number)))
+    async with operator(store, capacity_settle_s=0.01) as corridor:
+        corridor.see_pods({})
+        await settled(corridor)
+        store.writes.clear()
+        began_s = time.monotonic()
+        for flip in range(60):
+            corridor.see_pods({"n1": 8 * (flip % 2)})
+            await asyncio.sleep(0.02)
+        await settled(corridor)
+        holds = (time.monotonic() - began_s) / (CAPACITY_HOLDS * 0.01)
+    told = {item["status"]["summary"]["fitsNow"] for item in store.objects.values()}
+    assert told == {"no"}, "the last word is right"
+    assert len(store.writes) <= 5 * (holds + 2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -187,8 +188,8 @@ class Corridor:
         """By name; None is one that is of no use here, and counted all the same."""
         self._observed = capacity.Observed()
         self._free: dict[str, capacity.Free] = {}
-        self._fits: dict[Key, tuple[tuple[str, int, int], Fit]] = {}
-        """Pool, nodes and GPUs per node of each recommendation, and what was said of them."""
+        self._fits: dict[Key, tuple[tuple[str, int, int], Fit, float]] = {}
+        """Pool, nodes and GPUs per node of each recommendation, what was said of them, and since when."""
         self._report: nodes.NodesReport | None = None
         self._found: dict[str, nodes.FoundPool] = {}
         self._forget: set[str] = set()
@@ -613,9 +614,11 @@ class Corridor:
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
                 self.queue.add(Key(gpupool.KIND, "", name))
-        for job, (place, fit) in self._fits.items():
+        for job, (place, fit, since_s) in self._fits.items():
             if fit != self._fit(dict(zip(_PLACE, place, strict=True))):
-                self.queue.add(job)
+                # A pool on the brink of being full would else have every job of it written again each time.
+                hold_s = CAPACITY_HOLDS * self.settings.capacity_settle_s
+                self.queue.add(job, max(since_s + hold_s - time.monotonic(), 0.0))
 
     async def _advise_job(self, key: Key, view: View) -> None:
         """Write what differs. The status comes last: it is what says that the rest was written.
@@ -680,8 +683,13 @@ class Corridor:
         if best is None:
             self._fits.pop(key, None)
             return NOTHING_TO_FIT
-        fit = self._fit(best)
-        self._fits[key] = ((best["pool"], best["nodes"], best["gpusPerNode"]), fit)
+        fit, place = self._fit(best), (best["pool"], best["nodes"], best["gpusPerNode"])
+        before = self._fits.get(key)
+        if before is None or before[0] != place:
+            since_s = -math.inf
+        else:
+            since_s = before[2] if before[1] == fit else time.monotonic()
+        self._fits[key] = (place, fit, since_s)
         return fit
 
     def _fit(self, best: Mapping[str, Any]) -> Fit:
@@ -856,6 +864,8 @@ class Corridor:
         return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+CAPACITY_HOLDS = 6
+"""What is said of a job's capacity stays for so many times `capacity_settle_s`."""
 _PLACE = ("pool", "nodes", "gpusPerNode")
 
 CONDITIONAL_TRIES = 6
