@@ -180,6 +180,7 @@ def test_resource_slices_name_gpus_that_no_label_does(own_cluster: Cluster, oper
     assert found["status"]["facts"]["gpu"] == {"value": "h200", "layer": "resource-slice"}
     own_cluster.kubectl("delete", "resourceslice", "dra-1-gpus")
     own_cluster.kubectl("delete", "node", "dra-1")
+    until(own_cluster, "h200", lambda pool: not pool)
 
 
 def test_pods_and_then_kueue_say_what_is_free(own_cluster: Cluster, operator: Operator) -> None:
@@ -261,6 +262,7 @@ PLACES: dict[type[Door], tuple[str, str]] = {
     trainingjob.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
     trainingjob.JobBaseline: ("TrainingJob", "baseline"),
     trainingjob.JobConstraints: ("TrainingJob", "constraints"),
+    trainingjob.TargetRef: ("TrainingJob", "targetRef"),
     trainingjob.TrainingJobSpec: ("TrainingJob", ""),
     gpupool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
     gpupool.GpuSource: ("GPUPool", "gpu"),

@@ -107,6 +107,21 @@ def test_a_deletion_never_waits_for_the_operator(cluster: Cluster, operator: Ope
         operator.start()
 
 
+def test_jobs_and_nodes_that_are_replaced_under_their_names_are_not_forgotten(
+    cluster: Cluster, operator: Operator
+) -> None:
+    node = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"][0]
+    del node["metadata"]["uid"], node["metadata"]["resourceVersion"]
+    for _ in range(5):
+        cluster.kubectl("replace", "--force", "-f", "-", input=job("reborn"))
+        cluster.kubectl("replace", "--force", "-f", "-", input=json.dumps(node))
+    assert answered(cluster, "reborn")["status"]["summary"]["reason"] == "Advised"
+    names = {item["metadata"]["name"] for item in json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]}
+    pools = json.loads(cluster.kubectl("get", "gpupools", "-o", "json"))["items"]
+    assert node["metadata"]["name"] in names
+    assert all(item["status"]["summary"]["reason"] == "NodesFound" for item in pools)
+
+
 def test_mode_off_takes_the_annotations_back(cluster: Cluster, operator: Operator) -> None:
     cluster.apply(job("quiet"))
     assert POOL in answered(cluster, "quiet")["metadata"]["annotations"]
@@ -126,6 +141,11 @@ REFUSED = [
         {"workload": "inference", "training": {"globalBatchSize": 8, "activationCheckpointing": "full"}},
         "no backward pass",
     ),
+    (
+        {"model": {"huggingFace": {"configMapKeyRef": {"name": "../../kube-system/configmaps/x"}}}},
+        "configMapKeyRef.name",
+    ),
+    ({"targetRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "../../other/jobs/x"}}, "targetRef.name"),
 ]
 
 
