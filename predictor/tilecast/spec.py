@@ -271,7 +271,7 @@ class Columns:
 
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
         """The chosen rows, in the order given."""
-        return type(self)(*(getattr(self, column.name)[rows] for column in fields(self)))
+        return type(self)(*[getattr(self, name)[rows] for name in self.__dataclass_fields__])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -432,11 +432,13 @@ def _passes(
     """The ways through the blocks before the layers, through all layers, and through the blocks after them."""
     graph, nil = sharded.graph, np.zeros(len(plans))
     found = []
+    exchanged: dict[_Exchange, Floats] = {}
     for blocks in (graph.first, graph.layers, graph.last):
         sums = [nil, nil, nil, nil]
         for times in priced.blocks:
             if any(times.block is block for block in blocks):
-                parts = block_seconds(workload, sharded, plans, pool, times, fitted, recomputed=blocks is graph.layers)
+                layered = blocks is graph.layers
+                parts = block_seconds(workload, sharded, plans, pool, times, fitted, exchanged, recomputed=layered)
                 sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
         found.append(_Passes(*sums))
     return found[0], found[1], found[2]
@@ -475,10 +477,13 @@ def block_seconds(
     pool: Pool,
     times: BlockTimes,
     fitted: Constants,
+    known: dict[_Exchange, Floats] | None = None,
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,)."""
+    """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,). What blocks of
+    these plans exchange alike is priced once if `known` collects it."""
+    known = {} if known is None else known
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
     if recomputed and workload.training:
@@ -496,7 +501,10 @@ def block_seconds(
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
-        one = transfer_seconds(sharded, plans, pool, transfer)
+        alike = (transfer.group, transfer.collective, transfer.fanout, transfer.size_bytes.tobytes())
+        if alike not in known:
+            known[alike] = transfer_seconds(sharded, plans, pool, transfer)
+        one = known[alike]
         if transfer.group == "tensor" and transfer.collective != "all_reduce":
             one = one * (1.0 - fitted.tensor_share)
         if transfer.group == "expert":
@@ -520,6 +528,10 @@ def block_seconds(
         exchanged["forward"] + exchanged["backward"],
         backward_gpu + waits[1],
     ]
+
+
+_Exchange: TypeAlias = tuple[str, str, float, bytes]
+"""Group, collective, fan-out and sizes of a transfer."""
 
 
 def transfer_seconds(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:

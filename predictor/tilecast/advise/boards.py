@@ -28,7 +28,7 @@ def judge(request: Request, found: Field) -> Choice | Rejection:
     if not within.any():
         return _no_plan(request, pool)
     if not (within & found.fits).any():
-        return _too_large(found, within)
+        return _too_large(request, found, within)
     if request.objective in PRICED and pool.price_per_gpu_hour is None:
         return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
     return choose(request, found, kept) or _out_of_reach(request, found, within & found.fits)
@@ -101,7 +101,7 @@ def _no_plan(request: Request, pool: Pool) -> Rejection:
     return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
-def _too_large(found: Field, within: Mask) -> Rejection:
+def _too_large(request: Request, found: Field, within: Mask) -> Rejection:
     """The leanest plan and the line of its bill that breaks it."""
     rows = np.flatnonzero(within)
     leanest = Details.of(found, rows[[int(np.argmin(found.memory_bytes[rows]))]]).offer(0)
@@ -110,6 +110,8 @@ def _too_large(found: Field, within: Mask) -> Rejection:
     over = leanest.memory_bytes - leanest.memory_available_bytes
     gib = 2**30
     message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
+    if request.plan is not None:
+        message = f"{leanest.plan} needs {message}"
     code = "OutOfMemory"
     workload = leanest.workload
     if workload.model.trace is not None:

@@ -147,7 +147,8 @@ class WhyNot:
     pool: str
     plan: Plan
     code: str
-    """What binds: `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `NotDivisible`, `Constraint`, `Tie` …"""
+    """What binds: `Slower`, `Dearer`, `MoreGpus`, `OutOfMemory`, `PoolTooSmall`, `Constraint`,
+    `DeadlineMissed`, `OverBudget` or `Tie`."""
     message: str
     value: float | None
     """The number that decided: the ratio to the recommendation, or the bytes that are too many."""
