@@ -290,3 +290,18 @@ def test_what_is_found_is_what_pricing_says() -> None:
     assert (priced.step_s == found.step_s[rows]).all()
     assert (priced.memory_bytes == found.memory_bytes[rows]).all()
     assert (priced.fits == found.fits[rows]).all()
+
+
+def test_slices_do_not_borrow_the_plans_of_whole_gpus() -> None:
+    workload = Workload(models.preset("bert-base"), 128, 64)
+    whole, part = pool("a100-80"), pool("a100-80-mig-7g.80gb")
+    assert search.find(workload, whole).plans.gpus.max() == 16
+    assert search.find(workload, part).plans.gpus.max() == 1
+
+
+def test_what_fits_is_known_without_pricing_a_step() -> None:
+    workload, where = Workload(models.preset("llama-2-7b"), 4096, 64), pool("l4")
+    found = search.find(workload, where)
+    fits = search.fitting(workload, where)
+    assert 0 < len(fits) < len(found)
+    assert list(fits) == list(found.plans.take(found.fits))

@@ -154,10 +154,24 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
     return _FOUND.get((workload, pool, limits), lambda: _find(workload, pool, limits))
 
 
+def fitting(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
+    """The plans that `find` finds and the pool's GPU holds; no step is priced.
+
+    Raises:
+        SpecError: as `find`.
+    """
+    pool.gpu.peak(workload.precision)
+    space = _space(workload, pool, limits)
+    return space.plans.take(space.memory_bytes <= memory.usable_bytes(pool.gpu))
+
+
+def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
+    key = workload, pool.gpus_per_node, pool.max_nodes, bool(pool.gpu.mig), limits
+    return _SPACES.get(key, lambda: _Space.of(workload, pool, limits))
+
+
 def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
-    space = _SPACES.get(
-        (workload, pool.gpus_per_node, pool.max_nodes, limits), lambda: _Space.of(workload, pool, limits)
-    )
+    space = _space(workload, pool, limits)
     plans = space.plans
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
@@ -194,7 +208,7 @@ class _Space:
         return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool.gpus_per_node), memory_bytes)
 
 
-_SPACES: Memo[tuple[Workload, int, int, Limits], _Space] = Memo(4)
+_SPACES: Memo[tuple[Workload, int, int, bool, Limits], _Space] = Memo(4)
 _FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
 
 

@@ -39,6 +39,21 @@ PRICED = ("cost", "cheapestBeforeDeadline", "fastestWithinBudget")
 _UNLIMITED = Limits()
 
 
+def within(plans: Plans, pool: Pool, limits: Constraints) -> Mask:
+    """Which plans of a pool keep a job's constraints, (n,)."""
+    gpus = plans.gpus
+    kept = np.ones(len(plans), dtype=bool)
+    if limits.gpus is not None:
+        kept &= gpus == limits.gpus
+    if limits.max_gpus is not None:
+        kept &= gpus <= limits.max_gpus
+    if limits.max_nodes is not None:
+        kept &= -(-gpus // pool.gpus_per_node) <= limits.max_nodes
+    if limits.max_tensor is not None:
+        kept &= plans.tensor <= limits.max_tensor
+    return kept
+
+
 def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
     """The job in every precision and global batch that it may be given and the pool has units for, its own first."""
     own = request.workload
@@ -128,16 +143,7 @@ class Field:
 
     def within(self, limits: Constraints) -> Mask:
         """Which plans keep the job's constraints."""
-        kept = np.ones(len(self), dtype=bool)
-        if limits.gpus is not None:
-            kept &= self.gpus == limits.gpus
-        if limits.max_gpus is not None:
-            kept &= self.gpus <= limits.max_gpus
-        if limits.max_nodes is not None:
-            kept &= -(-self.gpus // self.pool.gpus_per_node) <= limits.max_nodes
-        if limits.max_tensor is not None:
-            kept &= self.plans.tensor <= limits.max_tensor
-        return kept
+        return within(self.plans, self.pool, limits)
 
     def value(self, request: Request) -> Floats:
         """What the objective makes least, (n,), at the cautious step; NaN where a price is missing."""

@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import search
 from tilecast.advise.boards import judge, settle
 from tilecast.advise.changes import apply
-from tilecast.advise.rank import Choice, Field, field
+from tilecast.advise.rank import PRICED, Choice, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
@@ -32,31 +32,52 @@ def remedied(request: Request, found: Field, rejection: Rejection, others: tuple
     remedy = rejection.remedy
     for change in _CANDIDATES[rejection.code](request, found, rejection):
         judged = _judged(change, request, found)
-        if isinstance(judged, Choice):
+        if judged is None:
             return replace(rejection, remedy=change.text, change=change)
         if judged.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {judged.message}"
     return replace(rejection, remedy=remedy)
 
 
-def _judged(change: Change, request: Request, found: Field) -> Choice | Rejection:
-    """What becomes of a pool after a change."""
+def _judged(change: Change, request: Request, found: Field) -> Rejection | None:
+    """What still is against a pool after a change; None if nothing is."""
     after, pool = apply(change, request, found.pool)
     if change.input in _MASKS:
-        return judge(after, found)
+        return _against(judge(after, found))
     limits = after.constraints
     if limits.gpus is not None:
         counts = [limits.gpus]
     else:
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
         counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
+    if _is_open(after, pool) and any(_is_held(after, pool, count) for count in counts):
+        return None
     first: Rejection | None = None
     for count in counts:
         judged = judge(after, field(after, pool, Limits(gpus=count)))
         if isinstance(judged, Choice):
-            return judged
+            return None
         first = first or judged
-    return first or judge(after, field(after, pool))
+    return first or _against(judge(after, field(after, pool)))
+
+
+def _against(judged: Choice | Rejection) -> Rejection | None:
+    return judged if isinstance(judged, Rejection) else None
+
+
+def _is_open(request: Request, pool: Pool) -> bool:
+    """Whether a plan has but to fit: no plan is asked for, no price is missing and no limit is on time or money."""
+    limits = request.constraints
+    allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
+    bounded = request.objective in ("cheapestBeforeDeadline", "fastestWithinBudget")
+    known = request.objective not in PRICED or pool.price_per_gpu_hour is not None
+    return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
+
+
+def _is_held(request: Request, pool: Pool, count: int) -> bool:
+    """Whether so many GPUs hold a plan that keeps the job's constraints."""
+    fitting = (search.fitting(one, pool, Limits(gpus=count)) for one in variants(request, pool))
+    return any(within(plans, pool, request.constraints).any() for plans in fitting)
 
 
 def _counts(pool: Pool, most: int) -> list[int]:
