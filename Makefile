@@ -10,7 +10,7 @@ JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test check unit lint types crds dashboards chart docs cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs e2e cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -24,7 +24,7 @@ test: check
 check: lint types unit
 
 unit: $(SETUP)
-	$(BIN)/pytest -m "not cluster and not image" -n 2
+	$(BIN)/pytest -m "not cluster and not image and not kind" -n 2
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -46,6 +46,10 @@ chart: $(SETUP)
 
 docs: $(SETUP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# On a cluster of kind, made and deleted; needs Docker.
+e2e: $(SETUP)
+	$(BIN)/pytest -m kind -rs
 
 cluster-demo: $(SETUP)
 	$(BIN)/python tools/demo.py

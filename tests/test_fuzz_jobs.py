@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from test_operator import JOBS, QUICK, Store, job, node, operator, ready, settled
+from operator_store import JOBS, QUICK, Store, job, node, operator, ready, settled
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
+from tilecast_operator import handlers  # noqa: F401 - it lets as many levels through as the API server does
 from tilecast_operator.reconcile import Corridor
 from tilecast_operator.report.annotations import MAX_BYTES
 from tilecast_operator.report.metrics import Metrics
