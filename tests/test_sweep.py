@@ -94,6 +94,14 @@ def test_numbers_that_no_pool_can_have(field: str, value: Value, said: str) -> N
         vary([POOL], field, value)
 
 
+def test_no_part_of_a_link_escapes_its_latency() -> None:
+    switched = replace(POOL, intra=find_link("nvlink4"))
+    (slow,) = vary([switched], "link.intraNode.latency", Value(10, is_factor=True))
+    for name in ("reduction_start_s", "peer_s"):
+        assert getattr(slow.intra, name) == pytest.approx(10 * getattr(switched.intra, name))
+    assert slow.intra.reduction_start_s > 0
+
+
 def test_a_factor_needs_something_to_multiply() -> None:
     with pytest.raises(SpecError, match="multiplies what is not there"):
         vary([replace(POOL, price_per_gpu_hour=None)], "pool.price", Value(2.0, is_factor=True))

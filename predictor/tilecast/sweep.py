@@ -151,7 +151,8 @@ def _link(side: str, name: str, unit: str, si: float = 1.0) -> Field:
 
 
 def _latency(side: str) -> Field:
-    """What a hop of the bulk protocol costs; the other protocols and the start of a collective change with it."""
+    """What a hop of the bulk protocol costs; the other protocols, the switch's reductions, the cost
+    of a peer and the start of a collective change with it."""
 
     def get(pool: Pool) -> float:
         link: Link = getattr(pool, side)
@@ -163,7 +164,8 @@ def _latency(side: str) -> Field:
         slower = {
             name: Protocol(one.start_s * factor, one.hop_s * factor, one.share) for name, one in link.protocols.items()
         }
-        return _linked(pool, side, replace(link, protocols=slower))
+        starts: dict[str, Any] = {name: getattr(link, name) * factor for name in ("reduction_start_s", "peer_s")}
+        return _linked(pool, side, replace(link, protocols=slower, **starts))
 
     return Field("us", get, put)
 
