@@ -46,8 +46,8 @@ def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -
 
 
 def mark(cluster: Cluster) -> int:
-    """Where the audit log ends now."""
-    return cluster.audit_log.stat().st_size
+    """Where the last whole line of the audit log ends now."""
+    return cluster.audit_log.read_bytes().rfind(b"\n") + 1
 
 
 def entries(cluster: Cluster, since: int = 0) -> Iterator[dict[str, Any]]:
