@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import re
 import statistics
 import sys
@@ -82,6 +83,13 @@ class ApiServer:
                 return
             query["continue"] = page["metadata"]["continue"]
 
+    async def touch(self, path: str, value: str) -> None:
+        """Change an annotation, as something on a node might."""
+        patch = json.dumps({"metadata": {"annotations": {"bench": value}}})
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self._session.patch(self._server + path, data=patch, headers=headers) as answer:
+            answer.raise_for_status()
+
     async def writes(self) -> dict[str, float]:
         """Requests of the operator that write, by resource, as the API server counts them."""
         async with self._session.get(self._server + "/metrics") as answer:
@@ -138,6 +146,12 @@ def resident_mb(operator: Operator) -> tuple[float, float]:
     return now * 1.024e-3, most * 1.024e-3
 
 
+def processor_s(operator: Operator) -> float:
+    """Processor time of the operator so far."""
+    told = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def idle(operator: Operator) -> None:
     """Wait until the operator has had nothing to do for a while."""
     quiet_s = 0.0
@@ -164,6 +178,7 @@ async def one_by_one(api: ApiServer, count: int) -> None:
 async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: int) -> None:
     """Create all jobs as fast as the API server takes them; print how long until the last is answered."""
     before, writes = metric(operator, "tilecast_recommendations_total"), await api.writes()
+    spent_s = processor_s(operator)
     began = time.monotonic()
     await api.create_all(JOBS, (job(f"bulk-{number}", number % distinct) for number in range(count)))
     created_s = time.monotonic() - began
@@ -177,12 +192,25 @@ async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: 
         told.update(item["status"]["summary"]["reason"] if is_answered(item) else "Unanswered" for item in page)
     after = await api.writes()
     per_job = sum(after[kind] - writes[kind] for kind in ("jobs", "events")) / count
+    spent_s = processor_s(operator) - spent_s
     now, most = resident_mb(operator)
     print(f"all at once    {count} jobs of {distinct} workloads: created in {created_s:.0f} s, all advised after "
           f"{took_s:.0f} s", flush=True)  # fmt: skip
     print(f"answers        {', '.join(f'{count} {reason}' for reason, count in told.most_common())}")
+    print(f"processor      {1e3 * spent_s / count:.0f} ms a job")
     print(f"writes         {per_job:.2f} a job, Events included; {after['pools']:.0f} to pools in all")
     print(f"memory         {now:.0f} MB resident, {most:.0f} MB at most", flush=True)
+
+
+async def node_events(api: ApiServer, operator: Operator, nodes: int, count: int) -> None:
+    """Change annotations of nodes; print what an event that changes no pool costs the operator."""
+    before_s, writes = processor_s(operator), await api.writes()
+    for number in range(count):
+        await api.touch(f"/api/v1/nodes/node-{number % nodes}", str(number))
+    await idle(operator)
+    took_s, after = processor_s(operator) - before_s, await api.writes()
+    print(f"node events    {count}: {1e3 * took_s / count:.1f} ms of processor each, "
+          f"{sum(after.values()) - sum(writes.values()):.0f} writes", flush=True)  # fmt: skip
 
 
 async def again(api: ApiServer, operator: Operator) -> None:
@@ -209,6 +237,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
             await one_by_one(api, arguments.one_by_one)
             await all_at_once(api, operator, arguments.jobs, arguments.distinct)
             await idle(operator)
+            await node_events(api, operator, arguments.nodes, arguments.node_events)
             await again(api, operator)
     finally:
         await api.close()
@@ -221,6 +250,7 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=500, help="distinct workloads among them")
     parser.add_argument("--nodes", type=int, default=5_000, help="GPU nodes")
     parser.add_argument("--one-by-one", type=int, default=200, help="jobs applied one after the other beforehand")
+    parser.add_argument("--node-events", type=int, default=2_000, help="changes of nodes afterwards")
     arguments = parser.parse_args()
     with Cluster(components=("etcd", "kube-apiserver")) as cluster:
         cluster.apply(ROOT / "crds")
