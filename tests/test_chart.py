@@ -153,6 +153,12 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
     }
 
 
+def test_namespaces_are_read_where_their_label_asks_for_advice_on_jobs(helm: Helm) -> None:
+    (role,) = of_kind(rendered(helm, "--set=jobs.enabled=true"), "ClusterRole")
+    (verbs,) = (rule["verbs"] for rule in role["rules"] if "namespaces" in rule["resources"])
+    assert sorted(verbs) == ["list", "watch"]
+
+
 def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> None:
     kinds = {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     assert not kinds & {document["kind"] for document in rendered(helm, *MONITORING)}
