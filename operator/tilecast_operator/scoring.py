@@ -91,6 +91,7 @@ class Scores:
             key, view, report, told, best, known.forecast if known else status.get("forecast")
         )
         observe.plausible(told.seconds, forecast["rawSeconds"])
+        known = self._scores.get(key)  # others may have reported while it was priced
         same = known is not None and _place(known.forecast) == _place(forecast)
         window = observe.added(known.window if known and same else None, told, self._now())
         score = self._scores[key] = Score(forecast, window)

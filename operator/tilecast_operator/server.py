@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -9,6 +10,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from tilecast_operator.observe import MAX_BODY_BYTES, Refused
+
+BODY_S = 10.0
+"""A report that takes longer to arrive is no report: whoever sends a byte a minute holds no connection."""
 
 Check = Callable[[], str | None]
 """Says what is wrong, or None."""
@@ -27,10 +31,15 @@ async def start(
 
     async def observation(request: web.Request) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip() if kind.lower() == "bearer" else ""
         try:
-            body = await request.read()
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
+        try:
             named = request.match_info
-            await take(named["namespace"], named["name"], token.strip() if kind == "Bearer" else "", body)
+            await take(named["namespace"], named["name"], token, body)
         except Refused as refused:
             return web.json_response({"outcome": refused.outcome, "message": str(refused)}, status=refused.status)
         return web.json_response({"outcome": "accepted"}, status=202)
