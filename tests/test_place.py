@@ -110,8 +110,8 @@ def test_nothing_is_let_go_that_we_do_not_hold(
     document["spec"]["suspend"] = suspend
     document["status"] = {"active": 1} if started else {}
     operations = place.releasing(document, read(document), place.PLACED)
-    is_ours = mode == "Initial" and suspend and not queue
-    holds = ADVISOR in gates or (is_ours and not applied and not started)
+    is_ours = mode == "Initial" and suspend and not queue and not applied and not started
+    holds = ADVISOR in gates or is_ours
     assert bool(operations) is holds
     if holds:
         after = patched(document, operations)

@@ -52,14 +52,9 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != ADVISOR)
         found.append(_set((*marks, ADMISSION_GATES), left) if left else _remove((*marks, ADMISSION_GATES)))
-    if is_resumed(job):
+    if job.is_suspended_for_us:
         found.append(_set(job.kind.suspend, False))
     return found
-
-
-def is_resumed(job: Job) -> bool:
-    """Whether letting the job go starts it: Kueue starts its jobs itself."""
-    return not job.queue and job.is_suspended and job.annotations.get("tilecast.dev/mode") == "Initial"
 
 
 def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:

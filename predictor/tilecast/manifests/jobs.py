@@ -113,8 +113,13 @@ class Job:
     def is_held(self) -> bool:
         """Whether the job waits for us and nobody else can be meant: gated in our name, or suspended by its author in
         mode Initial, without Kueue and for the first time."""
+        return self.is_gated or self.is_suspended_for_us
+
+    @property
+    def is_suspended_for_us(self) -> bool:
+        """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been let go."""
         by_mode = self.is_suspended and self.annotations.get(MODE) == "Initial" and not self.queue
-        return self.is_gated or (by_mode and APPLIED not in self.annotations and not self.has_started)
+        return by_mode and APPLIED not in self.annotations and not self.has_started
 
     def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
         """Whether the job asks for advice by label; its own label wins over that of the namespace."""
@@ -197,14 +202,31 @@ def read(document: Document, runtime: Document | None = None) -> Job:
         raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
 
 
+def bare(document: Document) -> Job:
+    """The same without what its spec says of pods.
+
+    Raises:
+        SpecError: the document is of another kind, or its metadata or status is not shaped like any.
+    """
+    kind = kind_of(document)
+    try:
+        return _about(kind, document, (), is_countable=False)
+    except (TypeError, AttributeError):
+        raise SpecError("metadata", "is not that of an object", "give the job as the API server has it") from None
+
+
 def _read(kind: JobKind, document: Document, runtime: Document | None) -> Job:
-    metadata = _mapping(document, "metadata", "job")
     pods = tuple(kind.pods(document, runtime))
+    is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
+    return _about(kind, document, pods, is_countable=is_countable)
+
+
+def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
+    metadata = _mapping(document, "metadata", "job")
     status = _mapping(document, "status", "job")
     done = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
     is_suspended = _at(document, kind.suspend) is True
     owners = metadata.get("ownerReferences") or ()
-    is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
     return Job(
         kind=kind,
         namespace=str(metadata.get("namespace", "")),
@@ -638,7 +660,8 @@ JOB_KINDS: Mapping[str, JobKind] = {
             plural="jobs",
             suspend=("spec", "suspend"),
             pods=_job_pods,
-            is_active=lambda status: bool(status.get("startTime")) or bool(status.get("active")),
+            # startTime is taken back when a Job that ran is suspended
+            is_active=lambda status: any(status.get(name) for name in ("startTime", "active", "succeeded", "failed")),
             finished=("Complete", "Failed"),
             resize=_job_resize,
             # completions of other Jobs are immutable (KEP-3715, elastic Indexed Job)
