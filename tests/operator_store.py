@@ -14,6 +14,7 @@ from typing import Any
 from advice_values import advice, offer
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
+from tilecast.manifests.jobs import JOB_KINDS
 from tilecast_operator.api import ApiError
 from tilecast_operator.reconcile import Corridor
 from tilecast_operator.report.annotations import KEYS
@@ -164,7 +165,8 @@ async def operator(
     for item in nodes:
         corridor.see_node(item)
     for path in sorted(store.objects):
-        corridor.see(copy.deepcopy(store.objects[path]))
+        body = copy.deepcopy(store.objects[path])
+        (corridor.jobs if body["kind"] in JOB_KINDS else corridor).see(body)
     corridor.listed()
     corridor.start()
     try:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
-from operator_store import QUICK, Store
+from operator_store import JOBS as TRAINING_JOBS
+from operator_store import QUICK, Store, node, operator, settled
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.manifests import documents, nodes
@@ -21,6 +23,7 @@ from tilecast.spec import SpecError
 from tilecast_operator import jobs as desk_module
 from tilecast_operator.api import ApiError
 from tilecast_operator.jobs import Desk
+from tilecast_operator.reconcile import Corridor
 from tilecast_operator.report.annotations import HASH, KEYS, POOL
 from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.settings import Settings
@@ -437,3 +440,183 @@ async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
             desk.see_request(request)
             desk.lose_request(request)
         assert not desk._asking and not desk._targets
+
+
+async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
+    store = Jobs()
+
+    def replace_it(path: str) -> None:
+        """As the first is about to be let go."""
+        if store.patches:
+            store.before_write = lambda path: None
+            del store.objects[f"{JOBS}/a"]
+            store.job()
+
+    store.before_write = replace_it
+    async with serving(store) as desk:
+        first = store.job()["metadata"]["uid"]
+        desk.see(copy.deepcopy(store.now()))
+        await until(
+            lambda: store.now()["metadata"]["uid"] != first and store.marks().get(APPLIED), "the next to be let go"
+        )
+        assert store.marks()[APPLIED] == "Placed"
+        assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
+        assert store.patches == [f"{JOBS}/a"] * 3, "the first placed; the second placed and let go"
+
+
+async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
+    store = Jobs()
+
+    def gate(path: str) -> None:
+        store.before_write = lambda path: None
+        found = copy.deepcopy(store.now())
+        found["metadata"]["annotations"][MODE] = "Initial"
+        store.put(path, found)  # the event of this never comes: a newer state is known by then
+
+    store.before_write = gate
+    async with serving(store) as desk:
+        desk.see(store.job(mode=None))
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
+
+
+async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        found = store.job("jobset")
+        found["metadata"]["annotations"] |= {ADMISSION_GATES: ADVISOR, MODE: "Initial"}
+        del found["spec"]["replicatedJobs"]
+        path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/a"
+        desk.see(store.put(path, found))
+        await until(lambda: ADMISSION_GATES not in store.objects[path]["metadata"]["annotations"], "the gate to go")
+        assert store.objects[path]["metadata"]["annotations"][APPLIED] == "InvalidSpec"
+
+
+@pytest.mark.parametrize("status", [{"succeeded": 1}, {"failed": 1}])
+async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, int]) -> None:
+    store = Jobs()
+    async with serving(store) as desk:
+        body = store.job(new_name="ran")
+        body["status"] = status
+        before = store.put(f"{JOBS}/ran", body)
+        desk.see(before)
+        desk.see(store.job())
+        await until(lambda: store.marks().get(APPLIED), "another job to be let go")
+        assert store.now("ran")["spec"] == before["spec"]
+
+
+async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "DECIDE_S", 0.05)
+    store = Jobs()
+    async with serving(store) as desk:
+        verdict = desk._verdict
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(0.3)
+            return await verdict(*arguments, **named)
+
+        monkeypatch.setattr(desk, "_verdict", slow)
+        desk.see(job := store.job("job-kueue"))
+        store.workload(job)
+        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        assert store.marks()[APPLIED] == "TooLate"
+        assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
+
+
+def train_job(store: Jobs, **changes: Any) -> dict[str, Any]:
+    (document,) = documents.load((EXAMPLES / "existing" / "trainjob.yaml").read_text())
+    document["metadata"] |= {"name": "a", "namespace": "default", "labels": {}}
+    document["metadata"]["annotations"] = changes.pop("marks", {})
+    document["spec"]["suspend"] = changes.pop("suspend", True)
+    return store.put(TRAIN_JOB, {**document, **changes})
+
+
+TRAIN_JOB = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/a"
+REQUEST = f"{TRAINING_JOBS}/x"
+
+
+def targeted() -> Jobs:
+    """A store with a suspended TrainJob, and the TrainingJob that names it."""
+    store = Jobs()
+    train_job(store)
+    body = training_job("x", model={"preset": "gpt2"}, training={"sequenceLength": 512, "globalBatchSize": 16})
+    body["spec"]["targetRef"] = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "a"}
+    store.put(REQUEST, body)
+    return store
+
+
+def operating(store: Jobs) -> AbstractAsyncContextManager[Corridor]:
+    return operator(store, advise, [node(f"n{number}") for number in range(4)], jobs=True)
+
+
+async def shown(
+    corridor: Corridor, store: Jobs, holds: Callable[[dict[str, Any]], object], what: str
+) -> dict[str, Any]:
+    """Show the corridor what the store has until the TrainingJob's status is so."""
+    for _ in range(300):
+        for body in [copy.deepcopy(item) for item in store.objects.values()]:
+            (corridor.jobs if body["kind"] in JOB_KINDS else corridor).see(body)
+        await settled(corridor, 60)
+        found: dict[str, Any] = store.objects[REQUEST].get("status", {})
+        if holds(found):
+            return found
+        await asyncio.sleep(0.02)
+    pytest.fail(f"waited in vain for {what}")
+
+
+async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
+    store = targeted()
+
+    def tells(seconds: float, loss: str) -> None:
+        metrics = [{"name": "loss", "value": loss}, {"name": "step_time_seconds", "value": f"{seconds:g}"}]
+        train_job(store, suspend=False, status={"trainerStatus": {"metrics": metrics}})
+
+    async with operating(store) as corridor:
+        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+        forecast_s = found["recommendation"]["stepSeconds"]["target"]
+        for seconds, loss in ((forecast_s / 1.25, "3"), (forecast_s / 1.25, "2"), (forecast_s, "1")):
+            tells(seconds, loss)
+            await shown(corridor, store, lambda status: status.get("observed"), "a score")
+        found = await shown(corridor, store, lambda status: status["observed"]["samples"] == 2, "the second step")
+        assert found["observed"]["source"] == "trainJob" and found["forecast"]["pool"] == "h100-sxm"
+    writes = len(store.writes)
+    async with operating(store) as again:
+        found = await shown(again, store, lambda status: True, "nothing")
+        assert found["observed"]["samples"] == 2 and len(store.writes) == writes, "a restart learns nothing new"
+        tells(-1, "0")
+        await shown(again, store, lambda status: True, "nothing")
+        refused = generate_latest(again.metrics.registry).decode()
+        assert 'tilecast_observations_total{outcome="invalid",source="trainJob"} 1.0' in refused
+
+
+async def test_an_annotation_on_the_job_itself_is_a_report() -> None:
+    store = targeted()
+    async with operating(store) as corridor:
+        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+        text = f"{found['recommendation']['stepSeconds']['target'] / 1.1:.6g}"
+        train_job(store, suspend=False, marks={"tilecast.dev/observed-step-seconds": text})
+        found = await shown(corridor, store, lambda status: status.get("observed"), "a score")
+        assert found["observed"]["source"] == "annotation" and found["error"]["rawRatio"] == pytest.approx(
+            0.1, abs=1e-3
+        )
+        train_job(store, suspend=False)
+        await shown(corridor, store, lambda status: "observed" not in status, "it to be taken back")
+
+
+async def test_a_forecast_is_frozen_once_its_target_has_started_and_stands_when_that_is_gone() -> None:
+    store = targeted()
+    async with operating(store) as corridor:
+        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+        assert "forecast" not in found
+        train_job(store, suspend=False)
+        found = await shown(corridor, store, lambda status: "forecast" in status, "the forecast to freeze")
+        for number in range(4, 12):
+            corridor.see_node(node(f"n{number}"))
+        await shown(corridor, store, lambda status: True, "nothing")
+        gone = store.objects.pop(TRAIN_JOB)
+        corridor.jobs.lose(gone)
+        await settled(corridor, 60)
+        after = await shown(corridor, store, lambda status: True, "nothing")
+        assert (after["recommendation"], after["forecast"]) == (found["recommendation"], found["forecast"])
+        train_job(store)
+        await shown(corridor, store, lambda status: "forecast" not in status, "the next job's own forecast")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -289,8 +289,13 @@ async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None
         assert status(store)["error"]["rawRatio"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 
 
-async def test_the_server_answers_puts_with_the_outcome() -> None:
+async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, str, str, bytes]] = []
+    ended = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await ended.wait()
 
     async def take(namespace: str, name: str, token: str, sent: bytes) -> None:
         taken.append((namespace, name, token, sent))
@@ -310,6 +315,35 @@ async def test_the_server_answers_puts_with_the_outcome() -> None:
                 assert (answer.status, await answer.json()) == (422, {"outcome": "invalid", "message": "no"})
             async with session.put(f"{url}/large", data=b" " * 20_000) as answer:
                 assert answer.status == 413
+            monkeypatch.setattr(server, "BODY_S", 0.05)
+            async with session.put(f"{url}/slow", data=slowly()) as answer:
+                assert answer.status == 408
+        ended.set()
     finally:
         await runner.cleanup()
     assert taken == [("team", "good", "abc", b"{}"), ("team", "bad", "abc", b"{}")]
+
+
+async def test_reports_at_once_all_count() -> None:
+    store = store_with("a")
+    async with operator(store, advise, discovery=True) as corridor:
+        await until(corridor, store, lambda: status(store).get("recommendation"))
+        target = status(store)["recommendation"]["stepSeconds"]["target"]
+        sent = body(stepSeconds=target)
+        await asyncio.gather(*(corridor.put_observation("default", "a", "default@n1", sent) for _ in range(5)))
+        await until(corridor, store, lambda: status(store).get("observed", {}).get("samples") == 5)
+
+
+async def test_the_next_job_of_a_name_has_no_steps_yet() -> None:
+    store = store_with("a")
+    async with operator(store, advise, discovery=True) as corridor:
+        await until(corridor, store, lambda: status(store).get("recommendation"))
+        target = status(store)["recommendation"]["stepSeconds"]["target"]
+        await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=target))
+        await until(corridor, store, lambda: status(store).get("observed"))
+        del store.objects[f"{JOBS}/a"]
+        store.put(f"{JOBS}/a", small("a"))  # its event comes before that of the end of the other
+        await until(corridor, store, lambda: status(store).get("recommendation"))
+        await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=target))
+        await until(corridor, store, lambda: status(store).get("observed"))
+        assert status(store)["observed"]["samples"] == 1

@@ -13,7 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from tilecast.manifests.door import API_VERSION
 from tilecast.manifests.jobs import JOB_KINDS, Job, Placement
 from tilecast.manifests.nodes import Node, NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator import place
+from tilecast_operator import observe, place
 from tilecast_operator.api import ApiError
 from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
@@ -34,13 +34,16 @@ from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.report.status import Applied, Refusal, Verdict, message, reason
 from tilecast_operator.settings import Settings
 from tilecast_operator.verdicts import Once, Question, is_passing
-from tilecast_operator.view import Document, canonical
+from tilecast_operator.view import MAX_INPUT, Document, canonical
 
 log = logging.getLogger("tilecast")
 
 HOLD_S = 6.0
 """How long a job that waits for us is kept at most, from when it is first seen; below the ten seconds that are promised
 by what the last write takes."""
+DECIDE_S = 5.0
+"""How much of that may pass before it is known where the job goes. The rest is for writing it, which must not end
+between the job and its Workload."""
 OWNER_S = 3.0
 """How long a gated job that asks for nothing itself waits for the TrainingJob that names it."""
 WORKLOAD_S = 2.0
@@ -90,6 +93,12 @@ class Answer:
     applied: Applied
     has_started: bool = False
     """Whether the advice no longer matters to it: it runs, or is placed."""
+    is_gone: bool = False
+    """Whether there is no such job, now."""
+    observed: str | None = None
+    """Its annotation with a measured step."""
+    trainer: Document = field(default_factory=dict)
+    """Its status, of a TrainJob."""
 
 
 class Client(Protocol):
@@ -196,7 +205,8 @@ class Desk:
         self._runtimes: dict[str, tuple[float, Document | None]] = {}
         self._versions: dict[str, str] = {}
         self._advice: Once[Verdict] = Once(settings.advice_cache)
-        self._holding: dict[Key, asyncio.Task[None]] = {}
+        self._holding: dict[tuple[Key, str], asyncio.Task[None]] = {}
+        """By job and uid: what is decided about one job says nothing of the next of its name."""
         self._slots = asyncio.Semaphore(WRITES)
         self._told: dict[Key, str] = {}
         self._why: dict[Key, str] = {}
@@ -326,29 +336,38 @@ class Desk:
             return Answer(told, Refusal("TargetConflict", why), ("False", "TargetConflict", why))
         found = self._documents.get(target) or await self._missing(target)
         if isinstance(found, Refusal):
-            return Answer(told, found, ("False", found.reason, found.message))
+            is_gone = found.reason == "TargetNotFound"
+            return Answer(told, found, ("False", found.reason, found.message), is_gone=is_gone)
         job = await self._read(found)
         mode = _mode(document)
         verdict, _ = await self._verdict(job, Asked(document, mode, name), is_placed=mode == "Initial")
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == place.PLACED
-        return Answer(told, verdict, self._applied(target, job, mode), is_settled)
+        observed = job.annotations.get(marks.OBSERVED)
+        return Answer(
+            told,
+            verdict,
+            self._applied(target, job, mode),
+            is_settled,
+            observed=None if observed is None else observed[:MAX_INPUT],
+            trainer=found.get("status") or {} if target.kind == "TrainJob" else {},
+        )
 
     # --- what is kept
 
     def _keep(self, key: Key, document: Document) -> None:
         known = self._documents.get(key)
-        try:
-            job = jobs.read(document)
-        except SpecError as error:
-            log.warning("%s: %s", key, error)
-            return
+        if known is not None and _uid(known) != _uid(document):
+            self._forget(key)
+        job = _known(document)
         if not (job.is_held or key in self._asking or _may_ask(job)):
             self._forget(key)
             return
         self._documents[key] = document
-        if job.is_held and key not in self._holding and not job.is_owned:
-            task = self._holding[key] = asyncio.create_task(self._hold(key), name=f"hold-{key.namespace}/{key.name}")
-            task.add_done_callback(lambda done: self._held(key, done))
+        place_ = (key, job.uid)
+        if job.is_held and place_ not in self._holding and not job.is_owned:
+            task = asyncio.create_task(self._hold(*place_), name=f"hold-{key.namespace}/{key.name}")
+            self._holding[place_] = task
+            task.add_done_callback(lambda done: self._held(*place_, done))
         self._due([key])
         if known is None or _relevant(known) != _relevant(document):
             self._tell_owners(key)
@@ -530,9 +549,9 @@ class Desk:
 
     async def _advise(self, key: Key) -> None:
         """Annotate a job that is not held."""
-        if key in self._holding:
-            return
         document = self._documents.get(key)
+        if document is not None and (key, _uid(document)) in self._holding:
+            return
         if document is None and key in self._asking:
             # It was of no interest when it was seen.
             document = _trimmed(await self._client.get(key.path))
@@ -589,7 +608,8 @@ class Desk:
         found = _trimmed(await self._counted(job.kind.plural, self._client.apply(key.path, document)))
         known = self._documents.get(key)
         if known is not None and _is_newer(found, known):
-            self._documents[key] = found
+            # What somebody else wrote at the same time is in the answer, and its event is old news by now.
+            self._keep(key, found)
 
     async def _say(self, key: Key, job: Job, verdict: Verdict) -> None:
         """The Event of a verdict, once for as long as it stays."""
@@ -625,21 +645,26 @@ class Desk:
 
     # --- mode Initial
 
-    def _held(self, key: Key, task: asyncio.Task[None]) -> None:
-        self._holding.pop(key, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _held(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
+        self._holding.pop((key, uid), None)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             log.error("%s: could not be let go: %r", key, error)
-        if not task.cancelled():
-            document = self._documents.get(key)
-            if document is not None:
-                self._keep(key, document)
+        if (document := self._documents.get(key)) is not None:
+            self._keep(key, document)
 
-    async def _hold(self, key: Key) -> None:
+    def _same(self, key: Key, uid: str) -> Document | None:
+        """The job as it is now; None if it is gone, or another of its name is there."""
+        document = self._documents.get(key)
+        return document if document is not None and _uid(document) == uid else None
+
+    async def _hold(self, key: Key, uid: str) -> None:
         """Place a job that waits for us, if that is wanted, and let it go in any case."""
         decision = _Decision("TooLate")
         try:
             async with asyncio.timeout(HOLD_S):
-                decision = await self._decided_and_placed(key)
+                decision = await self._decided_and_placed(key, uid)
         except (ApiError, *UNREACHABLE) as error:
             if not isinstance(error, TimeoutError):
                 log.warning("%s: not placed: %s", key, error)
@@ -647,15 +672,20 @@ class Desk:
         except Exception:
             log.exception("%s: not placed", key)
             decision = _Decision("InternalError", text="placing failed; the operator's log has the rest")
-        await self._let_go(key, decision)
+        await self._let_go(key, uid, decision)
 
-    async def _decided_and_placed(self, key: Key) -> _Decision:
+    async def _decided_and_placed(self, key: Key, uid: str) -> _Decision:
         """What becomes of the job, its node choice written where there is one."""
+        late = asyncio.get_running_loop().time() + DECIDE_S
         while True:
-            document = self._documents.get(key)
+            document = self._same(key, uid)
             if document is None:
                 return _Decision("Finished")
-            decision = await self._decided(key, document)
+            async with asyncio.timeout_at(late):
+                try:
+                    decision = await self._decided(key, document)
+                except SpecError as error:
+                    return _Decision("InvalidSpec", text=str(error))
             if decision.placement is None:
                 return decision
             try:
@@ -756,15 +786,15 @@ class Desk:
                 await asyncio.sleep(POLL_S)
                 waited_s += POLL_S
 
-    async def _let_go(self, key: Key, decision: _Decision) -> None:
+    async def _let_go(self, key: Key, uid: str, decision: _Decision) -> None:
         """Take our gate off, whatever it takes; then say what became of the job."""
         wait_s = POLL_S
         while True:
-            document = self._documents.get(key)
+            document = self._same(key, uid)
             if document is None:
                 return
             try:
-                job = jobs.read(document)
+                job = _known(document)
                 wanted = place.releasing(document, job, decision.outcome)
                 if not wanted:
                     break
@@ -789,7 +819,7 @@ class Desk:
     async def _renewed(self, key: Key) -> None:
         """Read the job anew; one that is gone is forgotten."""
         try:
-            self._documents[key] = _trimmed(await self._client.get(key.path))
+            self._keep(key, _trimmed(await self._client.get(key.path)))
         except ApiError as error:
             if error.status == 404:
                 self._forget(key)
@@ -834,6 +864,19 @@ def _key(body: Document) -> Key:
     return Key(str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"]))
 
 
+def _uid(document: Document) -> str:
+    return str(document["metadata"].get("uid", ""))
+
+
+def _known(document: Document) -> Job:
+    """What is read of a job, without its pods where those cannot be read: it may hold a gate of ours all the same."""
+    try:
+        return jobs.read(document)
+    except SpecError as error:
+        log.warning("%s: %s", _key(document), error)
+        return jobs.bare(document)
+
+
 def _target(namespace: str, reference: object) -> Key | None:
     if not isinstance(reference, Mapping) or reference.get("kind") not in JOB_KINDS:
         return None
@@ -870,7 +913,8 @@ def _relevant(document: Document) -> bytes:
     metadata, status = document["metadata"], document.get("status") or {}
     own = {mark: value for mark, value in (metadata.get("annotations") or {}).items() if mark not in marks.KEYS}
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
-    return canonical([metadata.get("uid"), own, metadata.get("labels"), document.get("spec"), states])
+    told = observe.trainer_metrics(status)
+    return canonical([metadata.get("uid"), own, metadata.get("labels"), document.get("spec"), states, told])
 
 
 def _is_newer(document: Document, known: Document) -> bool:

@@ -141,15 +141,23 @@ def from_trainer(status: Mapping[str, Any]) -> Report | None:
     Raises:
         Refused: it tells one that is no time.
     """
+    for name, value in trainer_metrics(status):
+        try:
+            return Report(positive(float(value)), "trainJob")
+        except ValueError:
+            raise Refused("invalid", 422, f"the metric {name} is no number") from None
+    return None
+
+
+def trainer_metrics(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of the metrics in the status of a TrainJob that tell its step."""
     trainer = status.get("trainerStatus")
     metrics = trainer.get("metrics") if isinstance(trainer, Mapping) else None
-    for metric in metrics if isinstance(metrics, list) else []:
-        if isinstance(metric, Mapping) and metric.get("name") in TRAINER_METRICS:
-            try:
-                return Report(positive(float(metric.get("value", ""))), "trainJob")
-            except (TypeError, ValueError):
-                raise Refused("invalid", 422, f"the metric {metric.get('name')} is no number") from None
-    return None
+    return [
+        (str(item["name"]), str(item.get("value")))
+        for item in (metrics if isinstance(metrics, list) else [])
+        if isinstance(item, Mapping) and item.get("name") in TRAINER_METRICS
+    ]
 
 
 def positive(seconds: float) -> float:
@@ -234,6 +242,10 @@ class Window:
     def seconds(self) -> float:
         """The median of the newest reports, outliers left out."""
         return calibration.median(self.recent)
+
+    def ends_with(self, report: Report) -> bool:
+        """Whether this was the newest report, as far as the status of a job keeps it."""
+        return self.latest.source == report.source and _figures(self.recent[-1]) == _figures(report.seconds)
 
     def status(self) -> dict[str, Any]:
         """The same as `status.observed`."""

@@ -46,6 +46,7 @@ from tilecast_operator.report.status import (
     refused,
     scored,
     status,
+    unscored,
 )
 from tilecast_operator.scoring import Scores
 from tilecast_operator.settings import Settings
@@ -88,7 +89,7 @@ def desired(view: View, verdict: Verdict, is_off: bool, fit: Fit, now: str, targ
     answer = fitted(status(verdict, view.generation, found), fit)
     if target is not None:
         answer["summary"]["target"] = target.name
-    if isinstance(verdict, Advice) and verdict.best is not None and (since := started(view)) is not None:
+    if isinstance(verdict, Advice) and verdict.best is not None and (since := started(view, target)) is not None:
         answer["forecast"] = {"frozenAt": since or now}
     if is_off:
         return Desired(answer, {})
@@ -108,18 +109,20 @@ def amended(
 ) -> Desired:
     """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, how its
     measured steps compare, or why what was told of them does not count, and what became of its target."""
-    since, is_marked = started(view), view.marks != NO_MARKS
+    since, is_marked = started(view, target), view.marks != NO_MARKS
     answer = fitted({**before, "observedGeneration": view.generation}, fit)
     fresh = {"CapacityAvailable": capacity_condition(fit, view.generation, now, before["conditions"])}
-    if target is not None:
+    if target is not None and not target.is_gone:
         fresh["Applied"] = condition("Applied", *target.applied, view.generation, now, before["conditions"])
     answer["conditions"] = [
         fresh.get(item["type"], {**item, "observedGeneration": view.generation}) for item in before["conditions"]
     ]
     if score is not None:
         answer = scored(answer, score, now)
-    elif since is not None:
-        answer["forecast"] = before.get("forecast") or {"frozenAt": since or now}
+    else:
+        answer = unscored(answer, now)
+        if since is not None:
+            answer["forecast"] = answer.get("forecast") or {"frozenAt": since or now}
     if refusal is not None and score is None:
         answer["conditions"] = refused(answer["conditions"], refusal, now)
     if is_off or is_marked:
@@ -127,17 +130,22 @@ def amended(
     return Desired(answer, marks.recommendation_annotations(before["recommendation"], before.get("inputsHash", "")))
 
 
-def started(view: View) -> str | None:
+def started(view: View, target: Answer | None = None) -> str | None:
     """When the job began to run, as far as it says: a time, or an empty text where it says only that it did.
 
-    A TrainingJob by itself runs nothing. It has started once whoever starts it says so in an annotation, or once a
-    measured step is there.
+    A TrainingJob by itself runs nothing. It has started once whoever starts it says so in an annotation, once a
+    measured step is there, or once the job that it names has; that one may be gone by now.
     """
     inputs = dict(view.inputs)
     told = inputs.get(marks.STARTED, "").strip()
     if told.lower() not in ("", "false"):
         return _stamp(told)
-    return "" if marks.OBSERVED in inputs else None
+    if marks.OBSERVED in inputs:
+        return ""
+    if target is None:
+        return None
+    is_over = target.is_gone and "forecast" in view.status
+    return "" if target.has_started or target.observed is not None or is_over else None
 
 
 class Client(Protocol):
@@ -180,6 +188,8 @@ class Corridor:
         self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
         self._reviewing = 0
         self.jobs = Desk(settings, client, metrics, self._verdicts, self._cluster, self._target_changed, advisor, clock)
+        self._trainers: dict[Key, list[tuple[str, str]]] = {}
+        """What the TrainJobs that are named told last."""
         self._objects: dict[Key, View] = {}
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
@@ -314,6 +324,9 @@ class Corridor:
         known = self._objects.get(key)
         if known is not None and not view.is_newer_than(known):
             return
+        if known is not None and known.uid != view.uid:
+            self._drop(key)
+            known = None
         if known is not None and known.digest != view.digest:
             self._touched.add(key)
         self._objects[key] = view
@@ -348,6 +361,7 @@ class Corridor:
         self._failures.pop(key, None)
         self._touched.discard(key)
         self._fits.pop(key, None)
+        self._trainers.pop(key, None)
         self._scores.forget(key)
 
     def _cluster(self) -> tuple[nodes.NodesReport | None, Mapping[str, nodes.Node]]:
@@ -379,14 +393,22 @@ class Corridor:
             self.metrics.observations.labels("prometheus", refusal.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refusal)
 
-    async def see_trainer(self, key: Key, status: Document) -> None:
-        """Take what the status of a TrainJob tells of the job that it runs."""
+    async def _see_trainer(self, key: Key, status: Document) -> None:
+        """Take what the status of a TrainJob tells of the step of the job that names it, once for as long as it tells
+        the same."""
+        told, before = observe.trainer_metrics(status), self._trainers.get(key)
+        if not told or before == told:
+            return
+        self._trainers[key] = told
         try:
-            found = observe.from_trainer(status)
-            if found is not None:
+            found, score = observe.from_trainer(status), self._scores[key]
+            # A process that has just begun may see what an earlier one took.
+            is_taken = found is not None and before is None and score is not None and score.window.ends_with(found)
+            if found is not None and not is_taken:
                 await self._measured(key, found)
         except Refused as refusal:
             self.metrics.observations.labels("trainJob", refusal.outcome).inc()
+            log.warning("%s: what its TrainJob tells does not count: %s", key, refusal)
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
@@ -628,8 +650,11 @@ class Corridor:
         """
         document, before = view.document, _whole(view.status)
         is_off, is_touched = _is_off(document), key in self._touched
-        annotation = dict(view.inputs).get(marks.OBSERVED)
-        if annotation is None:
+        target = await self.jobs.answer(key.namespace, key.name, document)
+        annotation = dict(view.inputs).get(marks.OBSERVED, None if target is None else target.observed)
+        if target is not None and target.is_gone:
+            pass  # what it told stands
+        elif annotation is None:
             self._scores.withdraw(key, view)
         elif (
             before.get("recommendation")
@@ -637,9 +662,10 @@ class Corridor:
             and await self._scores.annotated(key, view, self._report, annotation)
         ):
             self.queue.add(CALIBRATION, self.settings.calibrate_settle_s)
+        if target is not None and before.get("recommendation"):
+            await self._see_trainer(key, target.trainer)
         score = self._scores[key]
-        target = await self.jobs.answer(key.namespace, key.name, document)
-        has_started = started(view) is not None or score is not None or (target is not None and target.has_started)
+        has_started = started(view, target) is not None or score is not None
         if has_started and before.get("recommendation"):
             self._fits.pop(key, None)
             refusal = self._scores.refusal(key)

@@ -30,6 +30,9 @@ has for what a job description leaves out. Half-widths add in quadrature, so thi
 and unmeasured kernels together come to 57 % of it."""
 
 
+NOT_OBSERVED = ("False", "NotObserved", "no step of the job was measured yet")
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why there is no advice. `reason` is stable CamelCase, `message` says the problem and the remedy."""
@@ -176,6 +179,18 @@ def scored(found: Status, score: Score, now: str) -> Status:
     }
 
 
+def unscored(found: Status, now: str) -> Status:
+    """A status without measured steps, whatever it said of them before."""
+    if "observed" not in found:
+        return found
+    kept = {key: value for key, value in found.items() if key not in ("observed", "error")}
+    kept["conditions"] = _with(found["conditions"], "ObservationsAvailable", *NOT_OBSERVED, now)
+    kept["summary"] = {key: value for key, value in found["summary"].items() if key != "error"}
+    if "forecast" in found:
+        kept["forecast"] = {"frozenAt": found["forecast"]["frozenAt"]}
+    return kept
+
+
 def refused(conditions: list[Status], why: str, now: str) -> list[Status]:
     """Conditions that say why what was told of a measured step does not count."""
     return _with(conditions, "ObservationsAvailable", "False", "Refused", why, now)
@@ -207,7 +222,7 @@ def _states(
         ("LowConfidence", *confidence),
         ("CapacityAvailable", fit.status, fit.reason, fit.message),
         ("Applied", *(applied or ("False", *mode))),
-        ("ObservationsAvailable", "False", "NotObserved", "no step of the job was measured yet"),
+        ("ObservationsAvailable", *NOT_OBSERVED),
     ]
 
 
