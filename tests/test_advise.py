@@ -88,7 +88,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     second = chosen(roomy.row)
     assert roomy.ties, "this job has plans that tie"
     assert second.row != roomy.row and not second.is_tight
-    assert second.value <= roomy.value / roomy.ratio * math.exp(uncertainty.most_tied())
+    assert second.value <= roomy.best * math.exp(uncertainty.most_tied())
     elsewhere = replace(crowded, found=replace(crowded.found, pool=pool("a100-80", 16)))
     assert settle(LLAMA, [elsewhere, roomy]).choices[0] is roomy
 

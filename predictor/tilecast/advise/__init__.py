@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import __version__, hardware, kernels, step
 from tilecast.advise import stated
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.rank import FINISHING, PRICED, Choice, Details, Field, field, is_price, pareto
+from tilecast.advise.rank import FINISHING, PRICED, Choice, Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
@@ -260,13 +260,6 @@ _BEST: Mapping[Objective, tuple[str, str]] = {
 """What the best is called by each objective, and what the others are."""
 
 
-def _plain(request: Request, choice: Choice) -> float:
-    """Time or price of a sample by the forecast itself, of a choice."""
-    found, row = choice.found, choice.row
-    weight = float(found.hourly[row]) if is_price(request) else 1.0
-    return weight * float(found.step_s[row] / found.batch[row])
-
-
 def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
     """The offer of a choice with the reason for its place."""
     offer, best = choice.offer(), choices[0]
@@ -277,14 +270,14 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
         bound += "; may miss the deadline"
     word, other = _BEST[request.objective]
     if choice is best:
-        rivals = choices if request.objective != "fewestGpus" else choices[:1]
-        is_least = all(_plain(request, best) <= _plain(request, item) for item in rivals)
+        told = (item.found.forecast(request)[item.kept].min() for item in choices)
+        is_least = request.objective == "fewestGpus" or best.forecast <= min(told)
         return replace(offer, reason=f"{'' if is_least else 'among the '}{word}; {bound}")
     if request.objective == "fewestGpus" and choice.gpus > best.gpus:
         return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
-    if best.value <= 0:
+    if best.forecast <= 0:
         return replace(offer, reason=f"costs more than nothing; {bound}")
-    factor = choice.value / best.value
+    factor = choice.forecast / best.forecast
     if is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
         more = " with more GPUs" if choice.gpus > best.gpus else ""
         return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")

@@ -48,7 +48,7 @@ class Ranking:
     ties: int
     """Plans that the forecast cannot tell from the recommended one."""
     ratio: float
-    """Value of the recommended plan over that of the best forecast."""
+    """What the forecast says of the recommended plan over the least of those."""
 
 
 def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
@@ -60,9 +60,9 @@ def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
     first = ranked[0]
     tied = [choice for choice in ranked if choice is first or is_tie(request, first, choice)]
     chosen = min(tied, key=lambda choice: (choice.is_tight, choice.gpus))
-    least = min(first.value / first.ratio, chosen.value / chosen.ratio)
+    least = min(choice.least for choice in tied)
     others = (choice for choice in ranked if choice is not chosen)
-    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, chosen.value / least if least > 0 else 1.0)
+    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, chosen.forecast / least if least > 0 else 1.0)
 
 
 def is_tie(request: Request, best: Choice, other: Choice) -> bool:

@@ -147,10 +147,15 @@ class Field:
 
     def value(self, request: Request) -> Floats:
         """What the objective makes least, (n,), at the cautious step; NaN where a price is missing."""
-        seconds = uncertainty.cautious(self.step_s, self.launch_s)
-        seconds = seconds * (
-            self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
-        )
+        return self._value(request, uncertainty.cautious(self.step_s, self.launch_s))
+
+    def forecast(self, request: Request) -> Floats:
+        """The same at the forecast itself: what is shown to people."""
+        return self._value(request, self.step_s)
+
+    def _value(self, request: Request, step_s: Floats) -> Floats:
+        steps = self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
+        seconds = step_s * steps
         return self.hourly / 3600 * seconds if is_price(request) else seconds
 
     def allowed(self, request: Request) -> Mask:
@@ -234,9 +239,13 @@ class Choice:
     """Rows that it was chosen from."""
     row: int
     value: float
+    best: float
+    """The least of the values, which ties may be behind."""
+    forecast: float
+    """What the forecast itself says of the value."""
     ties: int
-    ratio: float
-    """Value of the recommended plan over that of the best."""
+    least: float
+    """The least that the forecast says of the plans that tie."""
     details: Details
     place: int
     """Of the recommended plan in `details`."""
@@ -258,7 +267,8 @@ class Choice:
 
 def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     """Of the plans that the forecast cannot tell from the best of those kept the simplest with memory to spare, or the
-    simplest where none has any; None if none is kept."""
+    simplest where none has any; of those that tie in price none that another beats in price and time. None if none is
+    kept."""
     value = found.value(request)
     kept = kept & np.isfinite(value)
     if not kept.any():
@@ -273,11 +283,29 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     details = Details.of(found, near)
     errors = details.errors()
     close = np.flatnonzero(np.log(ratio) <= _tie_width(found, near, errors))
+    told = found.forecast(request)[near]
+    ties, least = len(close) - 1, float(told[close].min())
+    if is_price(request):
+        tight = found.tight[near[close]]
+        close = close if tight.all() else close[~tight]
+        close = close[unbeaten(told[close], (found.step_s[near] / found.batch[near])[close])]
     columns = simplicity(found, near[close])
     place = int(close[np.lexsort((found.step_s[near[close]], ratio[close], *columns[::-1]))[0]])
     row = int(near[place])
     own = errors.take(np.array([place]))
-    return Choice(found, kept, row, float(value[row]), len(close) - 1, float(ratio[place]), details, place, own)
+    return Choice(
+        found, kept, row, float(value[row]), float(best), float(told[place]), ties, least, details, place, own
+    )
+
+
+def unbeaten(price: Floats, sample_s: Floats) -> Mask:
+    """Which of some plans that tie in price no other beats in price and time at once, (k,): nobody waits longer for
+    more money."""
+    order = np.lexsort((sample_s, price))
+    fastest = np.minimum.accumulate(sample_s[order])
+    kept = np.zeros(len(price), dtype=bool)
+    kept[order] = (sample_s[order] <= fastest) & np.append(True, sample_s[order][1:] < fastest[:-1])
+    return kept
 
 
 def _nearest(found: Field, rows: Ints, value: Floats) -> Ints:
