@@ -69,7 +69,7 @@ def advice(**changes: Any) -> Advice:
         "notes": (),
         "plans_evaluated": 1000,
         "confidence": "kernels measured on H100; 0 runs seen on this cluster",
-        "provenance": Provenance("0", "1", "ab" * 32, "ac" * 32, "ad" * 32, {"h100-sxm": {"gpu": "gpu-operator"}}),
+        "provenance": Provenance("0", "1", "ab" * 32, "ac" * 32, "ad" * 32, {"h100-sxm": {"gpu": "gpu-operator"}}, {}),
         "inputs_hash": "cd" * 8,
     }
     return Advice(**{**values, **changes})

@@ -149,6 +149,7 @@ INPUTS = {
     "training.activationCheckpointing": "full",
     "training.fusedLoss": 1,
     "training.offload": "optimizer",
+    "training.framework": "fsdp2",
     "constraints.gpus": 8,
     "constraints.maxGpus": 8,
     "constraints.maxNodes": 1,
@@ -180,3 +181,17 @@ def test_faster_links_are_faster_and_leave_the_rest() -> None:
     slow_times, fast_times = (search.price(workload, plans, item).times for item in (POOLS[2], fast))
     assert (fast_times.communication <= slow_times.communication).all()
     assert fast_times.communication.sum() < 0.5 * slow_times.communication.sum()
+
+
+def test_a_framework_that_cannot_shard_is_told_one_that_can() -> None:
+    advice = advise(Request("ddp", replace(LARGE, framework="ddp")), POOLS)
+    told = {item.change.input: item for item in advice.rejections if item.change and item.code == "OutOfMemory"}
+    assert "training.framework" in told
+    rejection = told["training.framework"]
+    assert rejection.remedy == "fsdp2 instead of ddp"
+
+
+def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
+    advice = advise(Request("titan", replace(LARGE, framework="torchtitan")), [POOLS[0], POOLS[3]])
+    (rejection,) = advice.rejections
+    assert rejection.code == "PrecisionNotSupported" and "fp16" not in rejection.remedy

@@ -121,6 +121,11 @@ class Calibration:
 
     corrections: tuple[Correction, ...] = ()
 
+    @property
+    def runs(self) -> int:
+        """Runs that the corrections rest on."""
+        return max((item.runs for item in self.corrections), default=0)
+
     def at(self, key: Key) -> Correction:
         """What applies to a group."""
         by_group = {item.group: item for item in self.corrections}

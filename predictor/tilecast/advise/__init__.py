@@ -95,6 +95,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             constants_sha256=step.digest(),
             data_sha256=hardware.digest(),
             layers={pool.name: dict(sorted(pool.layers.items())) for pool in considered if pool.layers},
+            runs={pool.name: runs for pool in considered if (runs := pool.calibration.runs)},
         ),
         inputs_hash=inputs_hash(request, considered, digest),
     )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import uncertainty
+from tilecast import search, uncertainty
 from tilecast.advise.rank import PRICED, Choice, Details, Field, choose
 from tilecast.advise.values import Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Mask
+from tilecast.spec import PRECISIONS, Precision
 
 
 def judge(request: Request, found: Field) -> Choice | Rejection:
@@ -73,10 +74,18 @@ def is_tie(request: Request, best: Choice, other: Choice) -> bool:
     return bool(np.log(other.value / best.value) <= width[0])
 
 
+def usable(request: Request, pool: Pool) -> list[Precision]:
+    """Precisions that a pool has units for and the job's framework trains in, the usual first."""
+    framework = request.workload.framework
+    able = search.FRAMEWORKS[framework].precisions if framework else PRECISIONS
+    named: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+    return [name for name in named if pool.gpu.supports(name) and name in able]
+
+
 def _no_units(request: Request, pool: Pool) -> Rejection:
-    usable = next((name for name in ("bf16", "fp16", "fp32") if pool.gpu.supports(name)), "another precision")
+    other = next(iter(usable(request, pool)), "another precision")
     asked = " or ".join(name.upper() for name in dict.fromkeys((request.workload.precision, *request.precisions)))
-    return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {usable}")
+    return Rejection(pool.name, "PrecisionNotSupported", f"no {asked} units", f"train in {other}")
 
 
 def _no_plan(request: Request, pool: Pool) -> Rejection:

@@ -109,6 +109,7 @@ CHANGES: Mapping[str, Apply] = {
     "training.activationCheckpointing": _training("checkpointing"),
     "training.fusedLoss": _training("fused_loss", bool),
     "training.offload": _training("offload"),
+    "training.framework": _training("framework"),
     "constraints.gpus": _constraint("gpus"),
     "constraints.maxGpus": _constraint("max_gpus"),
     "constraints.maxNodes": _constraint("max_nodes"),

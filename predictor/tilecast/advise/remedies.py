@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilecast import search
-from tilecast.advise.boards import judge, settle
+from tilecast.advise.boards import judge, settle, usable
 from tilecast.advise.changes import apply
 from tilecast.advise.rank import PRICED, Choice, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
@@ -108,9 +108,8 @@ def _share(request: Request, found: Field, rejection: Rejection) -> Iterator[Cha
 
 
 def _precision(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
-    for name in ("bf16", "fp16", "fp32"):
-        if found.pool.gpu.supports(name):
-            yield Change("training.precision", name, "fits", f"train in {name}")
+    for name in usable(request, found.pool):
+        yield Change("training.precision", name, "fits", f"train in {name}")
 
 
 def _grow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
@@ -143,6 +142,7 @@ def _batches(request: Request, found: Field, rejection: Rejection) -> Iterator[C
 def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
     """What makes a job smaller on each GPU, what costs the user least first."""
     yield from _loosened(request, found)
+    yield from _framework(request)
     workload, pool = request.workload, found.pool
     micro, over = workload.micro_batch, rejection.memory_bytes or 0.0
     smaller = search.divisors(micro)[-2::-1] if micro and micro > 1 else []
@@ -166,6 +166,15 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     if rejection.memory_available_bytes:
         wanted = math.ceil(pool.gpu.memory_bytes / GIB * over / rejection.memory_available_bytes)
         yield Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+
+
+def _framework(request: Request) -> Iterator[Change]:
+    """Another framework, where the job names one: it may shard what this one holds whole."""
+    workload = request.workload
+    for name, able in search.FRAMEWORKS.items():
+        runs = workload.precision in able.precisions and workload.offload in able.offload
+        if workload.framework not in (None, name) and runs and workload.checkpointing in (None, *able.checkpointing):
+            yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
 def _loosened(request: Request, found: Field) -> Iterator[Change]:

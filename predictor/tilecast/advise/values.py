@@ -169,6 +169,8 @@ class Provenance:
     """Of the facts that ship: GPUs, links, protocols, instance types."""
     layers: Mapping[str, Mapping[str, str]]
     """By pool, where each fact of its hardware comes from."""
+    runs: Mapping[str, int]
+    """By pool, how many measured runs correct its forecasts; pools without any are absent."""
 
 
 @dataclass(frozen=True, slots=True)

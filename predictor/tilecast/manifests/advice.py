@@ -65,6 +65,9 @@ class Provenance(Door):
     constants_sha256: str = Field(description="Digest of the fitted constants.")
     data_sha256: str = Field(description="Digest of the facts that ship.")
     layers: dict[str, dict[str, str]] = Field(description="By pool, where each fact of its hardware comes from.")
+    calibration_runs: dict[str, int] | None = Field(
+        default=None, description="By pool, how many measured runs correct its forecasts, where any does."
+    )
 
 
 class PartOfGpu(Door):

@@ -229,12 +229,15 @@ def model(advice: Advice) -> dict[str, str]:
 def provenance(advice: Advice) -> dict[str, Any]:
     """What the advice rests on besides the predictor."""
     found = advice.provenance
-    return {
-        "version": found.version,
-        "constantsSha256": found.constants_sha256,
-        "dataSha256": found.data_sha256,
-        "layers": {pool: dict(layers) for pool, layers in found.layers.items()},
-    }
+    return _present(
+        {
+            "version": found.version,
+            "constantsSha256": found.constants_sha256,
+            "dataSha256": found.data_sha256,
+            "layers": {pool: dict(layers) for pool, layers in found.layers.items()},
+            "calibrationRuns": dict(found.runs) or None,
+        }
+    )
 
 
 def figures(value: float) -> float:
