@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
 from pathlib import Path
@@ -26,17 +25,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader would be: the examples, and files of their own."""
     from test_calibrate import LOG
     from test_traced import gpt_in_onnx
-    from test_validate_runs import ROW
 
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     gpt_in_onnx(tmp_path / "model.onnx", ["batch", 64])
     trace = onnx_file.read(tmp_path / "model.onnx", None)
     (tmp_path / "graph.json").write_text(document.write(trace))
     (tmp_path / "all_reduce_perf.log").write_text(LOG)
-    with (tmp_path / "runs.csv").open("w", newline="") as out:
-        writer = csv.DictWriter(out, list(ROW))
-        writer.writeheader()
-        writer.writerow(ROW)
+    (table,) = re.findall(r"^```csv\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "runs.csv").write_text(table)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -86,3 +82,10 @@ def test_a_bar_shows_late_and_to_a_terminal_alone(
     monkeypatch.setattr("tilecast.cli.progress.PATIENCE_S", -1.0)
     assert list(track(range(3), "things")) == [0, 1, 2]
     assert "things" in terminal.text
+
+
+def test_the_runs_table_of_the_page_is_scored_in_full(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "runs", "runs.csv"]) == 0
+    assert "2 rows, 2 predicted, 0 refused" in capsys.readouterr().out
+    assert main(["calibrate", "runs.csv"]) == 0
+    assert "2 measured runs" in capsys.readouterr().out

@@ -129,7 +129,7 @@ def report(found: Measured) -> str:
     """
     if not found.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
-        raise SpecError("RUNS.csv", problem, "see `tilecast validate runs` for the reasons")
+        raise SpecError("runs", problem, "see `tilecast validate runs` for the reasons")
     pools = [run.pool for run in found.runs]
     sizes = Counter(pools)
     lines = [f"{len(pools)} measured runs in {len(sizes)} pools, a GPU of a source each", "", _HEADER]

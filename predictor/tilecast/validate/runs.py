@@ -314,11 +314,11 @@ class Scored:
 
 
 def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
-    """Hold the forecasts against the measured step times of the rows of grade A and B."""
+    """Hold the forecasts against the measured step times of the rows of grade A and B, or of all if none is graded."""
     graded = [
         (row, item, seconds)
         for row, item in zip(rows, forecasts, strict=True)
-        if row.get("trust") in ("A", "B") and (seconds := _measured(row))
+        if row.get("trust", "A") in ("A", "B") and (seconds := _measured(row))
     ]
     kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
     measured = np.array([time for _, _, time in kept])
