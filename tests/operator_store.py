@@ -114,6 +114,8 @@ class Store:
         await asyncio.sleep(0)
         if query:
             return self.counts.get(path, {"metadata": {}, "items": []})
+        if "/configmaps/" not in path:
+            raise ApiError(404, "not found")
         namespace, name = path.removeprefix("/api/v1/namespaces/").split("/configmaps/")
         assert namespace == "default"
         if name == "secret":

@@ -205,6 +205,7 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     async def begin() -> Corridor:
         corridor = Corridor(QUICK, store, Metrics(), advise)
         corridor.see_node(node(product="Tesla-T4"))
+        corridor.listed()
         corridor.start()
         return corridor
 

@@ -263,7 +263,7 @@ class Desk:
 
     def see_request(self, body: Document) -> None:
         """Take note of a TrainingJob, which may name a job."""
-        metadata, spec = body["metadata"], body.get("spec") or {}
+        metadata, spec = body["metadata"], kueue.mapping(body.get("spec"))
         place_ = (str(metadata.get("namespace", "")), str(metadata["name"]))
         target = _target(place_[0], spec.get("targetRef"))
         before = self._targets.get(place_)
@@ -325,7 +325,7 @@ class Desk:
         Raises:
             ApiError, OSError: the API server did not answer.
         """
-        target = _target(namespace, (document.get("spec") or {}).get("targetRef"))
+        target = _target(namespace, kueue.mapping(document.get("spec")).get("targetRef"))
         if target is None:
             return None
         told = f"{target.kind}/{target.name}"
@@ -878,14 +878,15 @@ def _known(document: Document) -> Job:
 
 
 def _target(namespace: str, reference: object) -> Key | None:
-    if not isinstance(reference, Mapping) or reference.get("kind") not in JOB_KINDS:
+    kind = kueue.mapping(reference).get("kind")
+    if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in JOB_KINDS:
         return None
-    return Key(str(reference["kind"]), namespace, str(reference.get("name", "")))
+    return Key(kind, namespace, str(reference.get("name", "")))
 
 
 def _mode(document: Document) -> trainingjob.Mode:
     """Mode of a TrainingJob; what is wrong with it otherwise, its own status says."""
-    found = (document.get("spec") or {}).get("mode")
+    found = kueue.mapping(document.get("spec")).get("mode")
     return next((mode for mode in trainingjob.MODES if mode == found), "Off" if found is False else "Advise")
 
 
