@@ -36,6 +36,21 @@ JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
 
 
+def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+    """RFC 6902 as far as these patches use it."""
+    found = copy.deepcopy(document)
+    for item in operations:
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
+        node: Any = found
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        if item["op"] == "remove":
+            del node[last]
+        else:
+            node[last] = item["value"]
+    return found
+
+
 class Store:
     """Objects by path, with resource versions, generations and server-side apply for one field manager."""
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from operator_store import JOBS as TRAINING_JOBS
-from operator_store import QUICK, Store, node, operator, settled
+from operator_store import QUICK, Store, node, operator, patched, settled
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.manifests import documents, nodes
@@ -57,18 +57,10 @@ class Jobs(Store):
         key = path.rpartition("/")[2] if table is self.workloads else path
         if key not in table:
             raise ApiError(404, "not found")
-        found = copy.deepcopy(table[key])
+        found = table[key]
         if operations[0]["value"] != found["metadata"]["resourceVersion"]:
             raise ApiError(409, "changed")
-        for item in operations:
-            *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
-            node: Any = found
-            for part in parents:
-                node = node[int(part)] if isinstance(node, list) else node[part]
-            if item["op"] == "remove":
-                del node[last]
-            else:
-                node[last] = item["value"]
+        found = patched(found, operations)
         self.patches.append(path)
         if table is self.workloads:
             self.workloads[key] = found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from operator_store import patched
 from tilecast.manifests import documents
 from tilecast.manifests.jobs import (
     ADMISSION_GATES,
@@ -35,21 +35,6 @@ def example(name: str, **annotations: str) -> dict[str, Any]:
     document["metadata"] |= {"resourceVersion": "7", "namespace": "default", "uid": "u"}
     document["metadata"]["annotations"] |= annotations
     return document
-
-
-def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
-    """RFC 6902 as far as these patches use it."""
-    found = deepcopy(document)
-    for item in operations:
-        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
-        node: Any = found
-        for part in parents:
-            node = node[int(part)] if isinstance(node, list) else node[part]
-        if item["op"] == "remove":
-            del node[last]
-        else:
-            node[last] = item["value"]
-    return found
 
 
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)

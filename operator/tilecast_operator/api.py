@@ -48,6 +48,18 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
+UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
+"""What is raised where a server did not answer."""
+
+
+def retry_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:
+    """How long to wait after a failed attempt, counted from 1: doubled each time up to the most, and at least as long
+    as the API server asked."""
+    wait_s = min(first_s * 2.0 ** min(attempt - 1, 16), most_s)
+    asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+    return wait_s if asked_s is None else max(wait_s, asked_s)
+
+
 class Api:
     """A client of one API server."""
 

@@ -14,10 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Protocol
-
-import aiohttp
 
 from tilecast.advise import Advice, Request, advise
 from tilecast.manifests import candidates, jobs, kueue, trainingjob
@@ -26,7 +23,7 @@ from tilecast.manifests.jobs import JOB_KINDS, Job, Placement
 from tilecast.manifests.nodes import Node, NodesReport
 from tilecast.spec import SpecError
 from tilecast_operator import observe, place
-from tilecast_operator.api import ApiError
+from tilecast_operator.api import UNREACHABLE, ApiError, retry_s
 from tilecast_operator.queue import KeyQueue
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events
@@ -34,7 +31,7 @@ from tilecast_operator.report.metrics import Metrics
 from tilecast_operator.report.status import Applied, Refusal, Verdict, message, reason
 from tilecast_operator.settings import Settings
 from tilecast_operator.verdicts import Once, Question, is_passing
-from tilecast_operator.view import MAX_INPUT, Document, canonical
+from tilecast_operator.view import MAX_INPUT, Document, canonical, stamp
 
 log = logging.getLogger("tilecast")
 
@@ -54,8 +51,6 @@ MOST_WAIT_S = 5.0
 """Longest between tries to let a job go."""
 WRITES = 16
 """Requests that write, at once."""
-
-UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -540,9 +535,7 @@ class Desk:
             self._forget(key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
-        wait_s = min(self._settings.retry_first_s * 2 ** min(attempt - 1, 16), self._settings.retry_most_s)
-        if isinstance(error, ApiError) and error.retry_after_s is not None:
-            wait_s = max(wait_s, error.retry_after_s)
+        wait_s = retry_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)
         self._metrics.retries.inc()
         self.queue.add(key, wait_s)
@@ -619,8 +612,8 @@ class Desk:
         digest = f"{note.reason}\n{note.text}"
         if self._told.get(key) == digest:
             return
-        stamp = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = events.event(note, key.namespace, key.name, job.uid, key.kind, stamp, self._settings.instance)
+        now = stamp(self._clock())
+        body = events.event(note, key.namespace, key.name, job.uid, key.kind, now, self._settings.instance)
         body["involvedObject"]["apiVersion"] = job.kind.api_version
         try:
             await self._counted("events", self._client.create(f"/api/v1/namespaces/{key.namespace}/events", body))
@@ -631,17 +624,9 @@ class Desk:
         self._told[key] = digest
 
     async def _counted(self, resource: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        outcome = "unreachable"
-        try:
+        with self._metrics.writing(resource):
             async with self._slots:
-                found = await answer
-            outcome = "ok"
-        except ApiError as error:
-            outcome = str(error.status)
-            raise
-        finally:
-            self._metrics.writes.labels(resource, outcome).inc()
-        return found
+                return await answer
 
     # --- mode Initial
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from tilecast_operator.api import UNREACHABLE
 from tilecast_operator.settings import Settings
 from tilecast_operator.view import Key
 
@@ -41,6 +42,6 @@ async def poll(settings: Settings, corridor: Asking) -> None:
                         log.warning("%s: Prometheus refuses its query: %s %s", key, response.status, problem)
                         continue
                     await corridor.told(key, answer)
-                except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                except (*UNREACHABLE, ValueError) as error:
                     log.warning("Prometheus does not answer: %s", error)
                     break

@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-import aiohttp
-
 from tilecast.advise import Advice, advise
 from tilecast.manifests import gpupool, kueue, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION, GROUP, VERSION
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, observe
-from tilecast_operator.api import ApiError
+from tilecast_operator.api import UNREACHABLE, ApiError, retry_s
 from tilecast_operator.jobs import Answer, Desk
 from tilecast_operator.learning import Score, Taught
 from tilecast_operator.observe import Refused
@@ -51,7 +49,7 @@ from tilecast_operator.report.status import (
 from tilecast_operator.scoring import Scores
 from tilecast_operator.settings import Settings
 from tilecast_operator.verdicts import Advise, Verdicts, is_passing
-from tilecast_operator.view import PLURALS, Document, Key, View, marks_digest, status_digest
+from tilecast_operator.view import PLURALS, Document, Key, View, marks_digest, stamp, status_digest
 
 log = logging.getLogger("tilecast")
 
@@ -450,7 +448,7 @@ class Corridor:
         self._reviewing += 1
         try:
             found = await self._client.create("/apis/authentication.k8s.io/v1/tokenreviews", asked)
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (ApiError, *UNREACHABLE) as error:
             log.warning("a token cannot be reviewed: %s", error)
             raise Refused("unavailable", 503, "the token cannot be reviewed now; report again later") from None
         finally:
@@ -489,7 +487,7 @@ class Corridor:
             try:
                 await self._reconcile(key)
                 self._failures.pop(key, None)
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, SearchError) as error:
+            except (ApiError, *UNREACHABLE, SearchError) as error:
                 self._retry(key, error)
             except Exception:
                 log.exception("%s: unexpected failure", key)
@@ -506,11 +504,9 @@ class Corridor:
             self._drop(key)
             return
         attempt = self._failures[key] = self._failures.get(key, 0) + 1
-        wait_s = min(self.settings.retry_first_s * 2 ** min(attempt - 1, 16), self.settings.retry_most_s)
+        wait_s = retry_s(attempt, error, self.settings.retry_first_s, self.settings.retry_most_s)
         if code == 422:
-            wait_s = self.settings.retry_most_s
-        if isinstance(error, ApiError) and error.retry_after_s is not None:
-            wait_s = max(wait_s, error.retry_after_s)
+            wait_s = max(wait_s, self.settings.retry_most_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)
         self.metrics.retries.inc()
         self.queue.add(key, wait_s)
@@ -606,7 +602,7 @@ class Corridor:
             return None
         try:
             return _total(await self._client.get(_LISTS[resource], {"limit": "1"}))
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+        except (ApiError, *UNREACHABLE):
             return None
 
     async def _learn(self) -> None:
@@ -861,16 +857,8 @@ class Corridor:
         return True
 
     async def _counted(self, resource: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        outcome = "unreachable"
-        try:
-            found = await answer
-            outcome = "ok"
-        except ApiError as error:
-            outcome = str(error.status)
-            raise
-        finally:
-            self.metrics.writes.labels(resource, outcome).inc()
-        return found
+        with self.metrics.writing(resource):
+            return await answer
 
     async def _compare(self) -> None:
         """Count now and then what the API server has: a watch that went silent would leave no other trace."""
@@ -887,7 +875,7 @@ class Corridor:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return stamp(self._clock())
 
 
 CAPACITY_HOLDS = 6
@@ -968,4 +956,4 @@ def _seconds(text: object) -> float | None:
 def _stamp(text: str) -> str:
     """A time as the API server writes it; empty where the text is none."""
     found = _seconds(text) if len(text) <= 40 else None
-    return "" if found is None else datetime.fromtimestamp(found, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return "" if found is None else stamp(found)

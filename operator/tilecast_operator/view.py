@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from tilecast.manifests import gpupool, trainingjob
@@ -135,6 +136,11 @@ def status_digest(found: Document) -> bytes:
 def marks_digest(found: Mapping[str, str]) -> bytes:
     """A digest of our annotations."""
     return hashlib.sha256(canonical(dict(found))).digest()
+
+
+def stamp(time_s: float) -> str:
+    """Seconds since the epoch as Kubernetes writes times."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def canonical(value: object) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
@@ -11,6 +12,7 @@ from tilecast.advise import Advice
 from tilecast.manifests.nodes import NodesReport
 from tilecast.render import document
 from tilecast_operator import observe
+from tilecast_operator.api import ApiError
 from tilecast_operator.capacity import Free
 from tilecast_operator.learning import Learner, Score
 from tilecast_operator.report.status import Verdict, reason
@@ -106,6 +108,19 @@ class Metrics:
         self.model = Info("tilecast_model", "The utilization model in use.", registry=registry)
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
+
+    @contextmanager
+    def writing(self, resource: str) -> Iterator[None]:
+        """Count what becomes of a request that writes: `ok`, the HTTP status of a refusal, or `unreachable`."""
+        outcome = "unreachable"
+        try:
+            yield
+            outcome = "ok"
+        except ApiError as error:
+            outcome = str(error.status)
+            raise
+        finally:
+            self.writes.labels(resource, outcome).inc()
 
     def count_advice(self, verdict: Verdict, changed: bool) -> None:
         """Count a verdict that was written to a job."""
