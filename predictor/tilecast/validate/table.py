@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilecast import models
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link
-from tilecast.spec import CHECKPOINTING, Attention, Execution, Model, Optimizer, Precision, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, EXECUTIONS, Attention, Execution, Model, Optimizer, Precision, SpecError, Workload
 
 Row = Mapping[str, str]
 
@@ -98,7 +98,7 @@ def read(row: Row) -> Case:
         attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
         execution=_execution(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS),
-        fused_kernels=any(word in row.get("framework", "").lower() for word in _FUSED),
+        fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
         overlap="no gradient bucketing" not in notes,
     )
@@ -123,6 +123,9 @@ _ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager
 
 
 def _execution(row: Row) -> Execution:
+    stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
+    if stated is not None:
+        return stated
     framework = row.get("framework", "").lower()
     if "xla" in framework or "jax" in framework:
         return "xla"
@@ -133,6 +136,13 @@ _FUSED_LOSS = ("composer",)
 """Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 """Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
+
+
+def _fused_kernels(row: Row) -> bool:
+    stated = row.get("fused_kernels", "")
+    if stated in ("0", "1"):
+        return stated == "1"
+    return any(word in row.get("framework", "").lower() for word in _FUSED)
 
 
 def _lora_rank(row: Row, notes: str) -> int:
