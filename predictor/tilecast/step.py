@@ -32,6 +32,12 @@ from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Plans, Rows,
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
 
+FACTORS = ("matrix", "attention", "convolution", "memory", "exchange", "gradients", "pipeline")
+"""Parts of a step whose seconds the residuals of measured runs are held against: matrix products, fused attention,
+convolutions, kernels bound by memory, exchanges inside layers, gradient synchronisation, and what stages send."""
+
+_COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
+_FACTOR_OF = [_COMPUTING.get(name, "memory") for name in KIND_NAMES]
 _ATTENTION = KIND_NAMES.index("attention")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
@@ -99,6 +105,8 @@ class Constants:
     compute_efficiency: Mapping[str, float]
     flash2: Mapping[str, Mapping[str, float]]
     optimizer_efficiency: float
+    factor: Mapping[str, float]
+    """What the seconds of each of `FACTORS` are multiplied by."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Constants:
@@ -115,6 +123,7 @@ class Constants:
             table["compute_efficiency"],
             table["flash2"],
             table["optimizer"]["efficiency"],
+            {name: table.get("factor", {}).get(name, 1.0) for name in FACTORS},
         )
 
 
@@ -265,6 +274,7 @@ def operator_seconds(
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
     seconds = alone_s * op.count / fitted.compute_efficiency[workload.execution]
+    seconds = seconds * fitted.factor[_FACTOR_OF[op.table.kind[0]]]
     native = workload.fused_kernels or workload.execution == "xla"
     if op.table.kind[0] == _ATTENTION and not native:
         seconds = seconds * fitted.flash2.get(times.gpu.architecture, {}).get(op.phase, 1.0)
@@ -357,7 +367,7 @@ class Steps:
             alike,
             _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
             _shared(workload, *at(alike.split.first), pool, fitted),
-            boundary_seconds(workload, *at(alike.hop.first), pool),
+            boundary_seconds(workload, *at(alike.hop.first), pool) * fitted.factor["pipeline"],
             pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
@@ -503,7 +513,7 @@ def block_seconds(
             continue
         alike = (transfer.group, transfer.collective, transfer.fanout, transfer.size_bytes.tobytes())
         if alike not in known:
-            known[alike] = transfer_seconds(sharded, plans, pool, transfer)
+            known[alike] = transfer_seconds(sharded, plans, pool, transfer) * fitted.factor["exchange"]
         one = known[alike]
         if transfer.group == "tensor" and transfer.collective != "all_reduce":
             one = one * (1.0 - fitted.tensor_share)
@@ -653,11 +663,12 @@ def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitt
     if workload.training and active.any():
         sync = sync_seconds(workload, sharded, plans, pool, layers)
     held, own = sharded.held_parameters(plans)
+    active = active * fitted.factor["gradients"]
     return _Shared(
-        np.where(active, sync.reduce_s, 0.0),
-        np.where(active, sync.scatter_s, 0.0),
-        np.where(active, sync.gather_s, 0.0),
-        np.where(active, sync.updated_s, 0.0),
+        active * sync.reduce_s,
+        active * sync.scatter_s,
+        active * sync.gather_s,
+        active * sync.updated_s,
         1.0 / np.maximum(layers, 4.0),
         optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
         optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),

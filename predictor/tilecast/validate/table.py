@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 
 from tilecast import models
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link
-from tilecast.spec import CHECKPOINTING, EXECUTIONS, Attention, Execution, Model, Optimizer, Precision, SpecError, Workload
+from tilecast.spec import (
+    CHECKPOINTING,
+    EXECUTIONS,
+    Attention,
+    Execution,
+    Model,
+    Optimizer,
+    Precision,
+    SpecError,
+    Workload,
+)
 
 Row = Mapping[str, str]
 
@@ -320,28 +330,41 @@ _PAIRS: Mapping[float, str] = {8.0: "nvlink3-pair", 9.0: "nvlink4-pair"}
 
 
 _FABRICS: tuple[tuple[str, str], ...] = (
-    ("pods", "pod-tcp"), ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"), ("efa", "efa-400"),
-    ("roce", "roce-1600"), ("omni-path", "omnipath-4x100"), ("edr", "infiniband-edr-4x100"),
-    ("ndr", "infiniband-ndr-8x400"), ("hdr", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"),
-    ("rdma", "infiniband-ndr-8x400"),
+    ("pods", "pod-tcp"), ("efa", "efa-400"), ("roce", "roce-1600"), ("omni-path", "omnipath-4x100"),
+    ("edr", "infiniband-edr-4x100"), ("ndr", "infiniband-ndr-8x400"), ("xdr", "infiniband-ndr-8x400"),
+    ("hdr", "infiniband-hdr-8x200"), ("infiniband", "infiniband-hdr-8x200"), ("rdma", "infiniband-ndr-8x400"),
+    ("ethernet", "ethernet-100"), ("tcp", "ethernet-100"),
 )  # fmt: skip
 """First match of a published word, and the link whose latency and efficiency it has."""
-_NEWER: Mapping[str, str] = {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400"}
-"""What such a word means where nodes have GPUs of the Hopper generation or later."""
+_OF_GENERATION: Mapping[str, Mapping[str, str]] = {
+    "volta": {"infiniband": "infiniband-edr-4x100"},
+    "hopper": {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400"},
+    "blackwell": {"efa": "efa-3200", "infiniband": "infiniband-ndr-8x400"},
+}
+"""What such a word means where nodes have GPUs of that generation."""
+_ELSEWHERE = ("storage", "management", " for ns", "gpu-pcie", "pcie-nic")
+"""Words of ports that carry no traffic between GPUs, and of rates that are none of a network."""
 
 
 def network(text: str, gpu: Gpu, per_node: int) -> Link:
-    """The network a table names: the kind from its words, the rate and the number of ports from its figures. Pods do
-    not reach a nominal rate, which is left aside."""
-    words = text.lower()
+    """The network a table names: the kind from its words, the rate and the number of ports from its figures. Of several
+    it is the one for computation, or the fastest. Pods do not reach a nominal rate, which is left aside."""
+    parts = [part for part in re.split(r"[,;+]| and ", text.lower()) if not any(word in part for word in _ELSEWHERE)]
+    parts = [part for part in parts if "compute" in part] or parts
+    if sum(any(word in part for word, _ in _FABRICS) for part in parts) < 2:
+        parts = [", ".join(parts)]
+    links = [_network(part, gpu, per_node) for part in parts]
+    return max(links, key=lambda link: link.bandwidth_bytes_per_s if link.kind != "ethernet" else 0.0)
+
+
+def _network(words: str, gpu: Gpu, per_node: int) -> Link:
     word, name = next((pair for pair in _FABRICS if pair[0] in words), ("", ""))
-    if gpu.architecture in ("hopper", "blackwell"):
-        name = _NEWER.get(word, name)
+    name = _OF_GENERATION.get(gpu.architecture, {}).get(word, name)
     link = find_link(name or _USUAL_NETWORK.get(gpu.architecture, "ethernet-100"))
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
-    if not rate or (link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9):
-        return link  # no figure, or that of one of its ports
-    nics = ports or link.nics
+    if not rate:
+        return link
+    nics = ports or (1 if rate * link.nics <= link.bandwidth_bytes_per_s * 8e-9 else link.nics)
     return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8, nics=nics, gpu_nics=max(1, nics // per_node))
 
 
