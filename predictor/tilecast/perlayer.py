@@ -217,7 +217,7 @@ class Families:
             raise SpecError("spec.training.offload", "is not priced per layer", "price it without, or leave it out")
         if vary is None:
             named = workload.framework
-            vary = tuple(DIMENSIONS) if named is None else search.FRAMEWORKS[named].per_layer
+            vary = tuple(DIMENSIONS) if named is None else search.abilities(named).per_layer
         plans = search.enumerate_plans(workload, pool, replace(limits, gpus=gpus))
         plans = plans.take(plans.pipeline == 1) if len(plans) else plans
         if not len(plans):

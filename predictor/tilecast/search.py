@@ -11,16 +11,14 @@ The order of rows is fixed, so that equal prices always choose the same plan.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.resources import files
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import fuse, memory, models, step
+from tilecast import frameworks, fuse, memory, models, step
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
@@ -131,17 +129,25 @@ class Abilities:
         return fine
 
 
-def _frameworks() -> dict[Framework, Abilities]:
-    text = files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
-    return {
-        name: Abilities(**{**table[name], "per_layer": tuple(table[name].get("per_layer", ()))})
-        for name in get_args(Framework)
-    }
+def _abilities(table: Mapping[str, Any]) -> Abilities:
+    told = {name: value for name, value in table.items() if name != "cells"}
+    return Abilities(**{**told, "per_layer": tuple(told.get("per_layer", ()))})
 
 
-FRAMEWORKS: Mapping[Framework, Abilities] = _frameworks()
-"""Every training framework by name."""
+FRAMEWORKS: Mapping[Framework, Abilities] = {
+    name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+}
+"""Every training framework that is none over another, by name."""
+
+
+def abilities(framework: Framework) -> Abilities:
+    """What a framework executes: what its engine does."""
+    return FRAMEWORKS[engine(framework)]
+
+
+def engine(framework: Framework) -> Framework:
+    """The framework whose plans and command line it has."""
+    return cast(Framework, frameworks.FRAMEWORKS[framework].engine)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
@@ -381,7 +387,7 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
 
 
 def _experts_fold_over_tensor(workload: Workload) -> bool:
-    return workload.framework is None or FRAMEWORKS[workload.framework].experts_fold_over_tensor
+    return workload.framework is None or abilities(workload.framework).experts_fold_over_tensor
 
 
 def _ways(workload: Workload) -> tuple[_Table, Mask]:
@@ -442,7 +448,7 @@ def _frameworks_for(workload: Workload) -> list[Abilities]:
     Raises:
         SpecError: there is none.
     """
-    asked = list(FRAMEWORKS.values()) if workload.framework is None else [FRAMEWORKS[workload.framework]]
+    asked = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     for field, value, names in (
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),

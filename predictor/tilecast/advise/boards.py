@@ -77,7 +77,7 @@ def is_tie(request: Request, best: Choice, other: Choice) -> bool:
 def usable(request: Request, pool: Pool) -> list[Precision]:
     """Precisions that a pool has units for and the job's framework trains in, the usual first."""
     framework = request.workload.framework
-    able = search.FRAMEWORKS[framework].precisions if framework else PRECISIONS
+    able = search.abilities(framework).precisions if framework else PRECISIONS
     named: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
     return [name for name in named if pool.gpu.supports(name) and name in able]
 

@@ -57,7 +57,7 @@ def within(plans: Plans, pool: Pool, limits: Constraints) -> Mask:
 def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
     """The job in every precision and global batch that it may be given and the pool has units for, its own first."""
     own = request.workload
-    able = search.FRAMEWORKS[own.framework].precisions if own.framework else PRECISIONS
+    able = search.abilities(own.framework).precisions if own.framework else PRECISIONS
     precisions = search.variants(own, [name for name in request.precisions if name in able])
     batches = (own.global_batch, *(item for item in _batches(request) if item != own.global_batch))
     return tuple(
@@ -226,7 +226,7 @@ def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
     if not 0 < gpus <= pool.max_gpus:
         return Plans.of()
     found = stated.plans(workload, gpus, wanted, "plan")
-    able = search.FRAMEWORKS[workload.framework].executes(found) if workload.framework else None
+    able = search.abilities(workload.framework).executes(found) if workload.framework else None
     return found.take(able) if able is not None and able.any() else found
 
 
