@@ -45,7 +45,7 @@ class Framework:
     """Whether an RMS norm keeps its input alone, or an FP32 copy and the normalised input."""
     loss: Loss
     """What the cross-entropy keeps; `models.layers.logit_bytes` says what each is."""
-    attention: Literal["auto", "flash", "eager"]
+    attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
     """What selective recomputation runs again: the attention core, or all but attention and every second product."""
     optimizer: Literal["fused", "foreach"]
@@ -57,12 +57,29 @@ class Framework:
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool
+    tensor_overlap: Literal["none", "backward", "both"]
+    """In which passes the exchanges of tensor parallelism run behind matrix products."""
+    host: Literal["python", "graph"]
+    """Who launches kernels where execution is eager: Python code, operator by operator, or a compiled executor."""
+    clips_gradients: bool
+    """Whether the norm of all gradients is taken and limited in every step."""
     graphs: bool
     """Whether steps are captured as CUDA graphs without being asked."""
     engine: str
     """The framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]
     """Where each cell comes from."""
+
+    @property
+    def fused_accumulation(self) -> bool:
+        """Whether the product for the gradient of a weight adds to what is there."""
+        return self.wgrad_placeholders
+
+    def has_fp32_gradients(self, workload: Workload) -> bool:
+        """Whether gradients of a job in 16 bit are kept in FP32."""
+        if self.gradients == "weights":
+            return self.weights == "autocast"
+        return self.gradients == "fp32" or workload.precision != "fp16"
 
 
 def _tables() -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilecast import frameworks
 from tilecast.graph import Block, Graph, Op, PassName
 from tilecast.spec import Execution, Workload
 
@@ -46,7 +47,7 @@ def passes(workload: Workload) -> frozenset[PassName]:
         chosen.add("attention")
     if workload.fused_loss:
         chosen.add("loss")
-    if workload.fused_optimizer:
+    if workload.fused_optimizer and (workload.fused_kernels or frameworks.of(workload).optimizer == "fused"):
         chosen.add("optimizer")
     return frozenset(chosen)
 

@@ -147,7 +147,7 @@ def abilities(framework: Framework) -> Abilities:
 
 def engine(framework: Framework) -> Framework:
     """The framework whose plans and command line it has."""
-    return cast(Framework, frameworks.FRAMEWORKS[framework].engine)
+    return cast("Framework", frameworks.FRAMEWORKS[framework].engine)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilecast import collectives, fuse, kernels
+from tilecast import collectives, frameworks, fuse, kernels
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
@@ -32,13 +32,14 @@ from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Plans, Rows,
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
 
-FACTORS = ("matrix", "attention", "convolution", "memory", "exchange", "gradients", "pipeline")
+FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients", "pipeline")
 """Parts of a step whose seconds the residuals of measured runs are held against: matrix products, fused attention,
-convolutions, kernels bound by memory, exchanges inside layers, gradient synchronisation, and what stages send."""
+convolutions, exchanges inside layers, gradient synchronisation, and what stages send. Kernels bound by memory have one
+for each host."""
 
 _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
-_FACTOR_OF = [_COMPUTING.get(name, "memory") for name in KIND_NAMES]
-_ATTENTION = KIND_NAMES.index("attention")
+_FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
+_ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
 _FULL = CHECKPOINTING.index("full")
 _SELECTIVE = CHECKPOINTING.index("selective")
 
@@ -102,9 +103,11 @@ class Constants:
     expert_share: float
     irregular: float
     jitter: float
-    compute_efficiency: Mapping[str, float]
+    flash1: Mapping[str, float]
     flash2: Mapping[str, Mapping[str, float]]
     optimizer_efficiency: float
+    memory: Mapping[str, float]
+    """What the seconds of kernels bound by memory are multiplied by, by host."""
     factor: Mapping[str, float]
     """What the seconds of each of `FACTORS` are multiplied by."""
 
@@ -120,10 +123,11 @@ class Constants:
             table["overlap"]["expert_share"],
             table["alignment"]["irregular"],
             table["scale"]["jitter"],
-            table["compute_efficiency"],
+            table["flash1"]["any"],
             table["flash2"],
             table["optimizer"]["efficiency"],
-            {name: table.get("factor", {}).get(name, 1.0) for name in FACTORS},
+            table["memory"],
+            table["factor"],
         )
 
 
@@ -156,6 +160,24 @@ def constants_with(moved: Mapping[str, float]) -> Constants:
     return Constants.of(table)
 
 
+def moved(places: Sequence[str], factor: float) -> dict[str, float]:
+    """The fitted constants at those dotted paths times a factor, by their paths; a place that is a section means all
+    that stand in it."""
+
+    def under(path: str, value: Any) -> dict[str, float]:
+        if not isinstance(value, dict):
+            return {path: value * factor}
+        return {place: one for name, item in value.items() for place, one in under(f"{path}.{name}", item).items()}
+
+    found: dict[str, float] = {}
+    for path in places:
+        value: Any = _table()
+        for key in path.split("."):
+            value = value[key]
+        found |= under(path, value)
+    return found
+
+
 @cache
 def widths() -> Widths:
     """The widths of ranges that ship with Tilecast."""
@@ -186,6 +208,9 @@ class _Pass:
 
     def __add__(self, other: _Pass) -> _Pass:
         return _Pass(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
+
+    def times(self, share: float) -> _Pass:
+        return _Pass(self.gpu_s * share, self.host_s * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +265,8 @@ def _kernel_seconds(
 ) -> KernelSeconds:
     table, rows = graph.kernels()
     times = timed or kernels.seconds(table, gpu)
-    forward_launch_s, backward_launch_s = fitted.launch_s[workload.execution]
+    forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
+    recomputed = _recomputed(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
@@ -253,13 +279,27 @@ def _kernel_seconds(
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
             one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + one
-            if op.selective and op.phase == "forward":
-                passes["core"] = passes["core"] + one
+            if op.phase == "forward" and (share := recomputed(op)):
+                passes["core"] = passes["core"] + one.times(share)
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
         found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
     return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30), roofline_s)
+
+
+def host(workload: Workload) -> str:
+    """Who launches the kernels: a key of `launch_us`, `collective_us` and `step_ms` in the constants."""
+    is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
+    return "graph" if is_graph else workload.execution
+
+
+def _recomputed(workload: Workload) -> Callable[[Op], float]:
+    """The share of an operator of the forward pass that selective recomputation runs again."""
+    if frameworks.of(workload).selective == "attention":
+        return lambda op: float(op.selective)
+    kept = {_ATTENTION: 0.0, _MATRIX: 0.5}
+    return lambda op: kept.get(int(op.table.kind[0]), 1.0)
 
 
 def operator_seconds(
@@ -273,11 +313,13 @@ def operator_seconds(
     runs them one after the other."""
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
-    seconds = alone_s * op.count / fitted.compute_efficiency[workload.execution]
-    seconds = seconds * fitted.factor[_FACTOR_OF[op.table.kind[0]]]
+    part = _FACTOR_OF[op.table.kind[0]]
+    seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[host(workload)])
     native = workload.fused_kernels or workload.execution == "xla"
     if op.table.kind[0] == _ATTENTION and not native:
         seconds = seconds * fitted.flash2.get(times.gpu.architecture, {}).get(op.phase, 1.0)
+        if frameworks.of(workload).attention == "flash1":
+            seconds = seconds * fitted.flash1[op.phase]
     return np.asarray(seconds)
 
 
@@ -336,6 +378,8 @@ class Steps:
     micro: _Micro
     shared: _Shared
     boundary_s: Floats
+    copied_bytes_per_s: float
+    """What copies and sums of weights and gradients reach of the GPU's memory."""
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
 
@@ -368,6 +412,7 @@ class Steps:
             _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
             _shared(workload, *at(alike.split.first), pool, fitted),
             boundary_seconds(workload, *at(alike.hop.first), pool) * fitted.factor["pipeline"],
+            pool.gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency,
             pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
@@ -388,14 +433,16 @@ class Steps:
         communication = repeats * (micro.communication_s + boundary) + sync
         if workload.offload == "parameters":
             communication += repeats * _fetch(workload, plans, micro, shared)
-        compute = repeats * micro.gpu_s + contention
+        compute = (
+            repeats * (micro.gpu_s + shared.held * weight_bytes(workload, plans) / self.copied_bytes_per_s) + contention
+        )
         ones = np.broadcast_to(1.0, len(plans))
         found = StepTimes(
             compute=compute * shared.waited,
             communication=communication * shared.waited,
             bubble=bubble * shared.waited,
             optimizer=np.where(plans.zero_stage >= 1, shared.update_own_s, shared.update_s),
-            launch=repeats * micro.stall_s + fitted.step_s[workload.execution] * (1.0 if workload.training else 0.25),
+            launch=repeats * micro.stall_s + fitted.step_s[host(workload)] * (1.0 if workload.training else 0.25),
             input=_input(self.sharded.graph, plans, compute),
             spread=micro.spread,
             correction=ones,
@@ -508,6 +555,7 @@ def block_seconds(
     forward_gpu, backward_gpu = column("gpu_s")
     forward_host, backward_host = column("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    hidden = frameworks.of(workload).tensor_overlap
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
@@ -515,11 +563,11 @@ def block_seconds(
         if alike not in known:
             known[alike] = transfer_seconds(sharded, plans, pool, transfer) * fitted.factor["exchange"]
         one = known[alike]
-        if transfer.group == "tensor" and transfer.collective != "all_reduce":
+        if transfer.group == "tensor" and (hidden == "both" or hidden == transfer.phase):
             one = one * (1.0 - fitted.tensor_share)
         if transfer.group == "expert":
             one = one * (1.0 - fitted.expert_share)
-        call_s = np.where(one > 0, fitted.collective_s[workload.execution], 0.0)
+        call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
         if transfer.phase == "forward":
             exchanged["backward"] = exchanged["backward"] + again * transfer.count * one
@@ -586,11 +634,22 @@ def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: P
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
 
 
-def gradient_bytes(workload: Workload, plans: Plans) -> Floats:
-    """Bytes per parameter of a gradient on the wire. Plain data parallelism under automatic mixed precision
-    keeps FP32 gradients (PyTorch DDP); sharded and model-parallel engines reduce in the compute type."""
-    plain = (plans.zero_stage == 0) & (plans.tensor * plans.pipeline == 1)
-    return np.where(plain, 4.0 if workload.is_mixed else workload.weight_bytes, workload.weight_bytes)
+def gradient_bytes(workload: Workload) -> float:
+    """Bytes of a gradient as it is summed over micro-batches and on the wire."""
+    return 4.0 if not workload.is_mixed or frameworks.of(workload).has_fp32_gradients(workload) else 2.0
+
+
+def weight_bytes(workload: Workload, plans: Plans) -> Floats:
+    """Bytes per parameter of a stage that every micro-batch moves beside its operators', (n,): casts of weights,
+    conversion and accumulation of gradients, and copies between shards and what is gathered."""
+    if not workload.training or workload.optimizer == "none":
+        return np.zeros(len(plans))
+    cells, gradient = frameworks.of(workload), gradient_bytes(workload)
+    cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
+    converted = 2.0 + gradient if workload.is_mixed and gradient == 4.0 else 0.0
+    summed = 0.0 if cells.fused_accumulation else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
+    copied = np.where(plans.zero_stage >= 3, 4 * workload.weight_bytes + 2 * gradient, 0.0)
+    return np.asarray(cast + converted + summed + copied) * np.ones(len(plans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -620,10 +679,10 @@ def sync_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool,
         whole = run(everything - experts, dense_group)
         return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
 
-    weight = workload.weight_bytes
+    weight, gradient = workload.weight_bytes, gradient_bytes(workload)
     return SyncSeconds(
-        reduce_s=both("all_reduce", gradient_bytes(workload, _at_stage(0, plans)) * trainable),
-        scatter_s=both("reduce_scatter", weight * trainable, buckets),
+        reduce_s=both("all_reduce", gradient * trainable),
+        scatter_s=both("reduce_scatter", gradient * trainable, buckets),
         gather_s=both("all_gather", weight, buckets),
         updated_s=both("all_gather", weight * trainable, buckets),
     )
@@ -663,12 +722,12 @@ def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitt
     if workload.training and active.any():
         sync = sync_seconds(workload, sharded, plans, pool, layers)
     held, own = sharded.held_parameters(plans)
-    active = active * fitted.factor["gradients"]
+    share = active * fitted.factor["gradients"]
     return _Shared(
-        active * sync.reduce_s,
-        active * sync.scatter_s,
-        active * sync.gather_s,
-        active * sync.updated_s,
+        share * sync.reduce_s,
+        share * sync.scatter_s,
+        share * sync.gather_s,
+        share * sync.updated_s,
         1.0 / np.maximum(layers, 4.0),
         optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
         optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),
@@ -707,14 +766,18 @@ def _gradient_sync(
 
 
 def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
-    """The weight update: bytes over bandwidth. Mixed precision also reads 2-byte gradients, writes 2-byte weights.
-    Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
+    """The weight update: bytes over bandwidth. Gradients are read; in FP16 scaled back (read and written), and where
+    their norm is limited read once more and scaled; 16-bit weights are written beside their masters. Offloaded,
+    gradients and weights cross to the host and back, and the host's memory bounds the update."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
     parameters, shared = sharded.held_parameters(plans)
     own = np.where(plans.zero_stage >= 1, shared, parameters) * sharded.trainable_share(plans)
     states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
-    moved = own * (states[workload.optimizer] + (6.0 if workload.is_mixed else 4.0))
+    cells, gradient = frameworks.of(workload), gradient_bytes(workload)
+    passes = 1.0 + 2.0 * (workload.precision == "fp16") + 3.0 * cells.clips_gradients
+    copy = 2.0 if workload.is_mixed and cells.weights == "master" else 0.0
+    moved = own * (states[workload.optimizer] + passes * gradient + copy)
     if workload.offload == "none":
         return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
     crossing = own * 2.0 * workload.weight_bytes

@@ -19,6 +19,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         kind = kinds.add_parser(name, help=help_)
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
+        if name == "runs":
+            kind.add_argument("--parts", action="store_true", help="also the factor of each part of a step")
         if name == "kernels":
             kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
 
@@ -31,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> str:
     from tilecast.validate import runs
 
-    return runs.run(options.files, options.rows, track=track)
+    return runs.run(options.files, options.rows, track=track, parts=options.parts)
 
 
 def _kernels(options: argparse.Namespace) -> str:

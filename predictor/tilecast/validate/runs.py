@@ -22,7 +22,7 @@ from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, Constants, constants_with
-from tilecast.validate import Track, untracked
+from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.table import Case, Refusal, Row, integer, read
 
 COLUMNS = (
@@ -104,7 +104,10 @@ def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
 
 def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
     """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
-    groups, refused = prepare(rows)
+    return _forecast(rows, *prepare(rows), track)
+
+
+def _forecast(rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int, str], track: Track) -> list[Forecast]:
     found = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):
@@ -240,17 +243,46 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     return seconds * plan.gradient_accumulation / plan.pipeline
 
 
-def run(paths: Sequence[Path], rows_path: Path | None = None, track: Track = untracked) -> str:
-    """Predict every row of the tables, write them where asked, and return the summary; `track` sees the groups of rows.
+def run(paths: Sequence[Path], rows_path: Path | None = None, track: Track = untracked, *, parts: bool = False) -> str:
+    """Predict every row of the tables, write them where asked, and return the summary, with the factors of the parts of
+    a step if asked; `track` sees the groups of rows.
 
     Raises:
         SpecError: a file cannot be read or lacks the columns of a runs table.
     """
     rows = [row for path in paths for row in read_table(path)]
-    forecasts = forecast(rows, track)
+    groups, refused = prepare(rows)
+    forecasts = _forecast(rows, groups, refused, track)
     if rows_path is not None:
         write_rows(rows_path, rows, forecasts)
-    return summary(rows, forecasts)
+    found = [summary(rows, forecasts)]
+    if parts and any(_is_graded(row) and item.seconds for row, item in zip(rows, forecasts, strict=True)):
+        found.append(residuals.parts_table(_parts(rows, groups, forecasts)))
+    return "\n\n".join(found)
+
+
+def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[Forecast]) -> list[residuals.Part]:
+    """The factor of each part of a step that the graded rows ask for."""
+    kept = [
+        (group, member, rows[member.index], forecasts[member.index])
+        for group in groups
+        for member in group.members
+        if _is_graded(rows[member.index])
+    ]
+
+    def steps(moved: Mapping[str, float]) -> Floats:
+        fitted = constants_with(moved)
+        priced = {id(group): price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
+        return np.array([float(one.step_s[chosen(one, m)]) for g, m, _, _ in kept if (one := priced[id(g)])])
+
+    predicted = np.array([item.seconds for _, _, _, item in kept], dtype=float)
+    measured = np.array([_measured(row) for _, _, row, _ in kept], dtype=float)
+    ratio = residuals.ratio_of(predicted, measured)
+    return residuals.parts([row for _, _, row, _ in kept], ratio, residuals.shares(steps, predicted))
+
+
+def _is_graded(row: Row) -> bool:
+    return row.get("trust", "A") in ("A", "B") and _measured(row) is not None
 
 
 def read_table(path: Path) -> list[Row]:
@@ -318,7 +350,7 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
     graded = [
         (row, item, seconds)
         for row, item in zip(rows, forecasts, strict=True)
-        if row.get("trust", "A") in ("A", "B") and (seconds := _measured(row))
+        if _is_graded(row) and (seconds := _measured(row))
     ]
     kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
     measured = np.array([time for _, _, time in kept])
@@ -409,6 +441,7 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
         _, advised, _ = ranking(scored.rows, scored.cautious_s, scored.measured_s)
         told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
         lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"]
+    lines += ["", residuals.table(scored.rows, residuals.ratio_of(scored.predicted_s, scored.measured_s)), ""]
     aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
     lines.append(f"macro error with each source left out of the fit of the step's constants: {aside:.1%}")
     lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps")

@@ -107,7 +107,7 @@ def read(row: Row) -> Case:
         training=row.get("mode", "train") != "inference",
         optimizer=_optimizer(row),
         attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
-        execution=_execution(row),
+        execution=execution(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
@@ -136,7 +136,8 @@ def _optimizer(row: Row) -> Optimizer:
 _ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
 
 
-def _execution(row: Row) -> Execution:
+def execution(row: Row) -> Execution:
+    """How a row's kernels were launched: as it states, or as its framework's name says."""
     stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
     if stated is not None:
         return stated

@@ -1,0 +1,175 @@
+"""Where forecasts err: the ratio of forecast and measured step by every input, and the factor of each part of a step.
+
+A bin's ratio is the median over its rows; its standard error takes the source as the unit. The factor of a part is by
+how much the measured steps say that its seconds should grow, everything else and the source's own effect held equal
+(`mixed`): 1 where nothing is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast import calibration
+from tilecast.spec import Floats
+from tilecast.step import FACTORS, moved
+from tilecast.validate import mixed
+from tilecast.validate.table import Row, execution, integer
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    **{name: (f"factor.{name}",) for name in FACTORS},
+    "memory": ("memory",),
+    "launches": ("launch_us", "collective_us"),
+    "once per step": ("step_ms",),
+    "optimizer": ("optimizer.efficiency",),
+}
+"""Each part of a step, and the constants that scale it; a section means all that stand in it."""
+FALLING = ("optimizer",)
+"""Parts whose seconds fall as their constants grow."""
+SPAN = 1.08
+"""By how much constants move to find the share of a part."""
+LEAST_ROWS, LEAST_SOURCES = 10, 2
+"""Rows and sources of a bin that says something."""
+TOLERANCE = 0.08
+"""A bin that is further off is marked."""
+
+
+def source_of(row: Row) -> str:
+    """Who measured a row: MLPerf by round and submitter; collections of several frameworks by framework."""
+    source, path = row.get("source", ""), row.get("url_or_repo_path", "")
+    if submitter := re.match(r"mlcommons/training_results_(v[\d.]+):([^/]+)", path):
+        return f"MLPerf {submitter[1]} {submitter[2]}"
+    if source.endswith(("/DeepLearningExamples", "/DLPerf")):
+        return f"{source} {re.split(r'[ 0-9]', row.get('framework', ''))[0]}"
+    return source
+
+
+def _power_of_two(column: str) -> Callable[[Row], str]:
+    def of(row: Row) -> str:
+        value = integer(row, column)
+        return str(2 ** round(np.log2(value))) if value else ""
+
+    return of
+
+
+COVARIATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("sequence", _power_of_two("seq_len")),
+    ("GPUs", _power_of_two("n_gpus")),
+    ("accumulation", _power_of_two("grad_accum")),
+    ("micro-batch", _power_of_two("micro_batch_per_gpu")),
+    ("hidden", _power_of_two("hidden")),
+    ("precision", lambda row: row.get("precision", "")),
+    ("family", lambda row: row.get("family", "")),
+    ("execution", execution),
+    ("framework", lambda row: source_of(row).rpartition(" ")[2] if " " in source_of(row) else row.get("framework", "")),
+    ("GPU", lambda row: row["gpu"].split("(")[0].strip()),
+)
+"""Every input that residuals are shown against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Rows that share a value of an input."""
+
+    value: str
+    rows: int
+    sources: int
+    ratio: float
+    error: float
+    """Standard error of the ratio's logarithm, the source as the unit; NaN with one source."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether enough rows say that the forecast is off."""
+        return self.rows >= LEAST_ROWS and self.sources >= LEAST_SOURCES and abs(self.ratio - 1) > TOLERANCE
+
+
+def bins(key: Callable[[Row], str], rows: Sequence[Row], ratio: Floats) -> list[Bin]:
+    """The rows by the value of an input, numbers in their order."""
+    values = np.array([key(row) for row in rows])
+    sources = np.array([source_of(row) for row in rows])
+    found = []
+    for value in sorted(
+        set(values) - {""}, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text)
+    ):
+        mask = values == value
+        own = np.log(ratio[mask])
+        means = [own[sources[mask] == name].mean() for name in set(sources[mask])]
+        error = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else float("nan")
+        found.append(Bin(str(value), int(mask.sum()), len(means), float(np.exp(np.median(own))), error))
+    return found
+
+
+def table(rows: Sequence[Row], ratio: Floats) -> str:
+    """The ratio of forecast and measured step by every input; bins that are off are marked."""
+    lines = ["forecast / measured      rows sources   ratio  +-"]
+    for name, key in COVARIATES:
+        for item in bins(key, rows, ratio):
+            mark = "  off" if item.is_off else ""
+            error = f"{item.error:5.2f}" if np.isfinite(item.error) else "    -"
+            lines.append(
+                f"{name + ' ' + item.value:24.24s} {item.rows:5d} {item.sources:7d} {item.ratio:7.2f} {error}{mark}"
+            )
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a step: its mean share, and the factor that the measured steps ask for, with its standard error."""
+
+    name: str
+    share: float
+    factor: float
+    error: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the factor lies outside of 0.9 to 1.1 by more than two standard errors of 1."""
+        return abs(self.factor - 1) > max(0.1, 2 * self.error)
+
+
+def shares(price: Callable[[Mapping[str, float]], Floats], step_s: Floats) -> Floats:
+    """The share of each of `PARTS` in every step, (n, parts): by how much the step's logarithm grows with the part's.
+
+    Args:
+        price: the steps in seconds with some constants, by their paths, at other values, (n,).
+        step_s: the steps with all constants as they are, (n,).
+    """
+    columns = []
+    for name, places in PARTS.items():
+        span = 1 / SPAN if name in FALLING else SPAN
+        columns.append(np.log(price(moved(places, span)) / step_s) / np.log(SPAN))
+    return np.stack(columns, axis=1)
+
+
+def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[Part]:
+    """The factor of each part of a step that the rows ask for, where enough of them contain it."""
+    sources = [source_of(row) for row in rows]
+    held = share.mean(axis=0) > 0.002
+    effects = mixed.solve(
+        -np.log(ratio), share[:, held], sources, mixed.balanced(sources), np.full(int(held.sum()), 0.5)
+    )
+    names = [name for name, kept in zip(PARTS, held, strict=True) if kept]
+    return [
+        Part(name, float(mean), float(np.exp(effect)), float(error))
+        for name, mean, effect, error in zip(
+            names, share[:, held].mean(axis=0), effects.fixed, effects.error, strict=True
+        )
+    ]
+
+
+def parts_table(found: Sequence[Part]) -> str:
+    """The parts as text."""
+    lines = ["part of a step       share  factor  +-"]
+    for part in found:
+        mark = "  off" if part.is_off else ""
+        lines.append(f"{part.name:20s} {part.share:5.1%} {part.factor:7.2f} {part.error:5.2f}{mark}")
+    return "\n".join(lines)
+
+
+def ratio_of(predicted: Floats, measured: Floats) -> Floats:
+    """Forecast over measured, (n,)."""
+    return np.asarray(1.0 + calibration.relative_error(predicted, measured))
