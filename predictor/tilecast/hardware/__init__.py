@@ -204,6 +204,12 @@ class Pool:
     def max_gpus(self) -> int:
         return self.gpus_per_node * self.max_nodes
 
+    @property
+    def domain(self) -> int:
+        """GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
+        wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
+        return max(wide // self.gpus_per_node, 1) * self.gpus_per_node
+
 
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
