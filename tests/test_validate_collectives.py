@@ -34,7 +34,7 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "t.csv") -
         (A100, "NVSwitch (NVLink3)", "8,1", "nvlink3"),
         (A100, "NVLink3, 4-GPU board without NVSwitch (inferred)", "4,1", "nvlink3-board"),
         ("NVIDIA H100 (pairwise NVLink)", "NVLink bridge pairs + PCIe", "4,1", "nvlink4-pair"),
-        ("NVIDIA A40", "NVLink bridge pairs + PCIe", "2,1", "nvlink3-pair-56"),
+        ("NVIDIA A40", "NVLink bridge pairs + PCIe", "2,1", "pcie4"),
         ("Tesla V100 (variant not stated)", "NVLink2 (topology not stated)", "8,1", "nvlink2"),
         ("Tesla V100-PCIE-16GB", "PCIe Gen3", "4,1", "pcie3"),
         ("NVIDIA L40S", "PCIe Gen4", "2,1", "pcie4"),
@@ -144,7 +144,7 @@ def test_words_and_figures_of_a_network_give_its_rate(gpu: str, words: str, giga
     [
         ("A30", "PCIe Gen4 (NVLink bridge on some hosts)", "pcie4"),
         ("A30", "NVLink bridge pairs + PCIe", "nvlink3-pair-100"),
-        ("A40", "NVLink bridge pairs + PCIe", "nvlink3-pair-56"),
+        ("RTX-A6000", "NVLink bridge pairs + PCIe", "nvlink3-pair-56"),
         ("L40S", "NVLink bridge pairs + PCIe Gen4", "pcie4"),
         ("A800-SXM4-80GB", "NVLink 400GB/s (A800)", "nvlink3-400"),
         ("H200-NVL-141GB", "NVLink bridge / PCIe Gen5", "nvlink4-quad"),
