@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tilecast.hardware import find_gpu, gpus
 from tilecast.manifests import nodes
-from tilecast.manifests.instances import node_types
+from tilecast.manifests.instances import default_gpus_per_node, default_network, node_types
 from tilecast.spec import SpecError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))
@@ -328,6 +328,55 @@ def test_links_come_from_type_label_or_a_stated_default() -> None:
     assert assumed.facts["interNode"] == ("infiniband-ndr-8x400", "default")
     single = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).found[0]
     assert single.facts["interNode"] == ("ethernet-25", "default")
+
+
+def rack(name: str, clique: str) -> dict[str, Any]:
+    labels = gfd("NVIDIA-GB200", "189471", "blackwell", "10.0", **{"nvidia.com/gpu.clique": clique})
+    return node(name, labels, 4)
+
+
+@pytest.mark.parametrize(
+    ("cliques", "domain", "layer"),
+    [
+        ([""] * 20, 72, "gpu"),
+        (["rack.0"] * 4, 72, "gpu"),
+        (["rack.0"] * 9 + ["rack.1"] * 7, 36, "nvidia.com/gpu.clique"),
+        (["rack.0"] * 36, 144, "nvidia.com/gpu.clique"),
+    ],
+)
+def test_cliques_say_how_many_gpus_share_nvlink(cliques: list[str], domain: int, layer: str) -> None:
+    rows = [rack(f"n{index}", clique) for index, clique in enumerate(cliques)]
+    (found,) = nodes.pools(rows).found
+    assert found.facts["nvlinkDomain"] == (str(domain), layer)
+    assert (found.pool.domain, found.pool.gpus_per_node) == (domain, 4)
+    asked = gpu_pool("mine", selector={PRODUCT: "NVIDIA-GB200"}, gpu={"name": "gb200"})
+    assert nodes.pools(rows, [asked]).found[0].pool.domain == domain
+    asked["spec"]["links"] = {"nvlinkDomain": 8}
+    (mine,) = nodes.pools(rows, [asked]).found
+    assert (mine.facts["nvlinkDomain"], mine.pool.domain) == (("8", "override"), 8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "network"),
+    [
+        ("gb200", 4, "infiniband-ndr-4x400"),
+        ("gb300", 4, "infiniband-xdr-4x800"),
+        ("v100-sxm3", 16, "infiniband-edr-8x100"),
+        ("h800-sxm", 8, "infiniband-ndr-8x400"),
+        ("rtx-3090", 8, "ethernet-25"),
+    ],
+)
+def test_a_gpu_comes_in_nodes_of_its_makers_system(gpu: str, count: int, network: str) -> None:
+    assert default_gpus_per_node(find_gpu(gpu)) == count
+    assert default_network(find_gpu(gpu), count).name == network
+
+
+def test_a_link_that_ends_in_the_node_has_no_domain() -> None:
+    (found,) = nodes.pools([node("a", gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0"))]).found
+    assert "nvlinkDomain" not in found.facts
+    asked = gpu_pool("l4", gpu={"name": "l4"}, gpusPerNode=8, maxNodes=2, links={"nvlinkDomain": 16})
+    error = nodes.pools([], [asked]).invalid["l4"]
+    assert str(error).startswith("spec.links.nvlinkDomain: pcie4 does not reach across nodes; drop it")
 
 
 def test_a_users_pool_takes_its_nodes_and_wins() -> None:

@@ -355,7 +355,7 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
     types = [kind for kind in instances.node_types().values() if kind.gpu == gpu.name]
     priced = [kind for kind in types if kind.price_per_hour is not None]
     usual = max(priced or types, key=lambda kind: (kind.gpus, kind.name), default=None)
-    per_node = min(count, usual.gpus if usual else 8)
+    per_node = min(count, usual.gpus if usual else instances.default_gpus_per_node(gpu))
     if count % per_node:
         remedy = f"give a multiple of {per_node}, or fewer"
         raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)

@@ -127,6 +127,13 @@ class PoolLinks(Door):
     nics_per_node: int | None = Field(
         default=None, ge=1, le=64, description="Network interfaces of one node; absent takes those of the link."
     )
+    nvlink_domain: int | None = Field(
+        default=None,
+        ge=2,
+        le=1024,
+        description="GPUs that share NVLink across nodes, for instance 72 in a GB200 NVL72 rack; absent takes what the "
+        "nodes' cliques or the link say.",
+    )
 
 
 class Price(Door):
@@ -263,7 +270,7 @@ class GPUPoolStatus(Door):
     facts: dict[str, Fact] = Field(
         default_factory=dict,
         max_length=16,
-        description="gpu, gpusPerNode, intraNode, interNode, price and their layers.",
+        description="gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price and their layers.",
     )
     kueue_flavor: str | None = Field(
         default=None, max_length=253, description="Kueue ResourceFlavor whose usage says what is free."
@@ -286,7 +293,7 @@ class GPUPoolStatus(Door):
 
 
 Facts = dict[str, tuple[str, str]]
-"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, price."""
+"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
 
 
 def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
@@ -457,12 +464,18 @@ def _links(
     wanted = spec.links or PoolLinks()
     if wanted.intra_node:
         intra, layer = _link(wanted.intra_node, "spec.links.intraNode", per_node=False), word
-    elif found and spec.gpu is None:
+    elif found and found.intra.name == gpu.intra_link:
         intra, layer = found.intra, ""
     else:
         intra, layer = find_link(gpu.intra_link), "gpu"
     if layer:
         layers["intraNode"] = (intra.name, layer)
+        layers.pop("nvlinkDomain", None)
+    if wanted.nvlink_domain:
+        intra = _reaching(intra, wanted.nvlink_domain)
+        layers["nvlinkDomain"] = (str(intra.domain), word)
+    elif layer and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
+        layers["nvlinkDomain"] = (str(intra.domain), layer)
     if wanted.inter_node and kind and kind.inter.name == wanted.inter_node:
         inter, layer = kind.inter, word
     elif wanted.inter_node:
@@ -478,6 +491,14 @@ def _links(
     if wanted.nics_per_node:
         inter = replace(inter, nics=wanted.nics_per_node)
     return intra, inter
+
+
+def _reaching(intra: Link, domain: int) -> Link:
+    """The link inside nodes where so many GPUs of several nodes share it."""
+    if intra.kind != "nvlink" or intra.wired or intra.beyond:
+        remedy = "drop it, or name an NVLink with switches in spec.links.intraNode, for instance nvlink5-nvl72"
+        raise SpecError("spec.links.nvlinkDomain", f"{intra.name} does not reach across nodes", remedy)
+    return replace(intra, domain=domain)
 
 
 def _link(name: str, field: str, *, per_node: bool) -> Link:

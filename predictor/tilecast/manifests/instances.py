@@ -77,6 +77,13 @@ def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
     return find_link(next(fitting)["inter"])
 
 
+def default_gpus_per_node(gpu: Gpu) -> int:
+    """GPUs of a node where nothing but the GPU is known: those of the maker's own system, else 8."""
+    return next(
+        (row["gpus_per_node"] for row in _tables()["defaults.toml"]["network"] if gpu.name in row.get("gpus", ())), 8
+    )
+
+
 @cache
 def _tables() -> Mapping[str, dict[str, Any]]:
     entries = sorted(files("tilecast.hardware").joinpath("nodes").iterdir(), key=lambda entry: entry.name)

@@ -578,13 +578,16 @@ def _group(
 ) -> FoundPool:
     first = looks[members[0]]
     types = {_node_type(nodes[index]) for index in members}
-    intra = find_link(first.gpu.intra_link)
+    gpus_per_node = min(looks[index].gpus for index in members)
+    intra, domain_layer = _inside([nodes[index] for index in members], first.gpu, gpus_per_node)
     facts: gpupool.Facts = {
         "gpu": (first.gpu.name, first.gpu_layer),
         "gpusPerNode": (str(first.gpus), first.count_layer),
         "intraNode": (intra.name, "gpu"),
         "interNode": (first.inter.name, first.inter_layer),
     }
+    if domain_layer:
+        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
     currency = first.kind.currency if first.kind else "USD"
     if first.price is not None:
         facts["price"] = (f"{first.price:g} {currency}", "instance type")
@@ -592,7 +595,7 @@ def _group(
     pool = Pool(
         name=first.gpu.name,
         gpu=first.gpu,
-        gpus_per_node=min(looks[index].gpus for index in members),
+        gpus_per_node=gpus_per_node,
         max_nodes=len(members),
         intra=intra,
         inter=first.inter,
@@ -613,6 +616,19 @@ def _group(
         spot=all(looks[index].spot for index in members),
         topology=_levels([nodes[index] for index in members], keys or _labels().topology.keys),
     )
+
+
+def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
+    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: their cliques, once
+    these show that a domain is smaller or larger than the product's."""
+    intra, key = find_link(gpu.intra_link), _labels().nvlink_clique
+    if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
+        return intra, ""
+    cliques = Counter(item.labels[key] for item in members if item.labels.get(key))
+    largest = max(cliques.values(), default=0) * gpus_per_node
+    if len(cliques) > 1 or largest > intra.domain:
+        return replace(intra, domain=largest), key
+    return intra, "gpu"
 
 
 def _allocatable(item: Node, look: _Look) -> int:
@@ -829,6 +845,7 @@ class _Labels(_Data):
     dra_driver: str
     dra_whole: str
     dra_slice: str
+    nvlink_clique: str
     other_gpu_resources: tuple[str, ...]
     layer: tuple[_Layer, ...]
     partitioned: tuple[_Partitioned, ...]
