@@ -223,6 +223,9 @@ PUBLISHED = {
     "retinanet-r50": 37.97,
     "faster-rcnn-r50-fpn": 41.70,
     "efficientdet-d0": 3.88,
+    "detr-r50": 41.52,
+    "stable-diffusion-v1.5": 859.52,
+    "stable-diffusion-v2": 865.91,
     # The networks' 43.59 and 65.16 and 512 for each of 85 742 identities.
     "insightface-r50": 87.49,
     "insightface-r100": 109.06,
@@ -404,8 +407,8 @@ HEADS = {
     "deepseek-v2-lite": ("embedding.tokens", "experts.router", "experts.shared", "head.loss"),
     "transformer-xl-base": ("embedding.tokens", "positions", "head.loss", "dropout"),
     **dict.fromkeys(("resnet-50", "se-resnext101-32x4d", "unet-2d", "nnunet-3d", "ssd300", "yolov3"), ("loss",)),
-    **dict.fromkeys(("retinanet-resnet50", "vit-b-16", "efficientdet-d0", "insightface-r50"), ("loss",)),
-    **dict.fromkeys(("dlrm-small", "wide-deep-criteo", "vae-cf"), ("loss",)),
+    **dict.fromkeys(("retinanet-resnet50", "vit-b-16", "efficientdet-d0", "insightface-r50", "detr-r50"), ("loss",)),
+    **dict.fromkeys(("dlrm-small", "wide-deep-criteo", "vae-cf", "stable-diffusion-v2"), ("loss",)),
     **dict.fromkeys(("vgg-16", "inception-v3", "efficientnet-b4"), ("loss", "dropout")),
 }  # fmt: skip
 
@@ -529,6 +532,8 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("ResNet-50v1b (MXNet gluon-cv)", "resnet-50"),
         ("InsightFace R100 OneFlow", "insightface-r100"),
         ("DLRM-DCNv2 (MLPerf)", "dlrm-dcnv2"),
+        ("Stable Diffusion v2 (MLPerf)", "stable-diffusion-v2"),
+        ("stable-diffusion-v1-5", "stable-diffusion-v1.5"),
         ("Wide&Deep Outbrain (TF2)", "wide-deep-outbrain"),
         ("ViT-B/16", "vit-b-16"),
         ("YOLOv3 PASCAL-VOC", "yolov3"),
@@ -587,7 +592,7 @@ def test_columns_equal_one_row_at_a_time() -> None:
     "name",
     ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
      "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
-     "insightface-r50", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
+     "insightface-r50", "detr-r50", "stable-diffusion-v2", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
@@ -653,6 +658,15 @@ def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() 
     assert expert_degrees(models.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
     assert expert_degrees(models.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
     assert expert_degrees(models.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+
+
+def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
+    """2 (s_q s_kv h) FLOPs for each of two products: at three sizes five layers, at the eighth one; the keys are
+    the pixels', then the text's 77."""
+    workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
+    layers = [(4096, 320, 5), (1024, 640, 5), (256, 1280, 5), (64, 1280, 1)]
+    closed = sum(count * 4 * pixels * (pixels + 77) * width for pixels, width, count in layers)
+    assert ops_flops(workload, "attention.") == pytest.approx(closed)
 
 
 def test_fixed_norms_keep_nothing() -> None:

@@ -296,7 +296,7 @@ _QUALIFIERS = re.compile(
     re.VERBOSE,
 )
 """Words beside a model's name that change nothing of what is computed for a sample."""
-_SYNONYMS = ((r"v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
+_SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
 """Spellings that mean the same: the usual ResNet is "v1.5" or "v1b", and CIFAR's classes are lost beside the rest."""
 
 

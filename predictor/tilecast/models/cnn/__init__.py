@@ -17,6 +17,8 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.models.cnn import (
     densenet,
     detection,
+    detr,
+    diffusion,
     efficientdet,
     identities,
     inception,
@@ -63,6 +65,8 @@ NETWORKS: Mapping[str, Network] = {
     "efficientdet": Network(
         efficientdet.efficientdet, ("width", "depth", "pyramids", "pyramid_channels", "head_layers")
     ),
+    "detr": Network(detr.detr, (*_FOUR_STAGES, "encoders", "decoders", "queries")),
+    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks", "text_tokens", "text_width")),
     "yolo-v3": Network(detection.yolo_v3),
     "waveglow": Network(waveglow.waveglow, ("channels",)),
 }
