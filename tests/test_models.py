@@ -223,6 +223,7 @@ PUBLISHED = {
     "retinanet-r50": 37.97,
     "faster-rcnn-r50-fpn": 41.70,
     "efficientdet-d0": 3.88,
+    "keypoint-rcnn-r50-fpn": 59.14,
     "detr-r50": 41.52,
     "stable-diffusion-v1.5": 859.52,
     "stable-diffusion-v2": 865.91,
@@ -242,6 +243,7 @@ PUBLISHED = {
     "deepseek-v2-lite": 15706.0,
     "deepseek-v2": 235741.0,
     "deepseek-v3": 671026.0,
+    "kimi-k2": 1026408.2,
 }
 
 ONE = np.ones(1, dtype=np.int64)
@@ -527,6 +529,7 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("UNet3D KiTS19 (MLPerf)", "unet-3d-kits19"),
         ("UNet3D BraTS (TF1)", "unet-3d"),
         ("D2 faster_rcnn_R_50_C4_1x", "faster-rcnn-r50-c4"),
+        ("D2 mask_rcnn_R_101_DC5_3x", "mask-rcnn-r101-dc5"),
         ("D2 faster_rcnn_X_101_32x8d_FPN_3x", "faster-rcnn-x101-32x8d-fpn"),
         ("retinanet-r50-fpn", "retinanet-r50"),
         ("ResNet-50v1b (MXNet gluon-cv)", "resnet-50"),
@@ -547,6 +550,8 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("TransformerXL-large (Lambda)", "transformer-xl-large-full-softmax"),
         ("TransformerXL-base", "transformer-xl-base"),
         ("DeepSeek-R1", "deepseek-v3"),
+        ("Llama-2-70B LoRA (MLPerf)", "llama-2-70b"),
+        ("Kimi-K2-Instruct", "kimi-k2"),
         ("Transformer-big WMT", "transformer-big"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("Llama2-70B-chat-hf", "llama-2-70b"),
@@ -592,7 +597,8 @@ def test_columns_equal_one_row_at_a_time() -> None:
     "name",
     ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
      "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
-     "insightface-r50", "detr-r50", "stable-diffusion-v2", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
+     "insightface-r50", "detr-r50", "stable-diffusion-v2", "keypoint-rcnn-r50-fpn",
+     "panoptic-fpn-r50", "rpn-r50-c4", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
@@ -667,6 +673,18 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
     layers = [(4096, 320, 5), (1024, 640, 5), (256, 1280, 5), (64, 1280, 1)]
     closed = sum(count * 4 * pixels * (pixels + 77) * width for pixels, width, count in layers)
     assert ops_flops(workload, "attention.") == pytest.approx(closed)
+
+
+def test_a_model_is_cut_to_its_first_layers() -> None:
+    """The first layers of DeepSeek-V3 are dense, and stay so; a model without layers, or with fewer, is not cut."""
+    cut = models.preset("deepseek-v3 cut to 4 layers")
+    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, models.preset("deepseek-v3").extra)
+    blocks = models.build(Workload(cut, 4096, 1), WHOLE).layers
+    assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
+    assert models.is_preset("llama3-70b (cut to 12 layers)")
+    for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
+        with pytest.raises(SpecError, match="layers, not"):
+            models.preset(name)
 
 
 def test_fixed_norms_keep_nothing() -> None:

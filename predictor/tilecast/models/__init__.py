@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -173,11 +173,14 @@ def preset(name: str) -> Model:
     """The published model of that name.
 
     Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
-    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset.
+    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset. "… cut to 4 layers" is the
+    same model with its first four layers.
 
     Raises:
         SpecError: no preset has the name; the message offers the nearest.
     """
+    if cut := _CUT.fullmatch(name):
+        return _with_layers(preset(cut[1]), int(cut[2]))
     table, keys = presets(), _keys(name)
     for key in keys:
         if key in table:
@@ -189,7 +192,25 @@ def preset(name: str) -> Model:
 
 def is_preset(name: str) -> bool:
     """Whether `preset` knows the name."""
-    return any(key in presets() for key in _keys(name))
+    cut = _CUT.fullmatch(name)
+    return any(key in presets() for key in _keys(cut[1] if cut else name))
+
+
+_CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
+
+
+def _with_layers(model: Model, layers: int) -> Model:
+    """The model with its first layers alone.
+
+    Raises:
+        SpecError: it has no layers to count, or fewer.
+    """
+    if layers > model.layers:
+        problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
+        raise SpecError(
+            "model.preset", problem, f"cut it to at most {model.layers}" if model.layers else "name it whole"
+        )
+    return replace(model, layers=layers)
 
 
 @cache
@@ -291,7 +312,7 @@ _QUALIFIERS = re.compile(
     | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x$
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
-    | pre-?training | pretrain | fine-?tuning | phase-?[12] | phase | fpn
+    | pre-?training | pretrain | fine-?tuning | q?lora | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
 )

@@ -6,6 +6,7 @@ time, throughput or utilisation that its notes may mention.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -165,6 +166,15 @@ def _model(row: Row) -> Model:
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
 
 
+def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
+    """The average size of a batch whose images' short sides are drawn from a range: of two of them the larger counts,
+    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32."""
+    if "image_width" not in model.extra:
+        return {}
+    side = least + 2 / 3 * (most - least)
+    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+
+
 _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))
 """Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
 
@@ -177,6 +187,8 @@ def _noted_dimensions(model: Model, notes: str) -> Model:
         found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
+    if scales := re.search(r"short side (\d{2,4})-(\d{2,4})", notes):
+        found |= _drawn_size(model, int(scales[1]), int(scales[2]))
     if model.family == "wide-deep":
         width = _noted(r"embedding width (\d+)", notes) or model.extra["width"]
         rows = re.search(r"vocabulary (\d{1,12})\b", notes)

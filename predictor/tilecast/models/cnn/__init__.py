@@ -61,6 +61,8 @@ NETWORKS: Mapping[str, Network] = {
     "ssd": Network(detection.ssd, _FOUR_STAGES[:3]),
     "retinanet": Network(detection.retinanet, _FOUR_STAGES),
     "faster-rcnn": Network(two_stage.faster_rcnn, (*_FOUR_STAGES, "proposals")),
+    "rpn": Network(two_stage.rpn, _FOUR_STAGES),
+    "keypoint-rcnn": Network(two_stage.keypoint_rcnn, (*_FOUR_STAGES, "proposals")),
     "mask-rcnn": Network(two_stage.mask_rcnn, (*_FOUR_STAGES, "proposals")),
     "efficientdet": Network(
         efficientdet.efficientdet, ("width", "depth", "pyramids", "pyramid_channels", "head_layers")
