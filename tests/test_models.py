@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import memory, models
 from tilecast.graph import Shards
+from tilecast.search import expert_degrees
 from tilecast.spec import Attention, Model, Plan, Plans, SpecError, Workload
 
 # Parameters in millions as each model's authors publish them (model card or paper; torchvision for images).
@@ -219,6 +220,17 @@ PUBLISHED = {
     "efficientnet-v2-l": 118.52,
     "unet-2d": 31.03,
     "retinanet-resnet50": 34.01,
+    "retinanet-r50": 37.97,
+    "faster-rcnn-r50-fpn": 41.70,
+    "efficientdet-d0": 3.88,
+    "keypoint-rcnn-r50-fpn": 59.14,
+    "detr-r50": 41.52,
+    "stable-diffusion-v1.5": 859.52,
+    "stable-diffusion-v2": 865.91,
+    # The networks' 43.59 and 65.16 and 512 for each of 85 742 identities.
+    "insightface-r50": 87.49,
+    "insightface-r100": 109.06,
+    "dlrm-dcnv2": 26151.7,
     "mask-rcnn": 44.4,
     "yolov3": 61.95,
     "waveglow-256": 87.88,
@@ -231,6 +243,7 @@ PUBLISHED = {
     "deepseek-v2-lite": 15706.0,
     "deepseek-v2": 235741.0,
     "deepseek-v3": 671026.0,
+    "kimi-k2": 1026408.2,
 }
 
 ONE = np.ones(1, dtype=np.int64)
@@ -396,7 +409,8 @@ HEADS = {
     "deepseek-v2-lite": ("embedding.tokens", "experts.router", "experts.shared", "head.loss"),
     "transformer-xl-base": ("embedding.tokens", "positions", "head.loss", "dropout"),
     **dict.fromkeys(("resnet-50", "se-resnext101-32x4d", "unet-2d", "nnunet-3d", "ssd300", "yolov3"), ("loss",)),
-    **dict.fromkeys(("retinanet-resnet50", "vit-b-16"), ("loss",)),
+    **dict.fromkeys(("retinanet-resnet50", "vit-b-16", "efficientdet-d0", "insightface-r50", "detr-r50"), ("loss",)),
+    **dict.fromkeys(("dlrm-small", "wide-deep-criteo", "vae-cf", "stable-diffusion-v2"), ("loss",)),
     **dict.fromkeys(("vgg-16", "inception-v3", "efficientnet-b4"), ("loss", "dropout")),
 }  # fmt: skip
 
@@ -511,7 +525,19 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("Mask R-CNN (TF2)", "mask-rcnn"),
         ("SSD300 v1.1 (PyTorch)", "ssd300"),
         ("RetinaNet (MLPerf)", "retinanet-resnext50"),
-        ("3D U-Net (MLPerf)", "unet-3d"),
+        ("3D U-Net (MLPerf)", "unet-3d-kits19"),
+        ("UNet3D KiTS19 (MLPerf)", "unet-3d-kits19"),
+        ("UNet3D BraTS (TF1)", "unet-3d"),
+        ("D2 faster_rcnn_R_50_C4_1x", "faster-rcnn-r50-c4"),
+        ("D2 mask_rcnn_R_101_DC5_3x", "mask-rcnn-r101-dc5"),
+        ("D2 faster_rcnn_X_101_32x8d_FPN_3x", "faster-rcnn-x101-32x8d-fpn"),
+        ("retinanet-r50-fpn", "retinanet-r50"),
+        ("ResNet-50v1b (MXNet gluon-cv)", "resnet-50"),
+        ("InsightFace R100 OneFlow", "insightface-r100"),
+        ("DLRM-DCNv2 (MLPerf)", "dlrm-dcnv2"),
+        ("Stable Diffusion v2 (MLPerf)", "stable-diffusion-v2"),
+        ("stable-diffusion-v1-5", "stable-diffusion-v1.5"),
+        ("Wide&Deep Outbrain (TF2)", "wide-deep-outbrain"),
         ("ViT-B/16", "vit-b-16"),
         ("YOLOv3 PASCAL-VOC", "yolov3"),
         ("WaveGlow (Lambda)", "waveglow"),
@@ -524,6 +550,8 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("TransformerXL-large (Lambda)", "transformer-xl-large-full-softmax"),
         ("TransformerXL-base", "transformer-xl-base"),
         ("DeepSeek-R1", "deepseek-v3"),
+        ("Llama-2-70B LoRA (MLPerf)", "llama-2-70b"),
+        ("Kimi-K2-Instruct", "kimi-k2"),
         ("Transformer-big WMT", "transformer-big"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("Llama2-70B-chat-hf", "llama-2-70b"),
@@ -568,7 +596,9 @@ def test_columns_equal_one_row_at_a_time() -> None:
 @pytest.mark.parametrize(
     "name",
     ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
-     "electra-base", "albert-base", "ncf", "deepseek-v2-lite"],
+     "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
+     "insightface-r50", "detr-r50", "stable-diffusion-v2", "keypoint-rcnn-r50-fpn",
+     "panoptic-fpn-r50", "rpn-r50-c4", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
@@ -595,6 +625,77 @@ def test_every_family_says_which_block_is_which(name: str) -> None:
     model = next(model for model in models.presets().values() if model.family == name)
     blocks = [block.name for block in models.build(Workload(model, 128, 1), WHOLE).blocks]
     assert len(set(blocks)) == len(blocks)
+
+
+@given(ranks=st.sampled_from([2, 4, 8, 64]), batch=st.integers(1, 64))
+def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> None:
+    """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
+    workload = Workload(models.preset("insightface-r50"), 1, batch, "fp16")
+    whole, share = (
+        models.build(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)).last[0] for expert in (1, ranks)
+    )
+    work = [sum(float(op.table.flops()[0]) for op in one.ops if op.table.kind[0] == 0) for one in (whole, share)]
+    assert work[0] == pytest.approx(work[1])
+    assert whole.parameters[0] == pytest.approx(ranks * share.parameters[0])
+    assert whole.parameters[0] == 512 * 85742
+    assert share.expert_parameters[0] == share.parameters[0]
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
+def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
+    """Weights and moments of a table are a share; keys and vectors are a rank's own, and no gradient is summed."""
+    workload = Workload(models.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
+    plans = Plans.of(Plan(data=ranks, expert=ranks, micro_batch=64))
+    sharded = models.shard(workload, plans)
+    held = 4_187_000_000 / ranks
+    bill = memory.footprint(workload, sharded, plans)
+    (block,) = sharded.graph.blocks
+    assert block.table_parameters[0] == pytest.approx(held)
+    assert bill.parameters[0] == pytest.approx(4 * held + 2 * block.parameters[0])
+    assert bill.optimizer[0] == pytest.approx(8 * held + 12 * block.parameters[0])
+    assert block.parameters[0] < 3e6
+    sizes = {transfer.name: transfer.size_bytes[0] for transfer in block.transfers}
+    assert sizes == {"keys": 64 * 26 * 8, "vectors": 64 * 26 * 256, "vectors.gradient": 64 * 26 * 256}
+
+
+def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
+    data = np.array([1, 2, 6])
+    assert expert_degrees(models.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
+    assert expert_degrees(models.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
+    assert expert_degrees(models.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
+    assert expert_degrees(models.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+
+
+def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
+    """2 (s_q s_kv h) FLOPs for each of two products: at three sizes five layers, at the eighth one; the keys are
+    the pixels', then the text's 77."""
+    workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
+    layers = [(4096, 320, 5), (1024, 640, 5), (256, 1280, 5), (64, 1280, 1)]
+    closed = sum(count * 4 * pixels * (pixels + 77) * width for pixels, width, count in layers)
+    assert ops_flops(workload, "attention.") == pytest.approx(closed)
+
+
+def test_a_model_is_cut_to_its_first_layers() -> None:
+    """The first layers of DeepSeek-V3 are dense, and stay so; a model without layers, or with fewer, is not cut."""
+    cut = models.preset("deepseek-v3 cut to 4 layers")
+    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, models.preset("deepseek-v3").extra)
+    blocks = models.build(Workload(cut, 4096, 1), WHOLE).layers
+    assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
+    assert models.is_preset("llama3-70b (cut to 12 layers)")
+    for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
+        with pytest.raises(SpecError, match="layers, not"):
+            models.preset(name)
+
+
+def test_fixed_norms_keep_nothing() -> None:
+    """A detector's pretrained backbone holds no input of a norm until the backward pass."""
+    free, fixed = (
+        models.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
+        for fixed in (False, True)
+        for model in (models.preset("retinanet-r50"),)
+    )
+    assert fixed.layers[0].activation_bytes[0, 0] < 0.7 * free.layers[0].activation_bytes[0, 0]
+    assert fixed.layers[0].parameters[0] == free.layers[0].parameters[0]
 
 
 def test_unknown_preset_offers_the_nearest() -> None:

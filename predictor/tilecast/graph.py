@@ -287,6 +287,9 @@ class Block:
     positions: tuple[int, ...] = ()
     """Where among the layers its repetitions stand, counted from 0; empty: one after the other, after the blocks
     before it."""
+    table_parameters: Floats = field(default_factory=lambda: np.zeros(1))
+    """Parameters beside `parameters`, in FP32, of which a step reads and updates the rows of its samples alone: the
+    block's operators hold that traffic, and no gradient of the whole exists."""
     remembered_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """What it reads of earlier layers besides its input (a decoder layer the output of the encoder)."""
 

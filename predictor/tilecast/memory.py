@@ -2,7 +2,8 @@
 
 Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5): weights and gradients in the
 compute type, and the optimizer's FP32 master weight and moments; stage 1 spreads the optimizer over the
-data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Activations are those of the graph
+data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables that are updated row by row have
+no gradients, and their weights and moments are in FP32. Activations are those of the graph
 (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
 """
 
@@ -127,12 +128,15 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     held = spread(3) * weight
     if workload.offload == "parameters":
         held = np.zeros(len(plans))
+    tables = sharded.stage("table_parameters", plans)
+    held = held + 4.0 * tables
     gradients = optimizer = np.zeros(len(plans))
     if workload.training:
         gradients = spread(2) * trainable * weight
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
         master = 4.0 if workload.is_mixed else 0.0
-        optimizer = spread(1) * trainable * (master + _MOMENT_BYTES[workload.optimizer])
+        moments = _MOMENT_BYTES[workload.optimizer]
+        optimizer = spread(1) * trainable * (master + moments) + tables * moments
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
     gathered = np.where(plans.zero_stage >= 3, 2 * np.minimum(block, parameters) * weight, 0.0)

@@ -24,7 +24,7 @@ from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
 from tilecast.memory import Footprint
 from tilecast.models import Sharded, traced
-from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Plans, Precision, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Model, Plans, Precision, SpecError, Workload
 from tilecast.step import Constants, StepTimes
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -379,11 +379,21 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     found = {name: column[rows] for name, column in splits.items()}
     found["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
     found["gradient_accumulation"] = share[rows, 0] // micro[chosen]
-    experts = int(workload.model.extra.get("experts", 1))
-    degrees = np.array(divisors(experts) if experts > 1 else [1], splits["data"].dtype)
     ranks = found["data"] * (found["tensor"] if _experts_fold_over_tensor(workload) else 1)
-    rows, chosen = np.nonzero(ranks[:, None] % degrees == 0)
-    return {name: column[rows] for name, column in found.items()} | {"expert": degrees[chosen]}
+    degrees = expert_degrees(workload.model, ranks)
+    rows, chosen = np.nonzero(degrees)
+    return {name: column[rows] for name, column in found.items()} | {"expert": degrees[rows, chosen]}
+
+
+def expert_degrees(model: Model, ranks: Ints) -> Ints:
+    """The expert-parallel degrees of a model on so many ranks, (n, degrees), 0 where a degree does not divide: experts
+    spread as they divide, embedding tables over all ranks, a classifier of identities over all ranks or none."""
+    if "spread_tables" in model.extra:
+        return ranks[:, None]
+    if "identities" in model.extra:
+        return np.stack([np.ones_like(ranks), np.where(ranks > 1, ranks, 0)], axis=1)
+    degrees = np.array(divisors(int(model.extra.get("experts", 0)) or 1), ranks.dtype)
+    return np.where(ranks[:, None] % degrees == 0, degrees, 0)
 
 
 def _experts_fold_over_tensor(workload: Workload) -> bool:
@@ -429,7 +439,9 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 
 def _combined(workload: Workload, outer: _Table, ways: _Table, allowed: Mask) -> Mask:
     """Which rows of `outer` go with which of the W ways, (rows, W)."""
-    kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(_DEGREES)], axis=0)
+    # Tables and classifiers are spread by the model's own code, whatever framework runs the rest.
+    degrees = _DEGREES if "experts" in workload.model.extra else _DEGREES[:-1]
+    kind = np.sum([(outer[name] > 1) << place for place, name in enumerate(degrees)], axis=0)
     virtual = np.arange(1, MAX_VIRTUAL + 1)
     pipeline, repeats = outer["pipeline"][:, None], outer["gradient_accumulation"][:, None]
     layers = max(1, workload.model.layers)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from tilecast import search
+import numpy as np
+
+from tilecast import models, search
 from tilecast.search import divisors
 from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Stated, Workload
 
@@ -77,6 +79,11 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     if context > 1 and workload.sequence_length % pieces:
         problem = f"cp={context} does not cut {workload.sequence_length} tokens into {pieces} pieces"
         raise SpecError(field, problem, "choose a divisor")
+    if models.spreads_rows(model):
+        if stated.expert not in search.expert_degrees(model, np.array([data]))[0]:
+            told = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+            raise SpecError(field, told, f"write ep={data}")
+        return
     experts = int(model.extra.get("experts", 1))
     if experts % stated.expert or (data * tensor) % stated.expert:
         problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"

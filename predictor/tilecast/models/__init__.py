@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,18 @@ import numpy as np
 from tilecast import fuse
 from tilecast.graph import Block, Graph, Shards
 from tilecast.memo import Memo
-from tilecast.models import albert, cnn, deepseek, electra, ncf, traced, transformer, transformer_xl, vision
+from tilecast.models import (
+    albert,
+    cnn,
+    deepseek,
+    electra,
+    ncf,
+    recommender,
+    traced,
+    transformer,
+    transformer_xl,
+    vision,
+)
 from tilecast.spec import Floats, Model, Plans, Rows, SpecError, Workload, distinct
 
 Builder = Callable[[Workload, Shards], Graph]
@@ -40,6 +51,7 @@ FAMILIES: Mapping[str, Builder] = {
     "vit": vision.build,
     "swin": vision.build_swin,
     "ncf": ncf.build,
+    **dict.fromkeys(recommender.NETWORKS, recommender.build),
     **dict.fromkeys(cnn.NETWORKS, cnn.build),
 }
 """Every family by name."""
@@ -123,7 +135,7 @@ class Sharded:
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
     """The graph over the distinct shards of a plan table, or one at hand that holds those among others."""
-    expert = np.minimum(plans.expert, max(1, int(workload.model.extra.get("experts", 1))))
+    expert = np.minimum(plans.expert, pieces(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
     found = distinct(*columns)
     shares = [column[found.first] for column in columns]
@@ -144,18 +156,31 @@ def parameters(workload: Workload) -> float:
     """Parameters of the whole, unsplit model."""
     one = np.ones(1, dtype=np.int64)
     graph = build(workload, Shards(one, one, one, one, np.zeros(1, dtype=np.int64)))
-    return float(sum(block.repeat * block.parameters[0] for block in graph.blocks))
+    return float(sum(block.repeat * (block.parameters[0] + block.table_parameters[0]) for block in graph.blocks))
+
+
+def pieces(model: Model) -> int:
+    """The most ranks that expert parallelism spreads something of the model over."""
+    return 2**31 if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
+
+
+def spreads_rows(model: Model) -> bool:
+    """Whether the model holds embedding tables or a classifier that is cut by rows, so over any number of ranks."""
+    return "spread_tables" in model.extra or "identities" in model.extra
 
 
 def preset(name: str) -> Model:
     """The published model of that name.
 
     Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
-    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset.
+    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset. "… cut to 4 layers" is the
+    same model with its first four layers.
 
     Raises:
         SpecError: no preset has the name; the message offers the nearest.
     """
+    if cut := _CUT.fullmatch(name):
+        return _with_layers(preset(cut[1]), int(cut[2]))
     table, keys = presets(), _keys(name)
     for key in keys:
         if key in table:
@@ -167,7 +192,25 @@ def preset(name: str) -> Model:
 
 def is_preset(name: str) -> bool:
     """Whether `preset` knows the name."""
-    return any(key in presets() for key in _keys(name))
+    cut = _CUT.fullmatch(name)
+    return any(key in presets() for key in _keys(cut[1] if cut else name))
+
+
+_CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECASE)
+
+
+def _with_layers(model: Model, layers: int) -> Model:
+    """The model with its first layers alone.
+
+    Raises:
+        SpecError: it has no layers to count, or fewer.
+    """
+    if layers > model.layers:
+        problem = f"{model.name} has {model.layers or 'no'} layers, not {layers}"
+        raise SpecError(
+            "model.preset", problem, f"cut it to at most {model.layers}" if model.layers else "name it whole"
+        )
+    return replace(model, layers=layers)
 
 
 @cache
@@ -196,6 +239,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
     "ncf": ("users", "items", "factors", "dense1", "dense2", "dense3"),
+    **{family: recommender.needs(family) for family in recommender.NETWORKS},
     **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
 }
 """Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
@@ -265,15 +309,16 @@ def model_from(table: Mapping[str, Any]) -> Model:
 _QUALIFIERS = re.compile(
     r"""\b(?:
       pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | elasticflow | adaptdl | mlperf
+    | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x$
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
-    | pre-?training | pretrain | fine-?tuning | phase-?[12] | phase | fpn
+    | pre-?training | pretrain | fine-?tuning | q?lora | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
 )
 """Words beside a model's name that change nothing of what is computed for a sample."""
-_SYNONYMS = ((r"v1\.5\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
-"""Spellings that mean the same: the usual ResNet is "v1.5", and the classes of CIFAR are lost beside the rest."""
+_SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
+"""Spellings that mean the same: the usual ResNet is "v1.5" or "v1b", and CIFAR's classes are lost beside the rest."""
 
 
 def _keys(name: str) -> tuple[str, str]:

@@ -169,7 +169,10 @@ def _plans(case: Case) -> Plans:
 
 
 def _usual_expert_parallelism(case: Case) -> int:
-    """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks."""
+    """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks; all
+    ranks for what is cut by rows."""
+    if models.spreads_rows(case.workload.model):
+        return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
     most = min(int(step.joined(np.array(case.gpus), case.pool)), experts)

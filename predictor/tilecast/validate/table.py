@@ -6,6 +6,7 @@ time, throughput or utilisation that its notes may mention.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -68,9 +69,11 @@ _PRECISION: Mapping[str, Precision] = {
 
 _OPTIMIZER: tuple[tuple[str, Optimizer], ...] = (
     ("none", "none"), ("lamb", "lamb"), ("adamw", "adamw"), ("adam", "adam"), ("muon", "momentum"),
-    ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"),
+    ("rmsprop", "momentum"), ("sgd", "momentum"), ("momentum", "momentum"), ("nag", "momentum"),
+    ("adagrad", "momentum"),
 )  # fmt: skip
-"""First match of the published word; SGD on images runs with momentum."""
+"""First match of the published word; SGD runs with momentum but for embedding tables, and RMSprop and Adagrad hold one
+moment too."""
 
 
 def read(row: Row) -> Case:
@@ -93,7 +96,7 @@ def read(row: Row) -> Case:
     gpus = integer(row, "n_gpus")
     if not gpus:
         raise Refusal("no-gpus")
-    stated = _plan(row, gpus)
+    stated = _plan(row, model, gpus)
     batch = integer(row, "global_batch") or _batch_of(stated)
     if not batch:
         raise Refusal("no-batch")
@@ -105,7 +108,7 @@ def read(row: Row) -> Case:
         global_batch=batch,
         precision=precision,
         training=row.get("mode", "train") != "inference",
-        optimizer=_optimizer(row),
+        optimizer=_optimizer(row, model),
         attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
         execution=execution(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
@@ -128,8 +131,10 @@ def _batch_of(stated: Mapping[str, int | None]) -> int | None:
     return data * micro * (repeats or 1) if data and micro else None
 
 
-def _optimizer(row: Row) -> Optimizer:
+def _optimizer(row: Row, model: Model) -> Optimizer:
     written = row.get("optimizer", "")
+    if written == "sgd" and "table_weights" in model.extra:
+        return "sgd"
     return next((ours for word, ours in _OPTIMIZER if word in written), "adamw")
 
 
@@ -198,12 +203,46 @@ def _model(row: Row) -> Model:
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or known.hidden == 0:
-        return known
+        return _noted_dimensions(known, row.get("notes", "").lower())
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return _from_dimensions(row, stated)
     if known.family != "decoder":
         stated.pop("vocab", None)
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
+
+
+def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
+    """The average size of a batch whose images' short sides are drawn from a range: of two of them the larger counts,
+    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32."""
+    if "image_width" not in model.extra:
+        return {}
+    side = least + 2 / 3 * (most - least)
+    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+
+
+_IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))
+"""Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
+
+
+def _noted_dimensions(model: Model, notes: str) -> Model:
+    """The model with what notes state of it: the identities and the sample of them, or the rows and the width of
+    tables and the number of dense layers behind them."""
+    found: dict[str, float] = {}
+    if "identities" in model.extra:
+        found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
+        if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
+            found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
+    if scales := re.search(r"short side (\d{2,4})-(\d{2,4})", notes):
+        found |= _drawn_size(model, int(scales[1]), int(scales[2]))
+    if model.family == "wide-deep":
+        width = _noted(r"embedding width (\d+)", notes) or model.extra["width"]
+        rows = re.search(r"vocabulary (\d{1,12})\b", notes)
+        count = float(rows[1]) if rows else model.extra["wide_weights"]
+        found = {"width": float(width), "wide_weights": count}
+        found["table_weights"] = count * width if rows else model.extra["table_weights"]
+        if depth := _noted(r"(\d+) hidden layers", notes):
+            found |= {f"deep{number}": model.extra["deep1"] for number in range(1, min(depth, 64) + 1)}
+    return replace(model, extra={**model.extra, **found})
 
 
 def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
@@ -282,11 +321,14 @@ def _sequence(row: Row, model: Model) -> int:
     return sequence
 
 
-def _plan(row: Row, gpus: int) -> dict[str, int | None]:
+def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     degrees = {ours: integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
-    if row.get("family") != "moe":
+    if models.spreads_rows(model):
+        copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
+        degrees["expert"] = 1 if copied else None
+    elif row.get("family") != "moe":
         degrees["expert"] = 1
     if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)

@@ -14,7 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models.cnn import densenet, detection, inception, mobile, resnet, unet, vgg, waveglow
+from tilecast.models.cnn import (
+    densenet,
+    detection,
+    detr,
+    diffusion,
+    efficientdet,
+    identities,
+    inception,
+    mobile,
+    resnet,
+    two_stage,
+    unet,
+    vgg,
+    waveglow,
+)
 from tilecast.models.cnn.walk import Walk
 from tilecast.models.layers import Numerics
 from tilecast.spec import Workload
@@ -32,6 +46,7 @@ _FOUR_STAGES = ("stage1", "stage2", "stage3", "stage4")
 
 NETWORKS: Mapping[str, Network] = {
     "resnet": Network(resnet.resnet, _FOUR_STAGES),
+    "face-resnet": Network(resnet.face_resnet, (*_FOUR_STAGES, "identities")),
     "alexnet": Network(vgg.alexnet),
     "vgg": Network(vgg.vgg, (*_FOUR_STAGES, "stage5")),
     "densenet": Network(densenet.densenet, (*_FOUR_STAGES, "growth")),
@@ -45,7 +60,15 @@ NETWORKS: Mapping[str, Network] = {
     "vnet": Network(unet.vnet, ("base", "depth", "convolutions")),
     "ssd": Network(detection.ssd, _FOUR_STAGES[:3]),
     "retinanet": Network(detection.retinanet, _FOUR_STAGES),
-    "mask-rcnn": Network(detection.mask_rcnn, (*_FOUR_STAGES, "proposals")),
+    "faster-rcnn": Network(two_stage.faster_rcnn, (*_FOUR_STAGES, "proposals")),
+    "rpn": Network(two_stage.rpn, _FOUR_STAGES),
+    "keypoint-rcnn": Network(two_stage.keypoint_rcnn, (*_FOUR_STAGES, "proposals")),
+    "mask-rcnn": Network(two_stage.mask_rcnn, (*_FOUR_STAGES, "proposals")),
+    "efficientdet": Network(
+        efficientdet.efficientdet, ("width", "depth", "pyramids", "pyramid_channels", "head_layers")
+    ),
+    "detr": Network(detr.detr, (*_FOUR_STAGES, "encoders", "decoders", "queries")),
+    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks", "text_tokens", "text_width")),
     "yolo-v3": Network(detection.yolo_v3),
     "waveglow": Network(waveglow.waveglow, ("channels",)),
 }
@@ -53,7 +76,8 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a convolutional network: one block, data parallel only.
+    """The graph of a convolutional network: one block, data parallel only, and a classifier of `identities` behind it
+    where the model has some.
 
     `Model.extra` holds `image`, the height of an image in pixels (and its width, unless `image_width`), `image_depth`
     for volumes, `image_channels` (3) and what the family needs.
@@ -75,7 +99,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     return Graph(
         first=(),
         layers=(block,),
-        last=(),
+        last=(identities.classifier(workload, shards),) if "identities" in extra else (),
         boundary_bytes=np.zeros(len(shards)),
         shards=len(shards),
         host_bytes_per_sample=float(channels * depth * image * width),

@@ -1,21 +1,21 @@
-"""Detectors: SSD300, RetinaNet, Mask R-CNN and YOLOv3.
+"""One-stage detectors: SSD300, RetinaNet and YOLOv3.
 
 Anchors, matching and non-maximum suppression are no matrix work and are left out; what they launch is the reason why
 measured steps of detectors are longer than these operators.
 
 Sources: Liu et al., arXiv 1512.02325 (with a ResNet whose fourth stage keeps its stride 1, as MLPerf runs it); Lin et
-al., arXiv 1612.03144 and 1708.02002; He et al., arXiv 1703.06870; Redmon and Farhadi, arXiv 1804.02767.
+al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
-from tilecast.models import layers
 from tilecast.models.cnn import resnet
 from tilecast.models.cnn.walk import Size, Walk
 
-_PYRAMID = 256
+PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""
 
 
@@ -44,100 +44,65 @@ def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
 
 def retinanet(walk: Walk, extra: Mapping[str, float]) -> None:
     """A feature pyramid over stages 2 to 4 of a ResNet and two further levels, and on each level two towers of four
-    3x3 convolutions for the classes and boxes of nine anchors per pixel."""
-    levels = _backbone(walk, extra)
-    pyramid = _feature_pyramid(walk, levels[1:])
+    3x3 convolutions for the classes and boxes of `anchors` (9) per pixel. `frozen` keeps the norms of the backbone, its
+    stem and its first stage as they were pretrained; `tower_norm` puts norms into the towers; `from_backbone` makes
+    the further levels of the backbone's last in place of the pyramid's."""
+    levels = backbone(walk, extra, frozen=bool(extra.get("frozen")))
+    pyramid = feature_pyramid(walk, levels[1:])
     walk.shape = levels[-1] if extra.get("from_backbone") else pyramid[-1]
     for _ in range(2):
-        walk.conv(_PYRAMID, 3, 2, bias=True)
+        walk.conv(PYRAMID, 3, 2, bias=True)
         pyramid.append(walk.shape)
-    classes = int(extra.get("classes", 91))
-    for outputs, categories in ((9 * classes, 1), (9 * 4, 0)):
+    classes, anchors = int(extra.get("classes", 91)), int(extra.get("anchors", 9))
+    normed = bool(extra.get("tower_norm"))
+    for outputs, categories in ((anchors * classes, 1), (anchors * 4, 0)):
 
         def tower(outputs: int = outputs, categories: int = categories) -> None:
             for _ in range(4):
-                walk.conv(_PYRAMID, 3, bias=True)
+                walk.conv(PYRAMID, 3, bias=not normed)
+                if normed:
+                    walk.norm()
                 walk.activate()
             walk.conv(outputs, 3, bias=True)
             if categories:
                 walk.loss(2)
 
-        _on_every_level(walk, pyramid, tower)
+        on_every_level(walk, pyramid, tower)
 
 
-def mask_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Proposals on a feature pyramid over a ResNet whose stem and first stage are frozen, then on `proposals` regions
-    per image two dense layers, and in training on a quarter of them (100 otherwise) a mask of 28 x 28."""
-    levels = _backbone(walk, extra, frozen=True)
-    pyramid = _feature_pyramid(walk, levels)
-    channels, (_, height, width) = pyramid[-1]
-    coarsest: tuple[int, Size] = (channels, (1, -(-height // 2), -(-width // 2)))
-
-    def propose() -> None:
-        walk.conv(_PYRAMID, 3, bias=True)
-        walk.activate()
-        entry = walk.shape
-        walk.conv(3, 1, bias=True)
-        walk.shape = entry
-        walk.conv(3 * 4, 1, bias=True)
-
-    _on_every_level(walk, [*pyramid, coarsest], propose)
-    classes, proposals, images = int(extra.get("classes", 81)), extra["proposals"], walk.batch
-    walk.batch = images * proposals
-    _align(walk, 7)
-    for _ in range(2):
-        walk.dense(1024)
-        walk.activate()
-    entry = walk.shape
-    walk.dense(classes * 4)
-    walk.shape = entry
-    walk.dense(classes)
-    walk.loss()
-    walk.batch = images * (proposals / 4 if walk.numerics.training else 100.0)
-    _align(walk, 14)
-    for _ in range(4):
-        walk.conv(_PYRAMID, 3, bias=True)
-        walk.activate()
-    walk.up_conv(_PYRAMID)
-    walk.activate()
-    walk.conv(classes, 1, bias=True)
-    walk.loss(2)
-    walk.batch = images
-
-
-def _backbone(walk: Walk, extra: Mapping[str, float], *, frozen: bool = False) -> list[tuple[int, Size]]:
-    """The shapes that the four stages of a ResNet leave."""
-    shapes = []
-    if frozen:
-        with walk.frozen():
-            resnet.stem(walk)
-            resnet.stage(walk, extra, 1)
-    else:
+def backbone(
+    walk: Walk, extra: Mapping[str, float], *, frozen: bool = False, stages: int = 4
+) -> list[tuple[int, Size]]:
+    """The shapes that the stages of a ResNet leave. A `frozen` one trains neither stem, first stage nor norms; with
+    `dilated` the fourth stage keeps the size of the third."""
+    walk.fixed_norms = frozen
+    with walk.frozen() if frozen else nullcontext():
         resnet.stem(walk)
         resnet.stage(walk, extra, 1)
-    shapes.append(walk.shape)
-    for number in range(2, 5):
-        resnet.stage(walk, extra, number)
+    shapes = [walk.shape]
+    for number in range(2, stages + 1):
+        resnet.stage(walk, extra, number, stride=1 if number == 4 and extra.get("dilated") else 2)
         shapes.append(walk.shape)
+    walk.fixed_norms = False
     return shapes
 
 
-def _feature_pyramid(walk: Walk, levels: Sequence[tuple[int, Size]]) -> list[tuple[int, Size]]:
+def feature_pyramid(walk: Walk, levels: Sequence[tuple[int, Size]]) -> list[tuple[int, Size]]:
     """From the coarsest level to the finest: a 1x1 convolution, plus the level above at twice the size, then a 3x3
     convolution. Returns the shapes, finest first."""
     pyramid: list[tuple[int, Size]] = []
     for index, level in enumerate(reversed(levels)):
         walk.shape = level
-        walk.conv(_PYRAMID, 1, bias=True)
+        walk.conv(PYRAMID, 1, bias=True)
         if index:
-            walk.ops += layers.pointwise("upsample", walk.numerics, walk.elements, reads=0.25, backward=(1.0, 0.25))
+            walk.resize(0.25)
             walk.add()
-        walk.conv(_PYRAMID, 3, bias=True)
+        walk.conv(PYRAMID, 3, bias=True)
         pyramid.insert(0, walk.shape)
     return pyramid
 
 
-def _on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callable[[], None]) -> None:
+def on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callable[[], None]) -> None:
     """The same head, with the same weights, on every level."""
     before = walk.parameters
     for level in levels:
@@ -145,12 +110,6 @@ def _on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callab
         walk.shape = level
         walk.fork(2)
         head()
-
-
-def _align(walk: Walk, side: int) -> None:
-    """Regions cut out of the pyramid as `side` x `side` pixels, each from four samples of four neighbours."""
-    walk.shape = (_PYRAMID, (1, side, side))
-    walk.ops += layers.pointwise("align", walk.numerics, walk.elements, reads=4.0, absorbed=False, backward=(1.0, 4.0))
 
 
 def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:

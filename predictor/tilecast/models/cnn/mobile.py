@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tilecast.models.cnn.walk import Walk
+from tilecast.models.cnn.walk import Size, Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +115,21 @@ def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
 def efficientnet(walk: Walk, extra: Mapping[str, float]) -> None:
     """EfficientNet v1: B0's table, channels times `width` and repetitions times `depth`. With `wide_excite` squeeze-
     and-excitation is a quarter of a block's inner channels instead of its input's."""
+    efficientnet_levels(walk, extra)
+    walk.unit(rounded(1280 * extra["width"]), 1, activation="silu")
+    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+
+
+def efficientnet_levels(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
+    """The stem and the stages of EfficientNet v1; the shapes that they leave."""
     width, depth = extra["width"], extra["depth"]
     walk.unit(rounded(32 * width), 3, 2, activation="silu")
-    scaled = [
-        _Stage(
-            math.ceil(stage.repeat * depth), rounded(stage.out * width), stage.kernel, stage.stride, stage.expansion,
-            stage.excite,
-        )
-        for stage in _EFFICIENTNET
-    ]  # fmt: skip
-    _stages(walk, scaled, wide=bool(extra.get("wide_excite")))
-    walk.unit(rounded(1280 * width), 1, activation="silu")
-    walk.classify(int(extra.get("classes", 1000)), dropout=True)
+    shapes = []
+    for stage in _EFFICIENTNET:
+        repeat, out = math.ceil(stage.repeat * depth), rounded(stage.out * width)
+        _stages(walk, [replace(stage, repeat=repeat, out=out)], wide=bool(extra.get("wide_excite")))
+        shapes.append(walk.shape)
+    return shapes
 
 
 def efficientnet_v2(walk: Walk, extra: Mapping[str, float]) -> None:

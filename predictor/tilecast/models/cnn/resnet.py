@@ -2,7 +2,7 @@
 
 Sources: He et al., arXiv 1512.03385 (table 1; the stride of a bottleneck sits in its 3x3 convolution, as torchvision
 and the MLPerf "v1.5" have it); Xie et al., arXiv 1611.05431; Zagoruyko and Komodakis, arXiv 1605.07146; Hu et al.,
-arXiv 1709.01507.
+arXiv 1709.01507; for faces Deng et al., arXiv 1801.07698 (section 3.1).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
     """A classifier of four stages of `stage1` ... `stage4` blocks.
 
     `bottleneck` chooses the block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), `excite` the
-    reduction of squeeze-and-excitation; `small_stem` is the 3x3 stem without pooling for images of 32 pixels.
+    reduction of squeeze-and-excitation; `small_stem` is the 3x3 stem without pooling for images of 32 pixels;
+    `stride_first` puts the stride of a bottleneck into its first convolution, as the authors' own networks have it.
     """
     stem(walk, small=bool(extra.get("small_stem")))
     for number in range(1, 5):
@@ -42,8 +43,9 @@ def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> N
     if extra.get("bottleneck"):
         groups = int(extra.get("groups", 1))
         inner = width * int(extra.get("group_width", 64)) * groups // 64
-        walk.unit(inner, 1)
-        walk.unit(inner, 3, stride, groups=groups)
+        early = bool(extra.get("stride_first"))
+        walk.unit(inner, 1, stride if early else 1)
+        walk.unit(inner, 3, 1 if early else stride, groups=groups)
         walk.unit(4 * width, 1, activation="none")
     else:
         walk.unit(width, 3, stride)
@@ -56,3 +58,29 @@ def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> N
         walk.unit(leave[0], 1, stride, activation="none")
     walk.add()
     walk.activate()
+
+
+def face_resnet(walk: Walk, extra: Mapping[str, float]) -> None:
+    """A recogniser of faces of 112 pixels: four stages of blocks of two 3x3 convolutions behind a norm, all of which
+    begin with stride 2, and an embedding of 512 numbers, which `identities.classifier` reads."""
+    walk.unit(64, 3, activation="prelu")
+    walk.parameters += walk.channels
+    for number in range(1, 5):
+        for index in range(int(extra[f"stage{number}"])):
+            _face_block(walk, 32 * 2**number, 1 if index else 2)
+    walk.norm()
+    walk.dropout()
+    walk.dense(512)
+    walk.norm()
+
+
+def _face_block(walk: Walk, width: int, stride: int) -> None:
+    entry = walk.shape
+    walk.norm()
+    walk.unit(width, 3, activation="prelu")
+    walk.parameters += width
+    walk.unit(width, 3, stride, activation="none")
+    if walk.shape != entry:
+        walk.again(entry)
+        walk.unit(width, 1, stride, activation="none")
+    walk.add()

@@ -10,13 +10,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import Op
+from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats
 
 Size: TypeAlias = tuple[int, int, int]
 """Depth, height and width in pixels; the depth of a flat image is 1."""
+
+
+_SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Walk:
     """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
     """Whether a gradient flows into the tensor in hand: not into the image, nor into what frozen layers made."""
+    fixed_norms: bool = False
+    """Whether norms are fixed scales and offsets, as detectors keep those of a pretrained backbone."""
 
     @property
     def elements(self) -> Floats:
@@ -138,17 +143,30 @@ class Walk:
         self.activate(activation)
 
     def norm(self) -> None:
-        """Batch or instance norm."""
+        """Batch or instance norm; a fixed one is a product and a sum, whose gradient needs no input."""
+        if self.fixed_norms:
+            self.scale()
+            self.ops += layers.fused_away(
+                "elementwise", layers.elementwise("offset", self.numerics, self.elements, 1.0, 1.0)
+            )
+            self.parameters += 2 * self.channels
+            return
         self.keep(self.elements)
         self.ops += layers.channel_norm("norm", self.numerics, self.elements)
         self.parameters += 2 * self.channels
 
+    def scale(self) -> None:
+        """A product with a constant, one for all or one per channel."""
+        self.ops += layers.fused_away(
+            "elementwise", layers.pointwise("scale", self.numerics, self.elements, backward=(1.0, 1.0))
+        )
+
     def activate(self, activation: str = "relu") -> None:
-        """An activation in place. The gradient of ReLU needs only its output, which the next layer keeps; smooth ones
-        ("silu", "hard-swish") keep their input besides."""
+        """An activation in place. The gradient of ReLU needs only its output, which the next layer keeps; others
+        (`_SMOOTH`) keep their input besides."""
         if activation == "none":
             return
-        if activation in ("silu", "hard-swish"):
+        if activation in _SMOOTH:
             self.keep(self.elements)
         self.ops += layers.fused_away("elementwise", layers.pointwise(activation, self.numerics, self.elements))
 
@@ -190,7 +208,16 @@ class Walk:
         """Nearest-neighbour interpolation to twice the height and width."""
         depth, height, width = self.size
         self.size = (depth, 2 * height, 2 * width)
-        self.ops += layers.pointwise("upsample", self.numerics, self.elements, reads=0.25, backward=(1.0, 0.25))
+        self.resize(0.25)
+
+    def resize(self, share: float) -> None:
+        """The tensor in hand is interpolated from one with that share of its pixels."""
+        self.ops += layers.pointwise("resize", self.numerics, self.elements, reads=share, backward=(1.0, share))
+
+    def separable(self, out: int, kernel: int | tuple[int, int] = 3, stride: int = 1) -> None:
+        """A depthwise convolution, and one of a single pixel with a bias."""
+        self.conv(self.channels, kernel, stride, groups=self.channels)
+        self.conv(out, 1, bias=True)
 
     def excite(self, hidden: int, activation: str = "relu") -> None:
         """Squeeze-and-excitation: a global mean, two small dense layers with biases, and a scale."""
@@ -205,11 +232,26 @@ class Walk:
 
     def dense(self, out: int) -> None:
         """A dense layer with a bias over all that is in hand of a sample."""
+        self.linear(out, bias=True)
+
+    def linear(self, out: int, *, bias: bool = False) -> None:
+        """A dense layer over all that is in hand of a sample."""
         inputs = self.channels * self.size[0] * self.size[1] * self.size[2]
         self.keep(self.elements)
-        self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=True)
-        self.parameters += inputs * out + out
+        self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=bias)
+        self.parameters += inputs * out + (out if bias else 0)
         self.channels, self.size = out, (1, 1, 1)
+
+    def products(self, rows: float, cols: float, depth: float) -> None:
+        """A product of matrices for each sample, [rows, depth] with [depth, cols], and its two gradients."""
+
+        def product(m: float, n: float, k: float, phase: Phase) -> Op:
+            table = KernelTable.of("gemm", self.numerics.matrix, batch=self.batch, m=m, n=n, k=k)
+            return Op("product", table, phase)
+
+        self.ops.append(product(rows, cols, depth, "forward"))
+        if self.numerics.training:
+            self.ops += [product(rows, depth, cols, "backward"), product(depth, cols, rows, "backward")]
 
     def dropout(self) -> None:
         """Dropout with a byte mask, in training."""

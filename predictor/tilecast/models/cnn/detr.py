@@ -1,0 +1,46 @@
+"""DETR: a transformer over the features of a ResNet, whose decoder asks with learned queries (Carion et al., arXiv
+2005.12872, section 3.2 and appendix A.4). Matching of predictions to boxes runs on the host and is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecast.models import layers
+from tilecast.models.cnn import attention
+from tilecast.models.cnn.detection import backbone
+from tilecast.models.cnn.walk import Walk
+
+_WIDTH, _HEADS, _INNER = 256, 8, 2048
+
+
+def detr(walk: Walk, extra: Mapping[str, float]) -> None:
+    """`encoders` layers over the last stage's pixels, then `decoders` layers of `queries`, each followed by a class and
+    a box (three dense layers) for every query. Norms, stem and first stage of the ResNet are frozen."""
+    backbone(walk, extra, frozen=True)
+    walk.conv(_WIDTH, 1, bias=True)
+    pixels, queries = float(walk.size[1] * walk.size[2]), extra["queries"]
+    positions = walk.elements
+    for _ in range(int(extra["encoders"])):
+        walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
+        attention.attend(walk, pixels, pixels, _WIDTH, _HEADS)
+        _rest(walk, pixels)
+    walk.parameters += queries * _WIDTH
+    for _ in range(int(extra["decoders"])):
+        attention.attend(walk, queries, queries, _WIDTH, _HEADS)
+        attention.norm(walk, queries, _WIDTH)
+        walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
+        attention.attend(walk, queries, pixels, _WIDTH, _HEADS)
+        _rest(walk, queries)
+    attention.norm(walk, queries, _WIDTH)
+    asked = queries * (extra["decoders"] if walk.numerics.training else 1.0)
+    attention.linear(walk, asked, _WIDTH, int(extra.get("classes", 91)) + 1)
+    for outputs in (_WIDTH, _WIDTH, 4):
+        attention.linear(walk, asked, _WIDTH, outputs)
+    walk.shape = 1, (1, 1, int(asked))
+    walk.loss(1)
+
+
+def _rest(walk: Walk, tokens: float) -> None:
+    attention.norm(walk, tokens, _WIDTH)
+    attention.feed_forward(walk, tokens, _WIDTH, _INNER)
+    attention.norm(walk, tokens, _WIDTH)

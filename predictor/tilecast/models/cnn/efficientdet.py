@@ -1,0 +1,95 @@
+"""EfficientDet: a bidirectional feature pyramid over EfficientNet, of separable convolutions (Tan et al., arXiv
+1911.09070, section 3.3 and table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecast.models.cnn import mobile
+from tilecast.models.cnn.walk import Size, Walk
+
+_READ = (2, 4, 6)
+"""Stages of EfficientNet whose outputs, of 1/8, 1/16 and 1/32 of the image's side, the pyramid reads."""
+_ANCHORS = 9
+
+
+def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
+    """`pyramids` bidirectional pyramids of `pyramid_channels` over five levels, then on every level `head_layers`
+    separable convolutions for the classes and as many for the boxes of nine anchors per pixel. The convolutions are the
+    same on every level, their norms are not."""
+    channels = int(extra["pyramid_channels"])
+    found = mobile.efficientnet_levels(walk, extra)
+    levels = _extended(walk, [found[index] for index in _READ], channels)
+    for number in range(int(extra["pyramids"])):
+        levels = _pyramid(walk, levels, channels, first=number == 0)
+    for outputs, is_class in ((_ANCHORS * int(extra.get("classes", 90)), True), (_ANCHORS * 4, False)):
+        weights = 0.0
+        for place, level in enumerate(levels):
+            walk.shape = level
+            walk.fork(2)
+            before = walk.parameters
+            norms = _tower(walk, int(extra["head_layers"]), channels, outputs)
+            weights = walk.parameters - before - norms
+            walk.parameters = before + norms + (weights if place == 0 else 0.0)
+            if is_class:
+                walk.loss(2)
+
+
+def _extended(walk: Walk, levels: list[tuple[int, Size]], channels: int) -> list[tuple[int, Size]]:
+    """Two coarser levels: the last one at the pyramid's width and half the size, and again half of it."""
+    walk.shape = levels[-1]
+    walk.conv(channels, 1, bias=True)
+    walk.norm()
+    walk.pool(3, 2)
+    coarser = walk.shape
+    walk.pool(3, 2)
+    return [*levels, coarser, walk.shape]
+
+
+def _pyramid(walk: Walk, levels: list[tuple[int, Size]], channels: int, *, first: bool) -> list[tuple[int, Size]]:
+    """From the coarsest level to the finest and back; the finest and the coarsest have one node each, the others two.
+    Levels of another width are projected, those between the ends once for either way."""
+    for level in levels:
+        if first and level[0] != channels:
+            for _ in range(1 if level is levels[0] else 2):
+                walk.again(level)
+                walk.conv(channels, 1, bias=True)
+                walk.norm()
+    sizes = [size for _, size in levels]
+    for place in range(len(sizes) - 2, -1, -1):
+        walk.shape = channels, sizes[place]
+        _node(walk, inputs=2, resized="upsample")
+    for place in range(1, len(sizes)):
+        walk.shape = channels, sizes[place]
+        _node(walk, inputs=3 if place < len(sizes) - 1 else 2, resized="pool")
+    return [(channels, size) for size in sizes]
+
+
+def _node(walk: Walk, *, inputs: int, resized: str) -> None:
+    """One input resized from the level beside, all inputs weighted and summed, then a separable convolution."""
+    if resized == "pool":
+        channels, (depth, height, width) = walk.shape
+        walk.again((channels, (depth, 2 * height, 2 * width)))
+        walk.pool(3, 2)
+    else:
+        walk.resize(0.25)
+    for _ in range(inputs):
+        walk.scale()
+    for _ in range(inputs - 1):
+        walk.add()
+    walk.parameters += inputs
+    walk.activate("silu")
+    walk.separable(walk.channels)
+    walk.norm()
+
+
+def _tower(walk: Walk, depth: int, channels: int, outputs: int) -> float:
+    """The layers of a head; returns the parameters of its norms."""
+    norms = 0.0
+    for _ in range(depth):
+        walk.separable(channels)
+        walk.norm()
+        norms += 2.0 * channels
+        walk.activate("silu")
+    walk.separable(outputs)
+    return norms

@@ -1,0 +1,193 @@
+"""Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, and SIM.
+
+Embedding tables are read row by row: per sample `lookups` rows of `width` numbers on average, which become one vector
+for each of `tables`. With `spread_tables` every rank holds a share of the tables and answers for the samples of all
+ranks (hybrid parallelism): keys go to the tables and vectors back in an all-to-all, gradients the same way, and only
+the rows that were read are updated. Otherwise tables are copied on every rank and have whole gradients.
+
+Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4,
+low rank); Cheng et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639
+(section 3), with the interest evolution of Zhou et al., arXiv 1809.03672 (section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
+from tilecast.models import layers
+from tilecast.models.cnn.walk import Walk
+from tilecast.models.layers import Numerics
+from tilecast.models.recurrent import recurrent
+from tilecast.spec import Floats, Workload
+
+_KEY_BYTES = 8.0
+_SORT_PASSES = 4.0
+"""Passes of a radix sort over the 32 bits in which rows are numbered, a byte each."""
+_MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
+"""Numbers that optimizers hold beside each weight, which an update of rows reads and writes besides the gradient; plain
+SGD adds gradients to the rows at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How a family is written, and the dimensions of `Model.extra` without which it cannot be, besides `_TABLES`."""
+
+    write: Callable[[Walk, Mapping[str, float]], None]
+    needs: tuple[str, ...] = ()
+
+
+_TABLES = ("table_weights", "tables", "lookups", "width")
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of one block, data parallel but for the tables that are spread."""
+    extra = workload.model.extra
+    batch = shards.micro_batch.astype(float)
+    walk = Walk(Numerics.of(workload), batch, int(extra.get("dense_features", 0)), (1, 1, 1))
+    ops, transfers = _tables(workload, batch)
+    NETWORKS[workload.model.family].write(walk, extra)
+    walk.keep(batch * extra["tables"] * extra["width"])
+    if walk.numerics.training:
+        walk.ops += layers.pointwise("loss", walk.numerics, batch, kernels=4)
+    has_rows = bool(extra.get("spread_tables"))
+    weights = extra["table_weights"] / (shards.expert if has_rows else np.ones(len(shards)))
+    block = Block(
+        "network",
+        1,
+        (*ops, *walk.ops),
+        walk.parameters + (0.0 if has_rows else 1.0) * weights,
+        np.stack([walk.kept * np.ones(len(shards))] * 3),
+        tuple(transfers),
+        table_parameters=weights if has_rows else np.zeros(1),
+    )
+    features = extra["lookups"] + extra.get("dense_features", 0.0)
+    return Graph((), (block,), (), np.zeros(len(shards)), len(shards), host_bytes_per_sample=4.0 * features)
+
+
+def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]]:
+    """Look-ups and their way back, and what ranks exchange for them. A rank answers as many keys as it asks, since all
+    of them hold equal shares of the tables."""
+    extra, numerics = workload.model.extra, Numerics.of(workload)
+    width, read, made = extra["width"], batch * extra["lookups"], batch * extra["tables"]
+    # A look-up reads a row, and one row is written for each table.
+    ops = [Op("tables", KernelTable.of("embedding", "fp32", rows=(read + made) / 2, cols=width, backward=0.0))]
+    exchanged = [("keys", _KEY_BYTES * read, "forward"), ("vectors", numerics.element * made * width, "forward")]
+    if numerics.training:
+        exchanged.append(("vectors.gradient", numerics.element * made * width, "backward"))
+        sort = KernelTable.of("elementwise", "fp32", elements=read, read_bytes=_KEY_BYTES, written_bytes=_KEY_BYTES)
+        scatter = KernelTable.of("embedding", "fp32", rows=read, cols=width, backward=1.0)
+        ops += [Op("tables.sort", sort, "backward", count=_SORT_PASSES), Op("tables.gradient", scatter, "backward")]
+    moments = _MOMENTS.get(workload.optimizer, 0.0)
+    if numerics.training and moments and extra.get("spread_tables"):
+        update = KernelTable.of(
+            "elementwise", "fp32", elements=read * width, read_bytes=4.0 * (1.0 + moments), written_bytes=4.0 * moments
+        )
+        ops.append(Op("tables.update", update, "backward"))
+    transfers = [Transfer(name, "all_to_all", "expert", size, phase) for name, size, phase in exchanged]  # type: ignore[arg-type]
+    return ops, transfers if extra.get("spread_tables") else []
+
+
+def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False) -> None:
+    """Dense layers of `name`1, `name`2 … outputs with ReLU, the last without where it is the network's `output`."""
+    number = 1
+    while f"{name}{number}" in extra:
+        walk.dense(int(extra[f"{name}{number}"]))
+        number += 1
+        if not output or f"{name}{number}" in extra:
+            walk.activate()
+
+
+def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Dense features through `bottom` layers to the width of the tables' vectors; products of all pairs of vectors, or
+    `cross_layers` of rank `cross_rank` over all of them side by side; `top` layers."""
+    _dense(walk, extra, "bottom")
+    vectors = extra["tables"] + 1
+    inputs = vectors * extra["width"]
+    walk.concatenate(int(inputs))
+    if "cross_layers" in extra:
+        for _ in range(int(extra["cross_layers"])):
+            walk.linear(int(extra["cross_rank"]))
+            walk.dense(int(inputs))
+            walk.ops += layers.pointwise("cross", walk.numerics, walk.elements, reads=3.0, backward=(4.0, 3.0))
+    else:
+        walk.products(vectors, vectors, extra["width"])
+        pairs = int(vectors * (vectors - 1) / 2 + extra["width"])
+        walk.keep(walk.batch * inputs)
+        walk.concatenate(pairs)
+    _dense(walk, extra, "top", output=True)
+
+
+def wide_and_deep(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Vectors and dense features side by side through `deep` layers; beside them one weight for each key of `wide`
+    look-ups, `wide_weights` in all."""
+    walk.concatenate(int(extra["tables"] * extra["width"] + extra.get("dense_features", 0.0)))
+    _dense(walk, extra, "deep")
+    walk.dense(1)
+    walk.ops += layers.embedding("wide", walk.numerics, walk.batch * extra["wide"], 1.0)
+    walk.parameters += extra["wide_weights"]
+    walk.add()
+
+
+def autoencoder(walk: Walk, extra: Mapping[str, float]) -> None:
+    """A bag of a user's items (the look-ups) through a dense layer to mean and variance of `latent` numbers, a sample
+    of those, and back to a multinomial over all `items`."""
+    walk.channels = int(extra["width"])
+    walk.activate("tanh")
+    walk.dense(2 * int(extra["latent"]))
+    walk.channels = int(extra["latent"])
+    walk.ops += layers.pointwise("sample", walk.numerics, walk.elements, reads=3.0, kernels=3)
+    walk.dense(int(extra["width"]))
+    walk.activate("tanh")
+    walk.dense(int(extra["items"]))
+    walk.loss()
+    walk.keep(walk.elements)
+
+
+def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
+    """SIM: the target item attends to `long` items of the user's history, and to the best `chosen` of them; over the
+    last `short` ones run a GRU, attention and a GRU of `state` cells (interest evolution), with an auxiliary network
+    before each next item; dense layers `first` and `second` classify after either stage."""
+    item, batch = 2 * extra["width"], walk.batch
+    seen = {"long": extra["long"], "chosen": extra["chosen"], "short": extra["short"]}
+    for count in seen.values():
+        walk.channels = int(count * item)
+        walk.keep(walk.elements)
+        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False)
+        walk.products(1.0, count, item)
+        walk.products(1.0, item, count)
+    walk.ops += layers.elementwise("best", walk.numerics, batch * extra["long"], 4.0, 4.0, launches=4.0)
+    state = extra["state"]
+    for inputs in (item, state):
+        ops, parameters, kept = recurrent(
+            "evolution", walk.numerics, batch=batch, steps=extra["short"], inputs=inputs, hidden=state, cell="gru"
+        )
+        walk.ops += ops
+        walk.parameters += parameters
+        walk.keep(kept)
+    walk.batch = batch * 2.0 * (extra["short"] - 1.0)
+    walk.channels = int(state + item)
+    _dense(walk, extra, "auxiliary")
+    walk.dense(1)
+    walk.batch = batch
+    for name, inputs in (("first", 2 * item + extra["width"]), ("second", 3 * item + state + extra["width"])):
+        walk.channels = int(inputs)
+        _dense(walk, extra, name)
+        walk.dense(1)
+
+
+NETWORKS: Mapping[str, Network] = {
+    "dlrm": Network(dlrm, ("dense_features", "bottom1", "top1")),
+    "wide-deep": Network(wide_and_deep, ("deep1", "wide", "wide_weights")),
+    "vae-cf": Network(autoencoder, ("latent", "items")),
+    "sim": Network(search_interest, ("long", "chosen", "short", "state", "first1", "second1", "auxiliary1")),
+}
+"""Families of recommenders by name."""
+
+
+def needs(family: str) -> tuple[str, ...]:
+    """Names of the dimensions that a family cannot do without."""
+    return (*_TABLES, *NETWORKS[family].needs)
