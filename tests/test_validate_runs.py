@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.hardware import find_gpu
 from tilecast.step import PARTS, constants, constants_with
 from tilecast.validate import runs
-from tilecast.validate.table import REASONS
+from tilecast.validate.table import ASSUMED, REASONS
 
 ROW = {
     "id": "r1", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8", "interconnect_intra": "NVSwitch",
@@ -170,6 +171,15 @@ def test_the_error_stays_below_its_ceiling(name: str) -> None:
     assert scored.covered.mean() >= 0.9
     assert runs.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
     assert scored.fits.mean() >= 0.98
+
+
+@pytest.mark.data
+def test_every_gpu_of_the_tables_is_known() -> None:
+    folder = data("").parent
+    paths = [*folder.glob("e2e/*.csv"), *folder.glob("second/e2e/*.csv")]
+    names = {row["gpu"].split("(")[0].strip() for path in paths for row in runs.read_table(path)}
+    assert len(names) >= 15
+    assert all(find_gpu(ASSUMED.get(name, name)) for name in names)
 
 
 @pytest.mark.data
