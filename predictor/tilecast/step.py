@@ -442,7 +442,7 @@ class Steps:
             communication=communication * shared.waited,
             bubble=bubble * shared.waited,
             optimizer=np.where(plans.zero_stage >= 1, shared.update_own_s, shared.update_s),
-            launch=repeats * micro.stall_s + fitted.step_s[host(workload)] * (1.0 if workload.training else 0.25),
+            launch=repeats * micro.stall_s + _once_s(workload, self.sharded.graph, fitted),
             input=_input(self.sharded.graph, plans, compute),
             spread=micro.spread,
             correction=ones,
@@ -563,7 +563,7 @@ def block_seconds(
         if alike not in known:
             known[alike] = transfer_seconds(sharded, plans, pool, transfer) * fitted.factor["exchange"]
         one = known[alike]
-        if transfer.group == "tensor" and (hidden == "both" or hidden == transfer.phase):
+        if transfer.group == "context" or (transfer.group == "tensor" and hidden in ("both", transfer.phase)):
             one = one * (1.0 - fitted.tensor_share)
         if transfer.group == "expert":
             one = one * (1.0 - fitted.expert_share)
@@ -649,15 +649,33 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or frameworks.of(workload).has_fp32_gradients(workload) else 2.0
 
 
+_TENSORS = 300.0
+"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many."""
+_WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
+
+
+def _once_s(workload: Workload, graph: Graph, fitted: Constants) -> float:
+    """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
+    lists, zeroing, limiting), of which an operator with weights has one, or two with a bias."""
+    operators = sum(
+        block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
+        for block in graph.blocks
+    )
+    share = 0.125 + 0.875 * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
+    return fitted.step_s[host(workload)] * share
+
+
 def weight_bytes(workload: Workload, plans: Plans) -> Floats:
     """Bytes per parameter of a stage that every micro-batch moves beside its operators', (n,): casts of weights,
-    conversion and accumulation of gradients, and copies between shards and what is gathered."""
+    conversion and accumulation of gradients (behind the arithmetic of the product that is fused with it), and copies
+    between shards and what is gathered."""
     if not workload.training or workload.optimizer == "none":
         return np.zeros(len(plans))
     cells, gradient = frameworks.of(workload), gradient_bytes(workload)
     cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
-    converted = 2.0 + gradient if workload.is_mixed and gradient == 4.0 else 0.0
-    summed = 0.0 if cells.fused_accumulation else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
+    fused = cells.fused_accumulation
+    converted = 2.0 + gradient if workload.is_mixed and gradient == 4.0 and not fused else 0.0
+    summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
     copied = np.where(plans.zero_stage >= 3, 4 * workload.weight_bytes + 2 * gradient, 0.0)
     return np.asarray(cast + converted + summed + copied) * np.ones(len(plans))
 
