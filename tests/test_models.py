@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tilecast import memory, models
 from tilecast.graph import Shards
+from tilecast.models.layers import Numerics
+from tilecast.models.recurrent import GATES, recurrent
 from tilecast.search import expert_degrees
 from tilecast.spec import Attention, Model, Plan, Plans, SpecError, Workload
 
@@ -235,6 +237,12 @@ PUBLISHED = {
     "yolov3": 61.95,
     "waveglow-256": 87.88,
     "ncf": 31.83,
+    "jasper": 333.0,
+    "quartznet": 18.9,
+    "rnn-t": 49.0,
+    "tacotron2": 28.19,
+    "gnmt": 160.7,
+    "lstm-ptb": 66.0,
     "transformer-xl-base": 192.0,
     # Llama 4: 108.6 and 401.6 thousand million less the vision tower.
     "llama-4-scout": 107770.0,
@@ -529,6 +537,9 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("UNet3D KiTS19 (MLPerf)", "unet-3d-kits19"),
         ("UNet3D BraTS (TF1)", "unet-3d"),
         ("D2 faster_rcnn_R_50_C4_1x", "faster-rcnn-r50-c4"),
+        ("RNN-T (MLPerf)", "rnn-t"),
+        ("GNMT v2 (TF1)", "gnmt"),
+        ("Tacotron2 LJSpeech (PyTorch)", "tacotron2"),
         ("D2 mask_rcnn_R_101_DC5_3x", "mask-rcnn-r101-dc5"),
         ("D2 faster_rcnn_X_101_32x8d_FPN_3x", "faster-rcnn-x101-32x8d-fpn"),
         ("retinanet-r50-fpn", "retinanet-r50"),
@@ -598,7 +609,8 @@ def test_columns_equal_one_row_at_a_time() -> None:
     ["resnet-50", "efficientnet-b0", "inception-v3", "nnunet-3d", "mask-rcnn", "waveglow", "vit-b-16", "swin-t",
      "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
      "insightface-r50", "detr-r50", "stable-diffusion-v2", "keypoint-rcnn-r50-fpn",
-     "panoptic-fpn-r50", "rpn-r50-c4", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
+     "panoptic-fpn-r50", "rpn-r50-c4", "jasper", "quartznet", "deepspeech2", "rnn-t", "tacotron2", "fastpitch", "gnmt",
+     "lstm-ptb", "wav2vec2-base", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""
@@ -685,6 +697,29 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
     for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
         with pytest.raises(SpecError, match="layers, not"):
             models.preset(name)
+
+
+@given(
+    steps=st.integers(1, 64),
+    batch=st.integers(1, 64),
+    cells=st.sampled_from([128, 1024]),
+    cell=st.sampled_from(list(GATES)),
+)
+def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
+    steps: int, batch: int, cells: int, cell: str
+) -> None:
+    """2 b s g h (i + h) FLOPs forward and twice that backward; the products with the state come one after the other."""
+    numerics = Numerics.of(Workload(models.preset("lstm-ptb"), 1, 1, "fp16"))
+    ops, parameters, _ = recurrent(
+        "layer", numerics, batch=np.array([float(batch)]), steps=steps, inputs=256, hidden=cells, cell=cell
+    )
+    products = [op for op in ops if op.table.kind[0] == 0]
+    work = sum(op.count * float(op.table.flops()[0]) for op in products)
+    gates = GATES[cell] * cells
+    assert work == pytest.approx(3 * 2 * batch * steps * gates * (256 + cells))
+    assert parameters == gates * (256 + cells + 2)
+    chained = [op for op in products if op.count > 1]
+    assert {op.count for op in chained} <= {steps} and len(chained) == (2 if steps > 1 else 0)
 
 
 def test_fixed_norms_keep_nothing() -> None:

@@ -312,6 +312,7 @@ _QUALIFIERS = re.compile(
     | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x$
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
+    | librispeech | ljspeech
     | pre-?training | pretrain | fine-?tuning | q?lora | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
