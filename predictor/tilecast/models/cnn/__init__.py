@@ -20,6 +20,7 @@ from tilecast.models.cnn import (
     detr,
     diffusion,
     efficientdet,
+    hifigan,
     identities,
     inception,
     language,
@@ -81,6 +82,7 @@ NETWORKS: Mapping[str, Network] = {
     "fastpitch": Network(speech.fastpitch, ("symbols",)),
     "gnmt": Network(language.gnmt, ("cells", "vocabulary")),
     "lstm": Network(language.lstm, ("layers_deep", "cells", "vocabulary")),
+    "hifi-gan": Network(hifigan.hifigan, ("base",)),
     "waveglow": Network(waveglow.waveglow, ("channels",)),
 }
 """Families of convolutional networks by name."""

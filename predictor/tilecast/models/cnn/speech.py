@@ -80,9 +80,8 @@ def deepspeech2(walk: Walk, extra: Mapping[str, float]) -> None:
     """Two convolutions over frequencies and frames, then `layers_deep` bidirectional LSTMs of `cells`, whose directions
     are summed, with batch norm between them. The image's height is the frequencies."""
     walk.unit(32, (41, 11), 2)
-    channels, (_, height, frames) = walk.shape
-    walk.unit(32, (21, 11))
-    walk.shape = channels * -(-height // 2), (1, 1, frames)
+    walk.unit(32, (21, 11), (2, 1))
+    walk.shape = walk.channels * walk.size[1], (1, 1, walk.size[2])
     for number in range(int(extra["layers_deep"])):
         if number:
             walk.norm()
