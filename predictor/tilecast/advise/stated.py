@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,8 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
             error calls the statement.
     """
     data = _data(gpus, stated, field)
+    if "spread_tables" in workload.model.extra and stated.expert == 1:
+        stated = replace(stated, expert=data)
     _require_shards(workload, data, stated, field)
     if workload.global_batch % data:
         problem = f"dp={data} does not divide the global batch {workload.global_batch}"

@@ -159,9 +159,13 @@ def parameters(workload: Workload) -> float:
     return float(sum(block.repeat * (block.parameters[0] + block.table_parameters[0]) for block in graph.blocks))
 
 
+MOST_PIECES = 2**30
+"""More ranks than any job has."""
+
+
 def pieces(model: Model) -> int:
     """The most ranks that expert parallelism spreads something of the model over."""
-    return 2**31 if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
+    return MOST_PIECES if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
 
 
 def spreads_rows(model: Model) -> bool:
@@ -312,7 +316,8 @@ _QUALIFIERS = re.compile(
     | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x$
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
-    | pre-?training | pretrain | fine-?tuning | q?lora | phase-?[12] | phase | fpn
+    | librispeech | ljspeech
+    | pre-?training | pretrain | fine-?tuning | q?lora | noclip | phase-?[12] | phase | fpn
     )\b""",
     re.VERBOSE,
 )

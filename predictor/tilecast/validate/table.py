@@ -203,7 +203,7 @@ def _model(row: Row) -> Model:
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or known.hidden == 0:
-        return _noted_dimensions(known, row.get("notes", "").lower())
+        return _noted_dimensions(_as_long(known, integer(row, "seq_len")), row.get("notes", "").lower())
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return _from_dimensions(row, stated)
     if known.family != "decoder":
@@ -218,6 +218,13 @@ def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
         return {}
     side = least + 2 / 3 * (most - least)
     return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+
+
+def _as_long(model: Model, length: int | None) -> Model:
+    """The model over samples of the stated length, where it runs over a sequence, a flat image of height 1."""
+    if not length or model.extra.get("image") != 1:
+        return model
+    return replace(model, extra={**model.extra, "image_width": float(length)})
 
 
 _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))

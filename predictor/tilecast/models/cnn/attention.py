@@ -36,6 +36,13 @@ def attend(
     linear(walk, queries, width, width, bias=bias)
     for _ in ("key", "value"):
         linear(walk, keys, key_width or width, width, bias=bias)
+    core(walk, queries, keys, width, heads)
+    linear(walk, queries, width, width)
+    residual(walk, queries, width)
+
+
+def core(walk: Walk, queries: float, keys: float, width: int, heads: int) -> None:
+    """Attention between projections and output."""
     ones = walk.batch / walk.batch
     walk.ops += layers.attention(
         "attention",
@@ -51,8 +58,6 @@ def attend(
     )
     scores = 0.0 if walk.numerics.flash else 2.0 * heads * queries * keys
     walk.keep(walk.batch * (2.0 * keys * width + queries * width + scores))
-    linear(walk, queries, width, width)
-    residual(walk, queries, width)
 
 
 def feed_forward(walk: Walk, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:

@@ -84,7 +84,7 @@ class Walk:
         self,
         out: int,
         kernel: int | tuple[int, int] = 3,
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         *,
         groups: int = 1,
         bias: bool = False,
@@ -92,7 +92,7 @@ class Walk:
     ) -> None:
         """A convolution, forward and both gradients (of the weight alone where no gradient flows further).
 
-        `kernel` is a side or (height, width); without `padding` the output has ceil(size / stride) pixels a side.
+        `kernel` and `stride` are a side or (height, width); without `padding` ceil(size / stride) pixels a side remain.
         """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         window = (1 if self.flat else height, height, width)
@@ -131,7 +131,7 @@ class Walk:
         self,
         out: int,
         kernel: int | tuple[int, int] = 3,
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         *,
         groups: int = 1,
         padding: int | None = None,
@@ -272,11 +272,13 @@ class Walk:
         self.dense(classes)
         self.loss()
 
-    def _after(self, window: Size, stride: int, padding: int | None) -> Size:
+    def _after(self, window: Size, stride: int | tuple[int, int], padding: int | None) -> Size:
+        strides = (stride,) * 3 if isinstance(stride, int) else (1, *stride)
+        pairs = zip(self.size, strides, strict=True)
         if padding is None:
-            depth, height, width = (-(-extent // stride) for extent in self.size)
+            depth, height, width = (-(-extent // step) for extent, step in pairs)
         else:
             depth, height, width = (
-                (extent + 2 * padding - side) // stride + 1 for extent, side in zip(self.size, window, strict=True)
+                (extent + 2 * padding - side) // step + 1 for (extent, step), side in zip(pairs, window, strict=True)
             )
         return (1 if self.flat else max(depth, 1), max(height, 1), max(width, 1))

@@ -1,0 +1,138 @@
+"""Networks that are no plain transformers or classifiers: what they spread, freeze, repeat and attend to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast import memory, models, search
+from tilecast.advise import stated
+from tilecast.graph import Shards
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.models.layers import Numerics
+from tilecast.models.recurrent import GATES, recurrent
+from tilecast.search import Limits, expert_degrees
+from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+
+ONE = np.ones(1, dtype=np.int64)
+WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
+
+
+@given(ranks=st.sampled_from([2, 4, 8, 64]), batch=st.integers(1, 64))
+def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> None:
+    """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
+    workload = Workload(models.preset("insightface-r50"), 1, batch, "fp16")
+    whole, share = (
+        models.build(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)).last[0] for expert in (1, ranks)
+    )
+    work = [sum(float(op.table.flops()[0]) for op in one.ops if op.table.kind[0] == 0) for one in (whole, share)]
+    assert work[0] == pytest.approx(work[1])
+    assert whole.parameters[0] == pytest.approx(ranks * share.parameters[0])
+    assert whole.parameters[0] == 512 * 85742
+    assert share.expert_parameters[0] == share.parameters[0]
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
+def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
+    """Weights and moments of a table are a share; keys and vectors are a rank's own, and no gradient is summed."""
+    workload = Workload(models.preset("dlrm-small"), 1, 64 * ranks, "fp16", optimizer="adam")
+    plans = Plans.of(Plan(data=ranks, expert=ranks, micro_batch=64))
+    sharded = models.shard(workload, plans)
+    held = 4_187_000_000 / ranks
+    bill = memory.footprint(workload, sharded, plans)
+    (block,) = sharded.graph.blocks
+    assert block.table_parameters[0] == pytest.approx(held)
+    assert bill.parameters[0] == pytest.approx(4 * held + 2 * block.parameters[0])
+    assert bill.optimizer[0] == pytest.approx(8 * held + 12 * block.parameters[0])
+    assert block.parameters[0] < 3e6
+    sizes = {transfer.name: transfer.size_bytes[0] for transfer in block.transfers}
+    assert sizes == {"keys": 64 * 26 * 8, "vectors": 64 * 26 * 256, "vectors.gradient": 64 * 26 * 256}
+
+
+def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
+    data = np.array([1, 2, 6])
+    assert expert_degrees(models.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]
+    assert expert_degrees(models.preset("insightface-r50"), data).tolist() == [[1, 0], [1, 2], [1, 6]]
+    assert expert_degrees(models.preset("resnet-50"), data).tolist() == [[1], [1], [1]]
+    assert expert_degrees(models.preset("mixtral-8x7b"), data).tolist() == [[1, 0, 0, 0], [1, 2, 0, 0], [1, 2, 0, 0]]
+
+
+def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
+    """2 (s_q s_kv h) FLOPs for each of two products: at three sizes five layers, at the eighth one; the keys are
+    the pixels', then the text's 77."""
+    workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
+    (network,) = models.build(workload, WHOLE).layers
+    found = sum(
+        op.count * float(op.table.flops()[0])
+        for op in network.ops
+        if op.table.kind[0] == 0 and op.name.startswith("attention.")
+    )
+    layers = [(4096, 320, 5), (1024, 640, 5), (256, 1280, 5), (64, 1280, 1)]
+    closed = sum(count * 4 * pixels * (pixels + 77) * width for pixels, width, count in layers)
+    assert found == pytest.approx(closed)
+
+
+def test_a_model_is_cut_to_its_first_layers() -> None:
+    """The first layers of DeepSeek-V3 are dense, and stay so; a model without layers, or with fewer, is not cut."""
+    cut = models.preset("deepseek-v3 cut to 4 layers")
+    assert (cut.layers, cut.hidden, cut.extra) == (4, 7168, models.preset("deepseek-v3").extra)
+    blocks = models.build(Workload(cut, 4096, 1), WHOLE).layers
+    assert {block.name: block.repeat for block in blocks} == {"layer": 3, "expert-layer": 1}
+    assert models.is_preset("llama3-70b (cut to 12 layers)")
+    for name in ("resnet-50 cut to 3 layers", "llama3-70b cut to 81 layers"):
+        with pytest.raises(SpecError, match="layers, not"):
+            models.preset(name)
+
+
+@given(
+    steps=st.integers(1, 64),
+    batch=st.integers(1, 64),
+    cells=st.sampled_from([128, 1024]),
+    cell=st.sampled_from(list(GATES)),
+)
+def test_a_recurrent_layer_is_one_product_for_all_steps_and_one_for_each(
+    steps: int, batch: int, cells: int, cell: str
+) -> None:
+    """2 b s g h (i + h) FLOPs forward and twice that backward; the products with the state come one after the other."""
+    numerics = Numerics.of(Workload(models.preset("lstm-ptb"), 1, 1, "fp16"))
+    ops, parameters, _ = recurrent(
+        "layer", numerics, batch=np.array([float(batch)]), steps=steps, inputs=256, hidden=cells, cell=cell
+    )
+    products = [op for op in ops if op.table.kind[0] == 0]
+    work = sum(op.count * float(op.table.flops()[0]) for op in products)
+    gates = GATES[cell] * cells
+    assert work == pytest.approx(3 * 2 * batch * steps * gates * (256 + cells))
+    assert parameters == gates * (256 + cells + 2)
+    chained = [op for op in products if op.count > 1]
+    assert {op.count for op in chained} <= {steps} and len(chained) == (2 if steps > 1 else 0)
+
+
+def test_fixed_norms_keep_nothing() -> None:
+    """A detector's pretrained backbone holds no input of a norm until the backward pass."""
+    free, fixed = (
+        models.build(Workload(replace(model, extra={**model.extra, "frozen": float(fixed)}), 1, 1, "fp16"), WHOLE)
+        for fixed in (False, True)
+        for model in (models.preset("retinanet-r50"),)
+    )
+    assert fixed.layers[0].activation_bytes[0, 0] < 0.7 * free.layers[0].activation_bytes[0, 0]
+    assert fixed.layers[0].parameters[0] == free.layers[0].parameters[0]
+
+
+@pytest.mark.parametrize(("name", "degrees"), [("dlrm-small", {8}), ("insightface-r50", {1, 8})])
+def test_a_search_prices_only_what_the_model_can_spread(name: str, degrees: set[int]) -> None:
+    link = find_link("nvlink3")
+    pool = Pool("a100", find_gpu("a100-80"), gpus_per_node=8, max_nodes=1, intra=link, inter=link)
+    found = search.find(Workload(models.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
+    assert set(found.plans.expert.tolist()) == degrees
+    assert found.fits.all()
+
+
+def test_a_stated_plan_spreads_tables_without_being_told() -> None:
+    workload = Workload(models.preset("dlrm-small"), 1, 1024, "fp16")
+    assert set(stated.plans(workload, 8, Stated(data=8), "--plan").expert.tolist()) == {8}
+    with pytest.raises(SpecError, match="ep=4 does not spread the rows of dlrm-small over 8 ranks; write ep=8"):
+        stated.plans(workload, 8, Stated(data=8, expert=4), "--plan")
