@@ -11,16 +11,14 @@ The order of rows is fixed, so that equal prices always choose the same plan.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.resources import files
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import fuse, memory, models, step
+from tilecast import frameworks, fuse, memory, models, step
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
@@ -67,6 +65,10 @@ class Priced:
         return self.footprint.total
 
     @property
+    def upper_bytes(self) -> Floats:
+        return self.footprint.upper
+
+    @property
     def fits(self) -> Mask:
         return self.footprint.total <= self.usable_bytes
 
@@ -80,6 +82,8 @@ class Found:
     launch_s: Floats
     """The part of the step that waits for the host."""
     memory_bytes: Floats
+    upper_bytes: Floats
+    """The upper end of the memory's range."""
     usable_bytes: float
     is_bounded: bool = False
     """Whether there were more plans than the limit, so that not every node count was tried."""
@@ -131,17 +135,25 @@ class Abilities:
         return fine
 
 
-def _frameworks() -> dict[Framework, Abilities]:
-    text = files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
-    return {
-        name: Abilities(**{**table[name], "per_layer": tuple(table[name].get("per_layer", ()))})
-        for name in get_args(Framework)
-    }
+def _abilities(table: Mapping[str, Any]) -> Abilities:
+    told = {name: value for name, value in table.items() if name != "cells"}
+    return Abilities(**{**told, "per_layer": tuple(told.get("per_layer", ()))})
 
 
-FRAMEWORKS: Mapping[Framework, Abilities] = _frameworks()
-"""Every training framework by name."""
+FRAMEWORKS: Mapping[Framework, Abilities] = {
+    name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+}
+"""Every training framework that is none over another, by name."""
+
+
+def abilities(framework: Framework) -> Abilities:
+    """What a framework executes: what its engine does."""
+    return FRAMEWORKS[engine(framework)]
+
+
+def engine(framework: Framework) -> Framework:
+    """The framework whose plans and command line it has."""
+    return cast("Framework", frameworks.FRAMEWORKS[framework].engine)
 
 
 def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
@@ -182,7 +194,8 @@ def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
             step_s[rows], launch_s[rows] = times.total, times.launch
     for column in (step_s, launch_s):
         column.setflags(write=False)  # it is handed out more than once
-    return Found(plans, step_s, launch_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
+    needed = space.memory_bytes, space.upper_bytes
+    return Found(plans, step_s, launch_s, *needed, memory.usable_bytes(pool.gpu), space.is_bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +207,22 @@ class _Space:
     sharded: Sharded
     alike: step.Alike
     memory_bytes: Floats
+    upper_bytes: Floats
 
     @classmethod
     def of(cls, workload: Workload, pool: Pool, limits: Limits) -> _Space:
         plans, is_bounded = _enumerate(workload, pool, limits)
-        memory_bytes = np.empty(len(plans))
+        memory_bytes, upper_bytes = np.empty((2, len(plans)))
         sharded = models.shard(workload, plans)
         if len(plans):
             bills = memory.Bills.of(workload, sharded, plans)
             for rows in _chunks(plans):
-                memory_bytes[rows] = bills.rows(rows).total
-        memory_bytes.setflags(write=False)
-        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool.gpus_per_node), memory_bytes)
+                bill = bills.rows(rows)
+                memory_bytes[rows], upper_bytes[rows] = bill.total, bill.upper
+        for column in (memory_bytes, upper_bytes):
+            column.setflags(write=False)
+        alike = step.Alike.of(sharded, plans, pool.gpus_per_node)
+        return cls(plans, is_bounded, sharded, alike, memory_bytes, upper_bytes)
 
 
 _SPACES: Memo[tuple[Workload, int, int, bool, Limits], _Space] = Memo(4)
@@ -381,7 +398,7 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
 
 
 def _experts_fold_over_tensor(workload: Workload) -> bool:
-    return workload.framework is None or FRAMEWORKS[workload.framework].experts_fold_over_tensor
+    return workload.framework is None or abilities(workload.framework).experts_fold_over_tensor
 
 
 def _ways(workload: Workload) -> tuple[_Table, Mask]:
@@ -442,7 +459,7 @@ def _frameworks_for(workload: Workload) -> list[Abilities]:
     Raises:
         SpecError: there is none.
     """
-    asked = list(FRAMEWORKS.values()) if workload.framework is None else [FRAMEWORKS[workload.framework]]
+    asked = list(FRAMEWORKS.values()) if workload.framework is None else [abilities(workload.framework)]
     for field, value, names in (
         ("training.precision", workload.precision, "precisions"),
         ("training.offload", workload.offload, "offload"),

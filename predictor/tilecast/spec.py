@@ -47,8 +47,11 @@ EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
 Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-Framework = Literal["ddp", "fsdp2", "deepspeed", "megatron", "torchtitan"]
-"""What runs the training; `frameworks.toml` says which plans each of them executes."""
+Framework = Literal[
+    "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
+    "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow",
+]  # fmt: skip
+"""What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
 
 
 class SpecError(ValueError):
@@ -117,7 +120,9 @@ class Workload:
     offload: Offload = "none"
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
-
+    frozen_bits: float = 16.0
+    """Bits of a frozen weight of the layers under LoRA: 16, or 4.5 in NF4 with an FP32 scale of each 64 (QLoRA, arXiv
+    2305.14314, section 3)."""
     framework: Framework | None = None
     """Limits the plans to what it executes; None leaves all that any framework does."""
     overlap: bool = True

@@ -77,7 +77,7 @@ def is_tie(request: Request, best: Choice, other: Choice) -> bool:
 def usable(request: Request, pool: Pool) -> list[Precision]:
     """Precisions that a pool has units for and the job's framework trains in, the usual first."""
     framework = request.workload.framework
-    able = search.FRAMEWORKS[framework].precisions if framework else PRECISIONS
+    able = search.abilities(framework).precisions if framework else PRECISIONS
     named: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
     return [name for name in named if pool.gpu.supports(name) and name in able]
 
@@ -143,7 +143,9 @@ _REMEDIES: Mapping[str, str] = {
     "activations": "a shorter sequence, or a smaller micro-batch",
     "samples": "a smaller micro-batch",
     "working": "a shorter sequence, or a loss computed in chunks",
-    "reserve": "GPUs with more memory",
+    "buffers": "more GPUs per job, or smaller buckets in the framework",
+    "fragmentation": "a smaller micro-batch, or expandable segments in the allocator",
+    "context": "GPUs with more memory",
 }
 """What helps against each line of the memory bill."""
 

@@ -20,6 +20,7 @@ from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
 from tilecast.render.launch import LAUNCHERS, Setting, launch
 from tilecast.render.wide import LEGEND, wide
+from tilecast.search import engine
 from tilecast.spec import SpecError, Stated
 
 
@@ -113,7 +114,7 @@ def _planned(request: Request, text: str) -> Request:
 def _kept_to(request: Request, launcher: str) -> Request:
     """The request with plans that the framework executes only."""
     framework, asked = LAUNCHERS[launcher][0], request.workload.framework
-    if asked not in (None, framework):
+    if asked is not None and engine(asked) != framework:
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
     return replace(request, workload=replace(request.workload, framework=framework))

@@ -1,0 +1,93 @@
+"""What training frameworks are like, read from `frameworks.toml`: how they hold weights and gradients, what they fuse.
+
+`step`, `memory` and the models read one record, so that what is priced is what is run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from typing import Any, Literal
+
+from tilecast.spec import Workload
+
+Weights = Literal["master", "autocast", "sharded", "pure"]
+Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
+Loss = Literal["eager", "parallel", "fused"]
+
+UNSET = "unset"
+"""The table that holds for a job that names no framework: the states of arXiv 1910.02054."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework's cells. Types are those of a job in 16 bit; a job in FP32 holds everything in FP32."""
+
+    name: str
+    weights: Weights
+    """What is held of a weight: 16 bit with an FP32 master (`master`); FP32 with a 16-bit cast (`autocast`); FP32
+    shards that are gathered in 16 bit (`sharded`); 16 bit alone, the optimizer's states too (`pure`)."""
+    gradients: Gradients
+    """The type of a gradient: that of the weight as held, FP32, or FP32 unless the job is in FP16."""
+    gradient_copies: float
+    """How often replicas hold a gradient: twice where buckets are copies."""
+    shards_gradients: bool
+    """Whether ZeRO 2 spreads gradients between micro-batches too."""
+    bucket_elements: float
+    """Elements of the buckets in which gradients are reduced and weights are gathered, one of each."""
+    gathered_blocks: float
+    """Blocks of a ZeRO-3 model that are whole at once."""
+    wgrad_placeholders: bool
+    """Whether weights get an unused gradient of their own beside the accumulated one."""
+    norm: Literal["fused", "eager"]
+    """Whether an RMS norm keeps its input alone, or an FP32 copy and the normalised input."""
+    loss: Loss
+    """What the cross-entropy keeps; `models.layers.logit_bytes` says what each is."""
+    attention: Literal["auto", "flash", "eager"]
+    selective: Literal["attention", "operators"]
+    """What selective recomputation runs again: the attention core, or all but attention and every second product."""
+    optimizer: Literal["fused", "foreach"]
+    """Whether the update needs a temporary of every weight's square root."""
+    allocator: Literal["caching", "expandable", "planned"]
+    """Whether memory is handed out block by block, which leaves gaps, in segments that grow, or planned ahead."""
+    fp8_weight_bytes: float
+    """Bytes of the FP8 copies of a weight of the layers, beside what is held."""
+    fp8_inputs: bool
+    """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
+    overlap: bool
+    graphs: bool
+    """Whether steps are captured as CUDA graphs without being asked."""
+    engine: str
+    """The framework whose plans it runs: itself, or another."""
+    sources: Mapping[str, str]
+    """Where each cell comes from."""
+
+
+def _tables() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8"))
+
+
+TABLES: Mapping[str, Mapping[str, Any]] = _tables()
+"""The tables as they stand in the file, by name."""
+_CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
+
+
+def _read(name: str) -> Framework:
+    table = TABLES[name]
+    engine = table.get("engine", name)
+    cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
+    values = {cell: cells[cell][0] for cell in _CELLS}
+    return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
+
+
+FRAMEWORKS: Mapping[str, Framework] = {name: _read(name) for name in TABLES}
+"""Every framework by name, and `UNSET`."""
+ENGINES: tuple[str, ...] = tuple(name for name, item in FRAMEWORKS.items() if item.engine == name and name != UNSET)
+"""Frameworks that are none over another."""
+
+
+def of(workload: Workload) -> Framework:
+    """The framework of a workload, or what holds where it names none."""
+    return FRAMEWORKS[workload.framework or UNSET]
