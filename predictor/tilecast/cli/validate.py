@@ -29,9 +29,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> str:
-    from tilecast.validate import runs
+    from tilecast.validate import memory, runs
 
-    return runs.run(options.files, options.rows, track=track)
+    told = runs.run(options.files, options.rows, track=track)
+    peaks = memory.report([row for path in options.files for row in runs.read_table(path)])
+    return f"{told}\n\n{peaks}" if peaks else told
 
 
 def _kernels(options: argparse.Namespace) -> str:

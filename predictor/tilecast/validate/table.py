@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 
 from tilecast import models
 from tilecast.hardware import Gpu, Link, Pool, find_gpu, find_link
-from tilecast.spec import CHECKPOINTING, EXECUTIONS, Attention, Execution, Model, Optimizer, Precision, SpecError, Workload
+from tilecast.spec import (
+    CHECKPOINTING,
+    EXECUTIONS,
+    Attention,
+    Execution,
+    Framework,
+    Model,
+    Optimizer,
+    Precision,
+    SpecError,
+    Workload,
+)
 
 Row = Mapping[str, str]
 
@@ -97,9 +108,12 @@ def read(row: Row) -> Case:
         optimizer=_optimizer(row),
         attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
         execution=_execution(row),
-        fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS),
+        fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
+        frozen_bits=4.5 if row.get("task", "") == "qlora" else 16.0,
+        framework=framework(row),
+        offload="parameters" if "cpu offload" in notes else "none",
         overlap="no gradient bucketing" not in notes,
     )
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
@@ -134,6 +148,8 @@ def _execution(row: Row) -> Execution:
 
 _FUSED_LOSS = ("composer",)
 """Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
+_FUSED_LOSS_NOTE = "cross-entropy fusion"
+"""What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 """Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
 
@@ -143,6 +159,24 @@ def _fused_kernels(row: Row) -> bool:
     if stated in ("0", "1"):
         return stated == "1"
     return any(word in row.get("framework", "").lower() for word in _FUSED)
+
+
+def framework(row: Row) -> Framework | None:
+    """What ran a row; None where its text names none that is known."""
+    words = row.get("framework", "").lower()
+    return next((name for word, name in _FRAMEWORKS if word in words), None)
+
+
+_FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
+    ("composer", "composer"), ("litgpt", "litgpt"), ("torchtune", "torchtune"), ("torchtitan", "torchtitan"),
+    ("detectron", "detectron2"), ("megatron-deepspeed", "megatron-deepspeed"), ("hf trainer + deepspeed", "deepspeed"),
+    ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"), ("megatron-bridge", "nemo"),
+    ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"), ("nanotron", "megatron"),
+    ("hf trainer", "huggingface"), ("llama-factory", "huggingface"), ("fsdp", "fsdp2"), ("lightning", "lightning"),
+    ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
+    ("eager", None), ("pytorch", "ddp"),
+)  # fmt: skip
+"""First match of a published word, and what it means; what is measured in one process has no framework."""
 
 
 def _lora_rank(row: Row, notes: str) -> int:
@@ -165,7 +199,7 @@ def _model(row: Row) -> Model:
     if not stated or known.hidden == 0:
         return known
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
-        return _from_dimensions(row, stated)
+        return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
         stated.pop("vocab", None)
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
