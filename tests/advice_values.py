@@ -39,6 +39,8 @@ def offer(**changes: Any) -> Offer:
         "upper_s": 9.0,
         "breakdown": {"compute": 7.0, "communication": 0.7, "optimizer": 0.2, "launch": 0.1, "input": 0.2},
         "memory_bytes": 61 * 2.0**30,
+        "memory_lower_bytes": 58 * 2.0**30,
+        "memory_upper_bytes": 70 * 2.0**30,
         "memory_available_bytes": 79 * 2.0**30,
         "memory": {"weights": 61 * 2.0**30},
         "tokens_per_s": 128_000.0,

@@ -77,9 +77,9 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     usable = memory.usable_bytes(found.pool.gpu)
 
     def chosen(tight: int | slice) -> rank.Choice:
-        bill = np.full(len(found), 0.5 * usable)
-        bill[tight] = 0.95 * usable
-        choice = rank.choose(LLAMA, replace(found, memory_bytes=bill), kept)
+        upper = np.full(len(found), 0.6 * usable)
+        upper[tight] = 1.05 * usable
+        choice = rank.choose(LLAMA, replace(found, upper_bytes=upper), kept)
         assert choice is not None
         return choice
 

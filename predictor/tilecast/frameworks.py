@@ -50,8 +50,8 @@ class Framework:
     """What selective recomputation runs again: the attention core, or all but attention and every second product."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update needs a temporary of every weight's square root."""
-    allocator: Literal["caching", "planned"]
-    """Whether memory is handed out block by block, which leaves gaps, or planned ahead."""
+    allocator: Literal["caching", "expandable", "planned"]
+    """Whether memory is handed out block by block, which leaves gaps, in segments that grow, or planned ahead."""
     fp8_weight_bytes: float
     """Bytes of the FP8 copies of a weight of the layers, beside what is held."""
     fp8_inputs: bool

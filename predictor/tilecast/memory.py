@@ -1,57 +1,122 @@
 """Bytes on the fullest GPU of a plan, itemised: does it fit, and by how much.
 
-Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5): weights and gradients in the
-compute type, and the optimizer's FP32 master weight and moments; stage 1 spreads the optimizer over the
-data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables that are updated row by row have
-no gradients, and their weights and moments are in FP32. Activations are those of the graph
-(arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
+Static bytes per parameter follow ZeRO (arXiv 1910.02054, section 3 and 5) and what the framework holds
+(`tilecast.frameworks`): weights and gradients, and the optimizer's master weights and moments; stage 1 spreads the
+optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the weights. Embedding tables
+that are updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the
+graph (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
+
+Three figures are measured of a run, and the bill answers for each: what tensors take (`Footprint.allocated`, PyTorch's
+max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
+(`device`, nvidia-smi).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from tilecast import frameworks
+from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.models import Sharded
 from tilecast.spec import Columns, Distinct, Floats, Plans, Rows, Workload, distinct
 
-CONTEXT_BYTES = 0.5e9
-"""CUDA context, loaded kernels and library workspaces, without any communicator."""
+CONTEXT_BYTES = 0.8e9
+"""Loaded kernels of cuBLAS, cuDNN and PyTorch, and their workspaces, without any communicator."""
 COMMUNICATOR_BYTES = 0.25e9
-"""NCCL buffers of each parallel dimension that communicates."""
+"""NCCL's buffers of each parallel dimension that communicates: 8 channels, each with a ring and both ways of a tree, of
+10 MiB (4 MiB for the simple protocol and what LL and LL128 need; NVIDIA/nccl, issue 1685). PCIe has two channels,
+NVLink 16 to 24."""
+THREAD_BYTES = 2048
+"""What a CUDA context reserves for each thread that the GPU can hold: a stack of 1 KiB (cudaLimitStackSize) and as much
+for what kernels spill."""
+_THREADS: Mapping[float, int] = {7.5: 1024, 8.6: 1536, 8.9: 1536, 12.0: 1536}
+"""Resident threads of a multiprocessor by compute capability, 2048 for others (CUDA C++ Programming Guide, table of
+technical specifications)."""
 FRAGMENTATION = 0.02
-"""Share of the dynamic bytes that a caching allocator cannot use."""
+"""Share of the dynamic bytes that a caching allocator cannot use, even after it gave its cache back."""
+CACHED = 0.2
+"""Share of the dynamic bytes that a caching allocator holds besides while the GPU has room: blocks whose sizes do not
+come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails)."""
+UNCERTAINTY = 0.05
+"""Relative error of the bytes that tensors take."""
 
-_MOMENT_BYTES: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 4, "adam": 8, "adamw": 8, "lamb": 8}
+_MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
+"""Tensors of a weight's shape that an optimizer keeps, each in FP32 or, where weights are in 16 bit alone, in those."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of the fullest rank of each plan, every column (n,). `total` is their sum."""
+    """Bytes of the fullest rank of each plan, every column (n,). `total`, what the plan cannot do without, is the sum
+    of all but `cached`."""
 
     parameters: Floats
     gradients: Floats
     optimizer: Floats
     activations: Floats
     working: Floats
-    reserve: Floats
+    buffers: Floats
+    """What a framework holds to communicate, and unused gradients."""
+    fragmentation: Floats
+    context: Floats
+    """Libraries and communicators, outside the allocator."""
+    cached: Floats
+    """What the allocator holds besides while the GPU has room."""
+
+    @property
+    def allocated(self) -> Floats:
+        """What tensors take."""
+        states = self.parameters + self.gradients + self.optimizer
+        return states + self.activations + self.working + self.buffers
 
     @property
     def total(self) -> Floats:
-        return self.parameters + self.gradients + self.optimizer + self.activations + self.working + self.reserve
+        return self.allocated + self.fragmentation + self.context
+
+    @property
+    def reserved(self) -> Floats:
+        """What an allocator with room holds."""
+        return self.allocated + self.fragmentation + self.cached
+
+    @property
+    def device(self) -> Floats:
+        """What the device reports of a run with room, but for the stacks of its context (`stack_bytes`)."""
+        return self.reserved + self.context
+
+    @property
+    def lower(self) -> Floats:
+        """The lower end of the range of what a run takes."""
+        return self.total - UNCERTAINTY * self.allocated
+
+    @property
+    def upper(self) -> Floats:
+        """The upper end: no plan whose upper end fits needs its allocator to give anything back."""
+        return self.device + UNCERTAINTY * self.allocated
 
     def items(self, row: int) -> dict[str, float]:
-        """One plan's bill, in bytes."""
-        names = ("parameters", "gradients", "optimizer", "activations", "working", "reserve")
+        """One plan's bill, in bytes: the lines that sum to its total."""
+        names = (item.name for item in fields(self) if item.name != "cached")
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
 def usable_bytes(gpu: Gpu) -> float:
-    """What an allocator can hand out of a GPU: its memory less what the driver keeps."""
-    return gpu.memory_bytes * 0.985
+    """What is left of a GPU to a job: its memory less what the driver keeps, and the stacks of a context."""
+    return gpu.memory_bytes * 0.985 - stack_bytes(gpu)
+
+
+def stack_bytes(gpu: Gpu) -> float:
+    """What a CUDA context reserves for the threads of a GPU; a slice has its share."""
+    return THREAD_BYTES * _THREADS.get(gpu.compute_capability, 2048) * gpu.sm_count
+
+
+def context_bytes(plans: Plans) -> Floats:
+    """Libraries and communicators of each plan, (n,)."""
+    degrees = (plans.data, plans.tensor, plans.pipeline, plans.context, plans.expert)
+    groups = np.sum([degree > 1 for degree in degrees], axis=0, dtype=float)
+    return np.asarray(CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
@@ -65,6 +130,7 @@ class Bills:
     evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
 
     training: bool
+    cached_share: float
     plans: Plans
     state: Distinct
     """Rows alike in degrees and ZeRO stage: those share weights, gradients and optimizer states."""
@@ -83,7 +149,8 @@ class Bills:
             return sharded.take(rows), plans.take(rows)
 
         states, micro = _states(workload, *at(state.first)), _micro(workload, *at(kept.first))
-        return cls(workload.training, plans, state, states, kept, micro)
+        cached = CACHED - FRAGMENTATION if frameworks.of(workload).allocator == "caching" else 0.0
+        return cls(workload.training, cached, plans, state, states, kept, micro)
 
     def rows(self, rows: slice) -> Footprint:
         """The bills of these rows of the table."""
@@ -98,10 +165,20 @@ class Bills:
             interleaved = np.where(plans.virtual_stages > 1, 1 + (stages - 1) / (stages * plans.virtual_stages), 1.0)
             in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
             activations = np.maximum(micro.early * in_flight, micro.late)
-        dynamic = activations + micro.working + states.gathered
-        reserve = states.reserve + FRAGMENTATION * dynamic
-        working = micro.working + states.gathered
-        return Footprint(states.parameters, states.gradients, states.optimizer, activations, working, reserve)
+        # The update runs when the activations are gone, and takes their place.
+        working = np.maximum(micro.working + states.gathered, states.update - activations)
+        dynamic = activations + working
+        return Footprint(
+            states.parameters,
+            states.gradients,
+            states.optimizer,
+            activations,
+            working,
+            states.buffers,
+            FRAGMENTATION * dynamic,
+            states.context,
+            self.cached_share * dynamic,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,37 +189,106 @@ class _States(Columns):
     gradients: Floats
     optimizer: Floats
     gathered: Floats
-    reserve: Floats
-    """The context and communicators."""
+    update: Floats
+    """Temporary tensors of the weight update."""
+    buffers: Floats
+    context: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """Bytes of one trainable parameter."""
+
+    weight: float
+    cast: float
+    """The copy that matrix products read, where it is another one."""
+    gradient: float
+    master: float
+    moment: float
+
+    @classmethod
+    def of(cls, workload: Workload, framework: Framework) -> _Each:
+        if not workload.is_mixed:
+            return cls(4.0, 0.0, 4.0, 0.0, 4.0)
+        held = _HELD[framework.weights]
+        widened = framework.gradients == "fp32" or (
+            framework.gradients == "fp32-with-bf16" and workload.precision != "fp16"
+        )
+        gradient = 4.0 if widened else held
+        copy = 0.0 if framework.weights in ("master", "pure") else 2.0
+        pure = framework.weights == "pure"
+        return cls(held, copy, gradient, 4.0 if framework.weights == "master" else 0.0, 2.0 if pure else 4.0)
+
+
+_HELD: Mapping[str, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
+"""Bytes of a weight as a framework holds it in 16-bit training, by `Framework.weights`."""
 
 
 def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     parameters, own = sharded.held_parameters(plans)
-    trainable = sharded.trainable_share(plans)
-    weight = workload.weight_bytes
+    trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
+    each, zero = _Each.of(workload, framework), np.zeros(len(plans))
 
     def spread(stage_from: int) -> Floats:
         """Parameters after ZeRO spread them, from the stage on that spreads this kind of state."""
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
-    held = spread(3) * weight
-    if workload.offload == "parameters":
-        held = np.zeros(len(plans))
     tables = sharded.stage("table_parameters", plans)
-    held = held + 4.0 * tables
-    gradients = optimizer = np.zeros(len(plans))
-    if workload.training:
-        gradients = spread(2) * trainable * weight
+    held = _weights(workload, sharded, plans, each) + 4.0 * tables
+    gradients = optimizer = update = zero
+    offloads = workload.offload == "parameters"
+    if workload.training and not offloads:
+        gradients = spread(2 if framework.shards_gradients else 3) * trainable * each.gradient
+        gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
-        master = 4.0 if workload.is_mixed else 0.0
-        moments = _MOMENT_BYTES[workload.optimizer]
-        optimizer = spread(1) * trainable * (master + moments) + tables * moments
-    # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
+        moments = _MOMENTS[workload.optimizer] * each.moment
+        optimizer = spread(1) * trainable * (each.master + moments) + tables * _MOMENTS[workload.optimizer] * 4.0
+        if framework.optimizer == "foreach" and _MOMENTS[workload.optimizer] > 1:
+            update = spread(1) * trainable * each.moment
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
-    gathered = np.where(plans.zero_stage >= 3, 2 * np.minimum(block, parameters) * weight, 0.0)
-    degrees = (plans.data, plans.tensor, plans.pipeline, plans.context, plans.expert)
-    groups = np.sum([degree > 1 for degree in degrees], axis=0, dtype=float)
-    return _States(held, gradients, optimizer, gathered, CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)
+    # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
+    blocks = framework.gathered_blocks * np.minimum(block, parameters)
+    gathered = np.where(plans.zero_stage >= 3, blocks * workload.weight_bytes, 0.0)
+    return _States(
+        zero if offloads else held, gradients, optimizer, gathered, update,
+        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(plans),
+    )  # fmt: skip
+
+
+def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) -> Floats:
+    """Bytes of the weights that a rank holds between steps and during them, (n,)."""
+    parameters, own = sharded.held_parameters(plans)
+    trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
+    kept = np.where(plans.zero_stage >= 3, own, parameters)
+    # Under ZeRO 2 a framework with shards holds those in FP32 and the whole in 16 bit.
+    shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else kept
+    whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
+    held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
+    share = sharded.layer_share(plans, "parameters")
+    layers = np.minimum(sharded.sum(sharded.graph.layers, "parameters") * share / np.maximum(parameters, 1.0), 1.0)
+    bits = np.where(workload.lora_rank > 0, layers * workload.frozen_bits + (1 - layers) * 16.0, 16.0)
+    held = held + (1 - trainable) * kept * (bits / 8 if workload.is_mixed else 4.0)
+    copies = framework.fp8_weight_bytes if workload.precision == "fp8" else 0.0
+    return np.asarray(held + copies * layers * whole)
+
+
+def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:
+    """Bytes that a framework holds to reduce gradients and gather weights, and the unused gradients of its weights,
+    (n,); `trainable` is the number of parameters of a rank with gradients."""
+    framework = frameworks.of(workload)
+    if not workload.training:
+        return np.zeros(len(plans))
+    bucket = np.minimum(framework.bucket_elements, trainable)
+    kinds = np.where(plans.zero_stage > 0, 2.0, 1.0)
+    buckets = np.where(plans.replicas > 1, kinds * bucket * each.gradient, 0.0)
+    if not (framework.wgrad_placeholders and workload.is_mixed):
+        return np.asarray(buckets)
+    # One for each shape of a layer's weights, for good, and that of the output layer while its gradient is computed.
+    graph = sharded.graph
+    dense = [item.parameters - item.expert_parameters for item in graph.layers]
+    ends = [item.parameters for item in (*graph.first, *graph.last)]
+    placeholders = _largest(sharded, dense, len(plans)) + _largest(sharded, ends, len(plans))
+    return np.asarray(buckets + np.minimum(placeholders, trainable) * workload.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)

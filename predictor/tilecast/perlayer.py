@@ -309,7 +309,7 @@ def block_costs(
             np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
             sharded.gather(inputs + times.block.remembered_bytes),
             bill.parameters + bill.gradients + bill.optimizer + bill.activations * (1 + memory.FRAGMENTATION),
-            bill.working * (1 + memory.FRAGMENTATION),
+            bill.working * (1 + memory.FRAGMENTATION) + bill.buffers,
         ))  # fmt: skip
     alone_s, forward_s, backward_s, *exchanged, moved, held, working = (
         np.array(column) for column in zip(*rows, strict=True)
@@ -331,8 +331,8 @@ def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: P
     cost = costs.alone_s[order].copy()
     cost[0] += _exposed(workload, plans, costs, None, int(order[0]), fitted)
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _COMMUNICATING)
-    reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
-    budget = memory.usable_bytes(pool.gpu) - reserve
+    context = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
+    budget = memory.usable_bytes(pool.gpu) - context
     whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
     return Family(plans, whole, moves)
 
@@ -482,6 +482,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
     priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
     graph = sharded.graph
     order = [_number(graph.blocks, block) for block in graph.sequence()]
+    spread = 1 + memory.FRAGMENTATION
     seconds, static, kept, working = np.zeros((4, len(graph.blocks)))
     for number, times in enumerate(priced.blocks):
         is_layer, alone = _alone(sharded, times.block)
@@ -489,7 +490,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
         seconds[number] = (parts[0] + parts[1] + parts[2])[0]
         bill = memory.footprint(workload, alone, whole)
         static[number] = (bill.parameters + bill.gradients + bill.optimizer)[0]
-        kept[number], working[number] = bill.activations[0], bill.working[0]
+        kept[number], working[number] = bill.activations[0], (bill.working + bill.buffers / spread)[0]
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
 
@@ -507,10 +508,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
-    spread = 1 + memory.FRAGMENTATION
-    groups = sum(degree > 1 for degree in (plan.data, plan.tensor, plan.pipeline, plan.context, plan.expert))
-    reserve = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
-    room = memory.usable_bytes(pool.gpu) - reserve - working.max() * spread
+    room = memory.usable_bytes(pool.gpu) - memory.context_bytes(plans)[0] - working.max() * spread
     cost = folded(seconds)
     first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
     if first is None or depth % count:

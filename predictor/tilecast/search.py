@@ -65,6 +65,10 @@ class Priced:
         return self.footprint.total
 
     @property
+    def upper_bytes(self) -> Floats:
+        return self.footprint.upper
+
+    @property
     def fits(self) -> Mask:
         return self.footprint.total <= self.usable_bytes
 
@@ -78,6 +82,8 @@ class Found:
     launch_s: Floats
     """The part of the step that waits for the host."""
     memory_bytes: Floats
+    upper_bytes: Floats
+    """The upper end of the memory's range."""
     usable_bytes: float
     is_bounded: bool = False
     """Whether there were more plans than the limit, so that not every node count was tried."""
@@ -188,7 +194,8 @@ def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
             step_s[rows], launch_s[rows] = times.total, times.launch
     for column in (step_s, launch_s):
         column.setflags(write=False)  # it is handed out more than once
-    return Found(plans, step_s, launch_s, space.memory_bytes, memory.usable_bytes(pool.gpu), space.is_bounded)
+    needed = space.memory_bytes, space.upper_bytes
+    return Found(plans, step_s, launch_s, *needed, memory.usable_bytes(pool.gpu), space.is_bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +207,22 @@ class _Space:
     sharded: Sharded
     alike: step.Alike
     memory_bytes: Floats
+    upper_bytes: Floats
 
     @classmethod
     def of(cls, workload: Workload, pool: Pool, limits: Limits) -> _Space:
         plans, is_bounded = _enumerate(workload, pool, limits)
-        memory_bytes = np.empty(len(plans))
+        memory_bytes, upper_bytes = np.empty((2, len(plans)))
         sharded = models.shard(workload, plans)
         if len(plans):
             bills = memory.Bills.of(workload, sharded, plans)
             for rows in _chunks(plans):
-                memory_bytes[rows] = bills.rows(rows).total
-        memory_bytes.setflags(write=False)
-        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool), memory_bytes)
+                bill = bills.rows(rows)
+                memory_bytes[rows], upper_bytes[rows] = bill.total, bill.upper
+        for column in (memory_bytes, upper_bytes):
+            column.setflags(write=False)
+        alike = step.Alike.of(sharded, plans, pool)
+        return cls(plans, is_bounded, sharded, alike, memory_bytes, upper_bytes)
 
 
 _SPACES: Memo[tuple[Workload, int, int, int, bool, Limits], _Space] = Memo(4)

@@ -278,7 +278,7 @@ def _summary(advice: Advice) -> Status:
         "step": units.duration(best.step_s),
         "range": units.interval(best.lower_s, best.upper_s),
         "reason": reason(advice),
-        "memory": f"{best.memory_bytes / 2**30:.0f}/{best.memory_available_bytes / 2**30:.0f} GiB",
+        "memory": _memory(best),
         "confidence": _confidence(best),
     }
     if advice.baseline is not None:
@@ -290,6 +290,12 @@ def _summary(advice: Advice) -> Status:
     if best.finish_s is not None:
         found["finish"] = units.duration(best.finish_s)
     return found
+
+
+def _memory(offer: Offer) -> str:
+    taken = units.gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    tight = ", tight" if offer.is_tight else ""
+    return f"{taken}/{units.gibibytes(offer.memory_available_bytes)} GiB{tight}"
 
 
 def _confidence(offer: Offer) -> str:

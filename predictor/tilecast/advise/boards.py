@@ -143,7 +143,9 @@ _REMEDIES: Mapping[str, str] = {
     "activations": "a shorter sequence, or a smaller micro-batch",
     "samples": "a smaller micro-batch",
     "working": "a shorter sequence, or a loss computed in chunks",
-    "reserve": "GPUs with more memory",
+    "buffers": "more GPUs per job, or smaller buckets in the framework",
+    "fragmentation": "a smaller micro-batch, or expandable segments in the allocator",
+    "context": "GPUs with more memory",
 }
 """What helps against each line of the memory bill."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilecast import memory, search, uncertainty
 from tilecast.advise import stated
-from tilecast.advise.values import TIGHT, Constraints, Offer, Request
+from tilecast.advise.values import Constraints, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
 from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload, distinct
@@ -105,6 +105,7 @@ class Field:
     step_s: Floats
     launch_s: Floats
     memory_bytes: Floats
+    upper_bytes: Floats
     fits: Mask
     batch: Floats
     steps: Floats
@@ -130,8 +131,8 @@ class Field:
 
     @property
     def tight(self) -> Mask:
-        """Which plans leave less memory than the bill's own error."""
-        return self.memory_bytes > TIGHT * memory.usable_bytes(self.pool.gpu)
+        """Of which plans the upper end of the memory's range does not fit."""
+        return self.upper_bytes > memory.usable_bytes(self.pool.gpu)
 
     @property
     def finish_s(self) -> Floats:
@@ -168,7 +169,7 @@ class Field:
         return kept
 
 
-_COLUMNS = ("variant", "step_s", "launch_s", "memory_bytes", "fits", "batch", "steps")
+_COLUMNS = ("variant", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
@@ -209,6 +210,7 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         step_s=column("step_s"),
         launch_s=column("launch_s"),
         memory_bytes=column("memory_bytes"),
+        upper_bytes=column("upper_bytes"),
         fits=column("fits").astype(bool),
         batch=batches[variant],
         steps=steps[variant],
@@ -402,6 +404,8 @@ class Details:
             upper_s=upper,
             breakdown=priced.times.parts(place),
             memory_bytes=float(priced.memory_bytes[place]),
+            memory_lower_bytes=float(priced.footprint.lower[place]),
+            memory_upper_bytes=float(priced.upper_bytes[place]),
             memory_available_bytes=priced.usable_bytes,
             memory=priced.footprint.items(place),
             tokens_per_s=workload.tokens_per_step / seconds,

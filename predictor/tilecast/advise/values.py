@@ -64,10 +64,6 @@ class Request:
     """The only plan to price; None leaves it to the search."""
 
 
-TIGHT = 0.93
-"""Share of the memory from which a plan is tight: the bill's own error can break it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Offer:
     """One plan on one pool, in full. Seconds, bytes; `breakdown` sums to `step_s` and `memory` to `memory_bytes`."""
@@ -83,6 +79,10 @@ class Offer:
     upper_s: float
     breakdown: Mapping[str, float]
     memory_bytes: float
+    """What the plan cannot do without on its fullest GPU."""
+    memory_lower_bytes: float
+    memory_upper_bytes: float
+    """What an allocator takes that never has to give anything back, by a bill that is too low."""
     memory_available_bytes: float
     memory: Mapping[str, float]
     tokens_per_s: float
@@ -101,8 +101,8 @@ class Offer:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it leaves less memory than the bill's own error."""
-        return self.memory_bytes > TIGHT * self.memory_available_bytes
+        """Whether the upper end of the memory's range does not fit."""
+        return self.memory_upper_bytes > self.memory_available_bytes
 
     @property
     def bottleneck(self) -> str:

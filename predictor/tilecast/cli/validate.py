@@ -31,9 +31,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _runs(options: argparse.Namespace) -> str:
-    from tilecast.validate import runs
+    from tilecast.validate import memory, runs
 
-    return runs.run(options.files, options.rows, track=track, parts=options.parts)
+    told = runs.run(options.files, options.rows, track=track, parts=options.parts)
+    peaks = memory.report([row for path in options.files for row in runs.read_table(path)])
+    return f"{told}\n\n{peaks}" if peaks else told
 
 
 def _kernels(options: argparse.Namespace) -> str:

@@ -79,7 +79,9 @@ TRAINING_JOB = Resource(
         _AGE,
         _summary("Fits-Now", "fitsNow", "Whether the GPUs are free now.", wide=True),
         _summary("Finish", "finish", "Time of the whole run.", wide=True),
-        _summary("Memory", "memory", "GiB used of available.", wide=True),
+        _summary(
+            "Memory", "memory", "GiB taken of available; tight where only the middle of the range fits.", wide=True
+        ),
         _summary("Confidence", "confidence", "Half-width of the range.", wide=True),
         _summary("Target", "target", "The job this advice is for.", wide=True),
     ),

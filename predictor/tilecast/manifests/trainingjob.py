@@ -611,8 +611,15 @@ class StepSeconds(Door):
 class MemoryBytes(Door):
     """Memory of one GPU."""
 
-    used: int = Field(ge=0, description="Peak that the plan needs.")
+    used: int = Field(ge=0, description="Peak that the plan cannot do without.")
+    lower_bound: int | None = Field(default=None, ge=0, description="Lower end of the range of what a run takes.")
+    upper_bound: int | None = Field(
+        default=None, ge=0, description="Upper end: the allocator never gives memory back, and the bill is too low."
+    )
     available: int = Field(ge=0, description="What the GPU leaves to the job.")
+    fit: Literal["fits", "tight"] | None = Field(
+        default=None, description="Whether all of the range fits, or the peak alone; what does not fit is rejected."
+    )
 
 
 class Alternative(Door):

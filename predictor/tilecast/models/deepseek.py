@@ -84,4 +84,5 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     )
     keys = e * tokens * heads * (query + value) * rank.context
     transfers = [*transformer.tensor_transfers(name, workload, rank), *transformer.key_transfers(name, keys)]
-    return Part(ops, transfers, parameters, kept, score, np.zeros(1), tuple(linears))
+    selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and what attention wrote
+    return Part(ops, transfers, parameters, kept, score, np.zeros(1), selected, tuple(linears))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import fuse
+from tilecast import frameworks, fuse
+from tilecast.frameworks import Framework, Loss
 from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.spec import Floats, Workload
 
@@ -34,28 +35,59 @@ class Numerics:
     """Whether attention is one fused kernel."""
     fused_gate: bool
     """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
-    fused_loss: bool
-    """Whether the loss reads the logits in place: a compiler's, or a hand-written one."""
+    loss: Loss
+    """What the cross-entropy keeps: `logit_bytes`."""
+    product_input: float
+    """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    norm_extra: float
+    """Bytes that a norm keeps of each element besides its input and its output."""
+    score_extra: float
+    """Bytes that an unfused softmax keeps of each score besides its output in the activation's type."""
+    saves_operators: bool
+    """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
-        passes = fuse.passes(workload)
+        passes, framework = fuse.passes(workload), frameworks.of(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
+        element = 4.0 if vector == "fp32" else 2.0
+        autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
             vector=vector,
-            element=4.0 if vector == "fp32" else 2.0,
+            element=element,
             autocast=vector in ("fp16", "bf16") and workload.training,
             converts_layout=workload.precision == "tf32",
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
-            fused_loss="loss" in passes or workload.fused_kernels,
+            loss=_loss(workload, framework.loss),
+            product_input=1.0 if workload.precision == "fp8" and framework.fp8_inputs else element,
+            norm_extra=_norm_extra(workload, framework),
+            score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
+            saves_operators=framework.selective == "operators",
             training=workload.training,
             frozen=workload.lora_rank > 0,
         )
+
+
+def _loss(workload: Workload, usual: Loss) -> Loss:
+    """The loss of a workload: a compiler's or a hand-written one where it has such, else the framework's."""
+    if "loss" in fuse.passes(workload):
+        return "fused"
+    return "parallel" if workload.fused_kernels and usual == "eager" else usual
+
+
+def _norm_extra(workload: Workload, framework: Framework) -> float:
+    """Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in
+    PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
+    if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
+        return 0.0
+    if workload.model.rms_norm and framework.norm == "eager":
+        return 4.0
+    return 2.0 if framework.weights == "autocast" else 0.0
 
 
 def linear(
@@ -285,10 +317,15 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
 
     Eager frameworks keep a normalised copy of the logits in FP32, and the logits where a model has `returned` them to
     the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
-    logits. A fused loss keeps the logits, and writes one tensor in FP32.
+    logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
+    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
     """
-    if numerics.fused_loss or not numerics.training:
+    if not numerics.training:
         return numerics.element, 4.0
+    if numerics.loss == "fused":
+        return numerics.element, numerics.element
+    if numerics.loss == "parallel":
+        return 4.0, numerics.element
     return (numerics.element if returned else 0.0) + 4.0, 8.0
 
 

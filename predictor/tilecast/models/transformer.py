@@ -181,11 +181,13 @@ def layer(
     if workload.lora_rank:
         adapters, added = _adapters(workload, [linear for part in parts for linear in part.linears])
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
+    inputs = numerics.element * rank.outer_tokens * model.hidden
+    without_scores = sum((part.kept - part.scores for part in parts), np.zeros(1))
     kept = np.stack(
         [
             sum((part.kept for part in parts), np.zeros(1)),
-            sum((part.kept - part.scores for part in parts), np.zeros(1)),
-            numerics.element * rank.outer_tokens * model.hidden,
+            sum((part.selected for part in parts), inputs) if numerics.saves_operators else without_scores,
+            inputs,
         ]
     )
     gathered = sum((one.size_bytes for one in transfers if one.group == "context"), np.zeros(1))
@@ -217,7 +219,8 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class Part:
     """Half a layer: operators, transfers, and what it keeps for the backward pass (`kept`, of which the
-    attention scores are `scores`), columns of shape (S,)."""
+    attention scores are `scores`; or `selected` where attention and every second product are kept, arXiv 2410.06511,
+    section 2.3), columns of shape (S,)."""
 
     ops: list[Op]
     transfers: list[Transfer]
@@ -225,6 +228,7 @@ class Part:
     kept: Floats
     scores: Floats
     expert_parameters: Floats
+    selected: Floats
     linears: tuple[Linear, ...] = ()
     """Where adapters go."""
 
@@ -272,10 +276,12 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
-    score = heads * tokens * key_rank.sequence * (2 * e + 1 if dropout else e)
+    score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
+    narrow = numerics.product_input
     kept = (
-        2 * e * outer * h  # the norm's input and the projection's
+        (e + numerics.norm_extra + narrow) * outer * h  # the norm's input and the projection's
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
+        + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again as the product reads it
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
@@ -293,7 +299,8 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         linears.append(Linear(f"{name}.query", tokens, float(h), width / t))
         linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(h), 2 * kv_width / t))
     hidden = np.zeros(1) if numerics.flash else score
-    return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), tuple(linears))
+    selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and what attention wrote
+    return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), selected, tuple(linears))
 
 
 def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
@@ -347,12 +354,19 @@ def _mlp(workload: Workload, rank: Rank) -> Part:
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
-    kept = 2 * e * outer * h + e * tokens * _mlp_tensors(model, numerics) * f / t + (outer * h if dropout else 0.0)
+    narrow = numerics.product_input
+    kept = (
+        (e + numerics.norm_extra + narrow) * outer * h
+        + tokens * (e * (_mlp_tensors(model, numerics) - 1) + narrow) * f / t
+        + (outer * h if dropout else 0.0)
+    )
     parameters = (ups + 1) * h * f / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + ups * f / t + h
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t), Linear("mlp.down", tokens, f / t, float(h)))
-    return Part(ops, tensor_transfers("mlp", workload, rank), parameters, kept, np.zeros(1), np.zeros(1), linears)
+    none = np.zeros(1)
+    transfers = tensor_transfers("mlp", workload, rank)
+    return Part(ops, transfers, parameters, kept, none, none, e * tokens * f / t, linears)
 
 
 def _mlp_tensors(model: Model, numerics: Numerics) -> int:
@@ -401,7 +415,8 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         )
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _mlp_tensors(model, numerics)
-    kept = 2 * e * outer * h + e * slots * (2 * h + wide * f) + e * tokens * wide * shared
+    kept = (2 * e + numerics.norm_extra) * outer * h + e * slots * (2 * h + wide * f) + e * tokens * wide * shared
+    selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
     transfers = [
@@ -409,7 +424,7 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         for phase in _PHASES
         for name in ("dispatch", "combine")
     ]
-    return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, linears)
+    return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
 
 
 def _batched(op: Op, batch: Floats) -> Op:

@@ -78,7 +78,7 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     kept = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
     parameters = 5.0 * h * width + transformer.norm_parameters(model)
     transfers = transformer.tensor_transfers(name, workload, rank)
-    return Part(ops, transfers, parameters, kept, score, np.zeros(1))
+    return Part(ops, transfers, parameters, kept, score, np.zeros(1), kept - score)
 
 
 def _product(name: str, numerics: Numerics, batch: Floats, m: Floats, n: float, k: float) -> list[Op]:

@@ -65,7 +65,7 @@ def recommendation(offer: Offer) -> dict[str, Any]:
             "stepSeconds": step_seconds(offer),
             "breakdown": {name: figures(value) for name, value in offer.breakdown.items()},
             "bottleneck": offer.bottleneck,
-            "memoryBytes": {"used": round(offer.memory_bytes), "available": round(offer.memory_available_bytes)},
+            "memoryBytes": memory_bytes(offer),
             "tokensPerSecond": figures(offer.tokens_per_s),
             "costPer1000Steps": _known(offer.cost_per_1000_steps),
             "currency": pool.currency if offer.cost_per_1000_steps is not None else None,
@@ -103,6 +103,18 @@ def step_seconds(offer: Offer) -> dict[str, float]:
         "target": figures(offer.step_s),
         "lowerBound": figures(offer.lower_s),
         "upperBound": figures(offer.upper_s),
+    }
+
+
+def memory_bytes(offer: Offer) -> dict[str, Any]:
+    """The memory of a GPU: what the plan cannot do without, the range of what it takes, what there is, and whether all
+    of the range fits."""
+    return {
+        "used": round(offer.memory_bytes),
+        "lowerBound": round(offer.memory_lower_bytes),
+        "upperBound": round(offer.memory_upper_bytes),
+        "available": round(offer.memory_available_bytes),
+        "fit": "tight" if offer.is_tight else "fits",
     }
 
 

@@ -10,7 +10,7 @@ from tilecast.explain import Explanation
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
 from tilecast.render.explain import SHOWN, shape
-from tilecast.render.units import count, duration, interval, money, size
+from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, size
 from tilecast.scaling import Curve
 from tilecast.step import PARTS
 
@@ -113,7 +113,7 @@ def _recommendation(advice: Advice, found: Explanation | None) -> str:
         ("its cost", money(best.cost_to_finish, currency) if best.cost_to_finish is not None else ""),
         ("1,000 steps", money(best.cost_per_1000_steps, currency) if best.cost_per_1000_steps is not None else ""),
         ("MFU", f"{found.mfu:.1%}" if found else ""),
-        ("memory", f"{size(best.memory_bytes)} of {size(best.memory_available_bytes)}"),
+        ("memory", _fit(best)),
         ("node type", best.pool.node_type),
     ]
     selector = ", ".join(f"{key}={value}" for key, value in best.pool.node_selector.items())
@@ -178,9 +178,15 @@ def _offer(offer: Offer) -> list[str]:
         interval(offer.lower_s, offer.upper_s),
         duration(offer.finish_s) if offer.finish_s is not None else "",
         money(cost, currency) if cost is not None else "",
-        size(offer.memory_bytes),
+        f"{gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)} GiB",
         escape(offer.reason),
     ]
+
+
+def _fit(offer: Offer) -> str:
+    """The range of an offer's memory: `51-58 of 79 GiB`."""
+    taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    return f"{taken} of {gibibytes(offer.memory_available_bytes)} GiB{', tight' if offer.is_tight else ''}"
 
 
 def _why_not(advice: Advice) -> str:
@@ -318,7 +324,7 @@ def _memory(best: Offer) -> str:
     ]
     free = available - best.memory_bytes
     rows.append(("", ["left", size(free), f"{free / available:.1%}", _meter(free / available)]))
-    told = f"The fullest GPU of the recommendation: {size(best.memory_bytes)} of {size(available)}"
+    told = f"What the fullest GPU of the recommendation cannot do without; it takes {_fit(best)}"
     return "<h2>Memory</h2>" + _table(told, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
 

@@ -7,7 +7,7 @@ import textwrap
 from tilecast.advise import Advice, Offer
 from tilecast.advise.rank import MAX_TIED
 from tilecast.render.columns import columns
-from tilecast.render.units import count, duration, gibibytes, interval, money
+from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
@@ -59,6 +59,7 @@ def _headline(advice: Advice) -> str:
 def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
     currency = offer.pool.currency
     each = offer.cost_per_1000_steps if offer.cost_to_finish is None else None
+    taken = gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
     return (
         mark,
         offer.pool.name.ljust(width),
@@ -69,7 +70,7 @@ def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
         duration(offer.finish_s) if offer.finish_s is not None else "",
         money(offer.cost_to_finish, currency) if offer.cost_to_finish is not None else "",
         money(each, currency) if each is not None else "",
-        f"{gibibytes(offer.memory_bytes)}/{gibibytes(offer.memory_available_bytes)}",
+        f"{taken}/{gibibytes(offer.memory_available_bytes)}",
         f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
     )
 

@@ -58,6 +58,12 @@ def gibibytes(value: float) -> str:
     return f"{value / GIB:.0f}"
 
 
+def gibibyte_range(lower: float, upper: float) -> str:
+    """A range of bytes in whole GiB: `51-58`, or one number where they are alike."""
+    ends = dict.fromkeys((gibibytes(lower), gibibytes(upper)))
+    return "-".join(ends)
+
+
 def size(value: float) -> str:
     """Bytes in the binary unit that suits: `61.2 GiB`, `4 MiB`, `512 B`."""
     for limit, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilecast.advise import Advice, Offer
 from tilecast.render.columns import columns
 from tilecast.render.table import table
-from tilecast.render.units import count, duration, money, size
+from tilecast.render.units import count, duration, gibibyte_range, money, size
 from tilecast.step import PARTS
 
 LEGEND = """\
@@ -27,7 +27,9 @@ def wide(advice: Advice) -> str:
         sections.append("\n".join(columns(_TITLES, [_parts(offer) for offer in offers], ("BATCH", "/S", *_PARTS))))
     if advice.best is not None:
         memory = [(name, size(value)) for name, value in advice.best.memory.items() if value]
-        sections.append("Memory of the recommendation: " + ", ".join(f"{name} {told}" for name, told in memory))
+        ends = gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
+        told = f"{ends} GiB, of which it cannot do without "
+        sections.append("Memory of the recommendation: " + told + ", ".join(f"{name} {one}" for name, one in memory))
     if advice.why_not:
         rows = [
             (item.subject, item.pool, str(item.plan), item.message, item.change.text if item.change else "")

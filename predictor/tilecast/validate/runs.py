@@ -156,7 +156,8 @@ def _plans(case: Case) -> Plans:
     """The stated plan with what it leaves open, or every plan that agrees with what is stated."""
     if _is_stated(case):
         return _complete(case)
-    table = search.enumerate_plans(case.workload, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
+    anyhow = replace(case.workload, framework=None)  # what ran is not held against what the framework runs today
+    table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
         raise Refusal("no-plan")
     keep = np.ones(len(table), dtype=bool)
@@ -196,7 +197,9 @@ def _complete(case: Case) -> Plans:
     if case.workload.model.hidden == 0 or not case.workload.training:
         fixed = 0
     split = int((stated["tensor"] or 1) > 1)
-    rows = [(mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)]
+    named = case.workload.framework
+    split *= named is None or True in search.abilities(named).sequence_parallel
+    rows = list(dict.fromkeys((mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
     expert = stated["expert"] or _usual_expert_parallelism(case)
     one |= {"micro_batch": micro, "gradient_accumulation": repeats, "expert": expert}

@@ -205,7 +205,7 @@ def _model(row: Row) -> Model:
     if not stated or known.hidden == 0:
         return _noted_dimensions(_as_long(known, integer(row, "seq_len")), row.get("notes", "").lower())
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
-        return _from_dimensions(row, stated)
+        return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
         stated.pop("vocab", None)
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Memory bills against measured peaks: rows of runs tables with a `peak_mem_gb_per_gpu`, whatever their grade.
+
+A peak is one of three figures (`tilecast.memory`): what tensors took, what the allocator held, or what the device
+reported. The notes of a row say which; where they do not, what the source's own text says of its column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tilecast import memory
+from tilecast.memory import Footprint
+from tilecast.spec import Floats, SpecError
+from tilecast.validate import runs
+from tilecast.validate.table import Row
+
+COLUMN = "peak_mem_gb_per_gpu"
+Figure = Literal["allocated", "reserved", "device"]
+
+LOW = 0.9
+"""A bill below this share of the peak is one that would have let a run die."""
+MOST_WARNINGS = 5
+
+_NOTED: tuple[tuple[str, Figure], ...] = (
+    ("max_memory_allocated", "allocated"), ("max_memory_reserved", "reserved"), ("nvidia-smi", "device"),
+)  # fmt: skip
+"""Words of notes that name the figure."""
+_STATED: Mapping[str, Figure] = {
+    "moorethreads/simumax": "allocated",  # the logs of Megatron-LM, which its notes set beside the reserved bytes
+    "lightning-ai/litgpt": "allocated",  # finetune scripts print torch.cuda.max_memory_allocated() / 1e9
+    "facebookresearch/detectron2": "allocated",  # its model zoo prints max_mem of EventStorage, the allocator's maximum
+    "mlcommons/training_results": "allocated",  # NeMo's callback logs torch.cuda.max_memory_allocated
+    "eth-easl/sailor": "allocated",  # bytes to the last digit, as PyTorch's counters are
+    "pytorch/ao": "reserved",  # torchtitan's metrics print max_reserved_gib
+    "pytorch/torchtune": "reserved",  # training.get_memory_stats, peak_memory_reserved
+    "flagperf": "device",  # "mem" of its README: memory used of the memory of the card
+    "oneflow-inc/dlperf": "device",  # a script beside the run reads nvidia-smi
+}
+"""What a source's peaks are, by its name in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Rows with a measured peak and a bill, as arrays (R,)."""
+
+    rows: tuple[Row, ...]
+    figures: tuple[Figure, ...]
+    measured: Floats
+    """Bytes."""
+    billed: Floats
+    """The bill's figure of the same kind, in bytes."""
+    fits: Floats
+    """1 where the middle of the range fits the GPU that the row ran on."""
+    inside: Floats
+    """1 where what is measured is at most the upper end of the range."""
+    refused: int
+    """Rows with a peak that cannot be expressed."""
+    warnings: tuple[str, ...]
+    """Rows whose peak cannot be meant, a line each; they are left out."""
+
+
+def peak_bytes(row: Row) -> float | None:
+    """The measured peak; None where the column is empty. GiB, but where the notes write the same number as GB.
+
+    Raises:
+        SpecError: the column holds no positive number.
+    """
+    text = row.get(COLUMN, "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not 0 < value < 2**20:
+        raise SpecError(_cell(row), f"{text[:40]!r} is no positive number of GiB", "correct the cell")
+    told = (float(found) for found in re.findall(r"(\d+(?:\.\d+)?) GB\b", row.get("notes", "")))
+    decimal = figure(row) != "reserved" and any(abs(one - value) < 0.006 for one in told)
+    return value * (1e9 if decimal else 2**30)
+
+
+def figure(row: Row) -> Figure:
+    """Which of the three figures a row's peak is; what the device reports where nothing says it."""
+    notes = row.get("notes", "").lower()
+    noted = next((kind for word, kind in _NOTED if word in notes), None)
+    return noted or _STATED.get(row.get("source", "").lower(), "device")
+
+
+def _cell(row: Row) -> str:
+    return f"row {row.get('id', '')}: {COLUMN}"
+
+
+def measure(rows: Sequence[Row]) -> Peaks:
+    """The rows with a peak, and their bills."""
+    warnings, kept, measured = [], [], []
+    for row in rows:
+        try:
+            found = peak_bytes(row)
+        except SpecError as error:
+            warnings.append(str(error))
+            continue
+        if found is not None:
+            kept.append(row)
+            measured.append(found)
+    groups, refused = runs.prepare(kept)
+    billed: dict[int, tuple[Figure, float, bool, bool]] = {}
+    for group in groups:
+        priced = runs.price(group)
+        for member in group.members:
+            place, index = runs.chosen(priced, member), member.index
+            weights = float(priced.footprint.parameters[place])
+            if measured[index] < weights and group.workload.offload == "none":
+                problem = f"{measured[index] / 2**30:.3g} GiB is less than the weights, {weights / 2**30:.3g} GiB"
+                warnings.append(str(SpecError(_cell(kept[index]), problem, "correct the peak or the plan")))
+                continue
+            kind = figure(kept[index])
+            stacks = memory.stack_bytes(group.pool.gpu)
+            value = _billed(priced.footprint, kind, place) + (stacks if kind == "device" else 0.0)
+            within = measured[index] <= float(priced.footprint.upper[place]) + stacks
+            billed[index] = kind, value, bool(priced.fits[place]), within
+    shown = sorted(billed)
+    return Peaks(
+        rows=tuple(kept[index] for index in shown),
+        figures=tuple(billed[index][0] for index in shown),
+        measured=np.array([measured[index] for index in shown]),
+        billed=np.array([billed[index][1] for index in shown]),
+        fits=np.array([billed[index][2] for index in shown], dtype=float),
+        inside=np.array([billed[index][3] for index in shown], dtype=float),
+        refused=len(refused),
+        warnings=tuple(warnings),
+    )
+
+
+def _billed(bill: Footprint, kind: Figure, place: int) -> float:
+    return float({"allocated": bill.allocated, "reserved": bill.reserved, "device": bill.device}[kind][place])
+
+
+_BINS: tuple[tuple[str, Callable[[Row, Figure], str]], ...] = (
+    ("source", lambda row, _: row.get("source", "")),
+    ("framework", lambda row, _: row.get("framework", "")),
+    ("figure", lambda _, kind: kind),
+)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The table of bills over peaks, by source, framework and figure; empty where no row has a peak."""
+    found = measure(rows)
+    if not len(found.measured) and not found.warnings:
+        return ""
+    lines = [f"measured peaks of memory: {len(found.measured)} rows billed, {found.refused} refused"]
+    lines += [f"  left out: {line}" for line in found.warnings[:MOST_WARNINGS]]
+    if len(found.warnings) > MOST_WARNINGS:
+        lines.append(f"  left out: {len(found.warnings) - MOST_WARNINGS} more")
+    if not len(found.measured):
+        return "\n".join(lines)
+    ratio = found.billed / found.measured
+    everything = np.ones(len(ratio), dtype=bool)
+    lines += [_TITLES, _line("all", ratio, everything)]
+    for name, key in _BINS:
+        values = np.array([key(row, kind) for row, kind in zip(found.rows, found.figures, strict=True)])
+        lines += [_line(f"{name} {value}", ratio, values == value) for value in sorted(set(values))]
+    sources = np.array([row.get("source", "") for row in found.rows])
+    each = [np.mean(np.abs(ratio[sources == one] - 1)) for one in set(sources)]
+    lines.append(f"mean over sources of the mean error of each: {np.mean(each):.1%}")
+    lines.append(f"at most the upper end of the range: {found.inside.mean():.1%} of the measured peaks")
+    lines.append(f"called too large for the GPU they ran on: {1 - found.fits.mean():.1%}")
+    return "\n".join(lines)
+
+
+_TITLES = f"{'bill / peak':<44} {'rows':>5} {'error':>7} {'median':>7} {'least':>6} {'most':>6} {'>10% low':>9}"
+
+
+def _line(name: str, ratio: Floats, mask: np.typing.NDArray[np.bool_]) -> str:
+    part = ratio[mask]
+    return (
+        f"{name[:44]:<44} {len(part):>5} {np.mean(np.abs(part - 1)):>7.1%} {np.median(part):>7.2f} "
+        f"{part.min():>6.2f} {part.max():>6.2f} {np.mean(part < LOW):>9.1%}"
+    )
