@@ -91,6 +91,24 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """An implementation of fused attention, as `constants.toml` describes it."""
+
+    name: str
+    least_compute_capability: float
+    from_pytorch: bool
+    times: Mapping[str, Mapping[str, float]]
+
+    def runs(self, gpu: Gpu, *, native: bool) -> bool:
+        """Whether it is what a framework runs on that GPU, one with kernels of its own (`native`) or PyTorch's."""
+        return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
+
+    def factor(self, gpu: Gpu, phase: str) -> float:
+        """How much longer it takes there than the kernel that the utilization model prices."""
+        return self.times.get(gpu.architecture, self.times.get("any", {})).get(phase, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """`constants.toml` in SI units."""
 
@@ -102,9 +120,9 @@ class Constants:
     tensor_share: float
     expert_share: float
     irregular: float
+    implicit: float
     jitter: float
-    flash1: Mapping[str, float]
-    flash2: Mapping[str, Mapping[str, float]]
+    attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
     memory: Mapping[str, float]
     """What the seconds of kernels bound by memory are multiplied by, by host."""
@@ -122,9 +140,9 @@ class Constants:
             table["overlap"]["tensor_share"],
             table["overlap"]["expert_share"],
             table["alignment"]["irregular"],
+            table["implicit"]["convolution"],
             table["scale"]["jitter"],
-            table["flash1"]["any"],
-            table["flash2"],
+            tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
             table["optimizer"]["efficiency"],
             table["memory"],
             table["factor"],
@@ -313,14 +331,22 @@ def operator_seconds(
     runs them one after the other."""
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
+    alone_s = alone_s * np.where(times.implicit[rows], fitted.implicit, 1.0)
     part = _FACTOR_OF[op.table.kind[0]]
     seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[host(workload)])
-    native = workload.fused_kernels or workload.execution == "xla"
-    if op.table.kind[0] == _ATTENTION and not native:
-        seconds = seconds * fitted.flash2.get(times.gpu.architecture, {}).get(op.phase, 1.0)
-        if frameworks.of(workload).attention == "flash1":
-            seconds = seconds * fitted.flash1[op.phase]
+    if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):
+        seconds = seconds * found.factor(times.gpu, op.phase)
     return np.asarray(seconds)
+
+
+def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+    """The implementation of fused attention that runs a workload on a GPU, its framework's own or the first that can;
+    None without one."""
+    own = frameworks.of(workload).attention
+    if named := next((one for one in fitted.attention if one.name == own), None):
+        return named
+    native = workload.fused_kernels or workload.execution == "xla"
+    return next((one for one in fitted.attention if one.runs(gpu, native=native)), None)
 
 
 def step(

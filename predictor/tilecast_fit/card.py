@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from tilecast import kernels
 from tilecast.spec import Floats
-from tilecast.validate.kernels import NEUSIGHT_ERRORS, ONE_INPUT, TWO_INPUTS, Prediction, Table, predict, read
+from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
+from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernels import NEUSIGHT_ERRORS, Prediction, predict
 from tilecast_fit.samples import SOURCES, Source
 from tilecast_fit.training import fit
 
@@ -22,14 +24,17 @@ UNSEEN_NAMES = ("NVIDIA L40S", "NVIDIA H200")
 NEUSIGHT_TEST = "neusight/kernels_test.csv.gz"
 COVERAGE = (
     ("GEMM, batched GEMM", "gemm",
-     "FP32 on 8 GPUs, FP16 on T4 and V100, BF16 and FP8 on A100, L40S, H100 and H200; TF32 by the same law"),
-    ("grouped GEMM of experts", "gemm per local expert", "as GEMM; the grouped launch by itself is not measured"),
-    ("fused attention", "attention", "forward BF16 and FP8; backward on H200; FP16 and FP32 by the same law"),
+     "FP32 on 8 GPUs, FP16 on T4 and V100 (there batched too), BF16 and FP8 on A100, L40S, H100 and H200; TF32 by the "
+     "same law"),
+    ("grouped GEMM of experts", "gemm, batched over the local experts",
+     "BF16 on A100, forward and both backwards, the weights' added in FP32"),
+    ("fused attention", "attention",
+     "forward BF16 and FP8; backward on A100 and H200; FP16 and FP32 by the same law"),
     ("unfused attention", "gemm, softmax, elementwise", "each of its pieces"),
     ("softmax, layer norm, RMS norm", "softmax, layernorm, rmsnorm",
-     "forward; backward of RMS norm on H200; the other backwards by formula"),
+     "forward; backward of RMS norm on H200, of layer norm and softmax on V100; the other backwards by formula"),
     ("element-wise and fused chains, dropout, masks, rotary, casts, copies", "elementwise",
-     "FP32 on 7 GPUs, FP16 on A100, by their bytes"),
+     "FP32 on 7 GPUs, FP16 on A100, by their bytes; the random numbers of dropout on V100"),
     ("embedding and its scatter-add, cross-entropy", "embedding, cross_entropy",
      "a few dozen rows on A100 and H100, else by formula"),
     ("convolution 2-D, forward and both backwards", "conv",
@@ -118,7 +123,8 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
         "",
         "Only figures were taken, no code or text; the tables are not part of this repository. Sources, on GitHub:",
         "ai-dynamo/aiconfigurator, microsoft/apex_plus, baidu-research/DeepBench, NVIDIA/cudnn-frontend,",
-        "sitar-lab/NeuSight, microsoft/vidur and linkedin/Liger-Kernel.",
+        "sitar-lab/NeuSight, microsoft/vidur, linkedin/Liger-Kernel, microsoft/SuperScaler (Aceso) and",
+        "MooreThreads/SimuMax.",
         "",
         "## Coverage",
         "",

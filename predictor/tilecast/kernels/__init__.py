@@ -26,7 +26,7 @@ Names: TypeAlias = npt.NDArray[np.str_]
 
 __all__ = ["KernelTimes", "model_info", "seconds"]
 
-FLAGS = ("causal", "backward", "direction", "read_bytes", "written_bytes")
+FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
 """No dimension of a kernel is larger; what is, is a typing error."""
@@ -48,6 +48,8 @@ class KernelTimes:
     irregular: npt.NDArray[np.bool_]
     """Products on tensor cores with two sides or more that no library is tuned for. No measured table holds such, so
     they are priced like regular ones."""
+    implicit: npt.NDArray[np.bool_]
+    """Convolutions on tensor cores that are priced as the matrix product they run as."""
 
     @property
     def utilization(self) -> Floats:
@@ -84,7 +86,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
     inputs: dict[str, list[features.Inputs]] = {}
     contexts: dict[str, list[Ints]] = {}
     where: dict[str, list[Rows]] = {}
-    irregular = np.zeros(len(table), bool)
+    irregular, implicit = np.zeros((2, len(table)), bool)
     flat: list[Rows] = []
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
@@ -101,6 +103,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             if not (measured.all() and features.is_flat(d)[0]):
                 # Nobody measured such convolutions on the tensor cores of this GPU: implicit GEMMs.
                 priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
+                implicit[rows] = True
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):
@@ -118,7 +121,8 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
                 ceiling = learned.ceiling(text)
                 moved = plain.moved[part]
                 count = formulas.rows(d, plain.moved)[part]
-                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling)
+                drawn_s = formulas.drawing_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
+                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling) + drawn_s
                 spread[rows[part]] = ceiling.spread.on(gpu, utilization.die(gpu) in ceiling.dies)
     if inputs:
         found_cycles = learned.log2_cycles(
@@ -127,7 +131,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         )
         for family, cycles in found_cycles.items():
             total[np.concatenate(where[family])] = np.exp2(cycles) / gpu.boost_clock_hz
-    times = KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline, irregular)
+    times = KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline, irregular, implicit)
     return _bounded(times, np.concatenate(flat), model) if flat and bounded else times
 
 

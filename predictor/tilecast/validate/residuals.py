@@ -22,6 +22,7 @@ from tilecast.validate.table import Row, execution, integer
 PARTS: Mapping[str, tuple[str, ...]] = {
     **{name: (f"factor.{name}",) for name in FACTORS},
     "memory": ("memory",),
+    "implicit convolution": ("implicit",),
     "launches": ("launch_us", "collective_us"),
     "once per step": ("step_ms",),
     "optimizer": ("optimizer.efficiency",),
