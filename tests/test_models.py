@@ -611,7 +611,7 @@ def test_columns_equal_one_row_at_a_time() -> None:
      "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
      "insightface-r50", "detr-r50", "stable-diffusion-v2", "keypoint-rcnn-r50-fpn",
      "panoptic-fpn-r50", "rpn-r50-c4", "jasper", "quartznet", "deepspeech2", "rnn-t", "tacotron2", "fastpitch", "gnmt",
-     "lstm-ptb", "wav2vec2-base", "hifi-gan", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
+     "lstm-ptb", "wav2vec2-base", "hifi-gan", "tft-electricity", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""

@@ -27,6 +27,8 @@ from tilecast.spec import Floats, Workload
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
 """Passes of a radix sort over the 32 bits in which rows are numbered, a byte each."""
+_GATE_KERNELS = 10.0
+"""Kernels for the gates of a GRU written out: three sums, two sigmoids, a tanh, three products and a difference."""
 _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
 """Numbers that optimizers hold beside each weight, which an update of rows reads and writes besides the gradient; plain
 SGD adds gradients to the rows at once."""
@@ -152,11 +154,13 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
     last `short` ones run a GRU, attention and a GRU of `state` cells (interest evolution), with an auxiliary network
     before each next item; dense layers `first` and `second` classify after either stage."""
     item, batch = 2 * extra["width"], walk.batch
-    seen = {"long": extra["long"], "chosen": extra["chosen"], "short": extra["short"]}
-    for count in seen.values():
-        walk.channels = int(count * item)
+    # Items stand beside their categories, and what lies before a short history is masked; items that the user did not
+    # choose are one more short history.
+    for count in (extra["long"], extra["chosen"], extra["short"], extra["short"]):
+        walk.concatenate(int(count * item))
         walk.keep(walk.elements)
-        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False)
+        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False, backward=(1.0, 1.0))
+    for count in (extra["long"], extra["chosen"], extra["short"]):
         walk.products(1.0, count, item)
         walk.products(1.0, item, count)
     walk.ops += layers.elementwise("best", walk.numerics, batch * extra["long"], 4.0, 4.0, launches=4.0)
@@ -168,8 +172,12 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += ops
         walk.parameters += parameters
         walk.keep(kept)
+    # The second's update gate is scaled by attention, which cuDNN does not know: its gates are kernels of their own.
+    gates = _GATE_KERNELS * extra["short"]
+    for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
+        walk.ops += layers.elementwise("gates", walk.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
     walk.batch = batch * 2.0 * (extra["short"] - 1.0)
-    walk.channels = int(state + item)
+    walk.concatenate(int(state + item))
     _dense(walk, extra, "auxiliary")
     walk.dense(1)
     walk.batch = batch
