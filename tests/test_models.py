@@ -544,6 +544,7 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("RNN-T (MLPerf)", "rnn-t"),
         ("GNMT v2 (TF1)", "gnmt"),
         ("Tacotron2 LJSpeech (PyTorch)", "tacotron2"),
+        ("D2 mask_rcnn_R_101_FPN_3x_syncbn", "mask-rcnn-r101-fpn"),
         ("D2 mask_rcnn_R_101_DC5_3x", "mask-rcnn-r101-dc5"),
         ("D2 faster_rcnn_X_101_32x8d_FPN_3x", "faster-rcnn-x101-32x8d-fpn"),
         ("retinanet-r50-fpn", "retinanet-r50"),
