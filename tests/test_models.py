@@ -226,6 +226,8 @@ PUBLISHED = {
     "detr-r50": 41.52,
     "stable-diffusion-v1.5": 859.52,
     "stable-diffusion-v2": 865.91,
+    # 11.9 thousand million.
+    "flux.1": 11891.0,
     # The networks' 43.59 and 65.16 and 512 for each of 85 742 identities.
     "insightface-r50": 87.49,
     "insightface-r100": 109.06,
@@ -538,9 +540,11 @@ def test_electra_pretrains_a_discriminator_and_a_generator() -> None:
         ("D2 faster_rcnn_R_50_C4_1x", "faster-rcnn-r50-c4"),
         ("ELECTRA-base SQuAD", "bert-base-squad"),
         ("BERT-base noclip (OneFlow)", "bert-base"),
+        ("FLUX.1 (MLPerf)", "flux.1"),
         ("RNN-T (MLPerf)", "rnn-t"),
         ("GNMT v2 (TF1)", "gnmt"),
         ("Tacotron2 LJSpeech (PyTorch)", "tacotron2"),
+        ("D2 mask_rcnn_R_101_FPN_3x_syncbn", "mask-rcnn-r101-fpn"),
         ("D2 mask_rcnn_R_101_DC5_3x", "mask-rcnn-r101-dc5"),
         ("D2 faster_rcnn_X_101_32x8d_FPN_3x", "faster-rcnn-x101-32x8d-fpn"),
         ("retinanet-r50-fpn", "retinanet-r50"),
@@ -611,7 +615,8 @@ def test_columns_equal_one_row_at_a_time() -> None:
      "electra-base", "albert-base", "ncf", "deepseek-v2-lite", "faster-rcnn-r50-c4", "efficientdet-d0",
      "insightface-r50", "detr-r50", "stable-diffusion-v2", "keypoint-rcnn-r50-fpn",
      "panoptic-fpn-r50", "rpn-r50-c4", "jasper", "quartznet", "deepspeech2", "rnn-t", "tacotron2", "fastpitch", "gnmt",
-     "lstm-ptb", "wav2vec2-base", "hifi-gan", "dlrm-small", "wide-deep-criteo", "vae-cf", "sim"],
+     "lstm-ptb", "wav2vec2-base", "hifi-gan", "flux.1", "tft-electricity", "dlrm-small",
+     "wide-deep-criteo", "vae-cf", "sim"],
 )  # fmt: skip
 def test_twice_the_micro_batch_is_twice_the_work(name: str) -> None:
     """FLOPs and kept bytes grow with the samples; parameters and the number of operators do not."""

@@ -53,6 +53,20 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     assert sizes == {"keys": 64 * 26 * 8, "vectors": 64 * 26 * 256, "vectors.gradient": 64 * 26 * 256}
 
 
+@given(share=st.floats(0.01, 1.0))
+def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
+    model = models.preset("dlrm-small")
+    workload = Workload(replace(model, extra={**model.extra, "distinct": share}), 1, 64, "fp16", optimizer="adam")
+    (block,) = models.build(workload, Shards(ONE * 64, ONE, ONE, ONE * 8, ONE * 0)).layers
+    moved = {op.name: float(op.table.bytes()[0]) for op in block.ops if op.name.startswith("tables")}
+    row = 128 * 4
+    assert moved["tables"] == pytest.approx(64 * 26 * (share + 1) / 2 * (8 + 2 * row))
+    assert moved["tables.gradient"] == pytest.approx(64 * 26 * share * (8 + 3 * row))
+    assert moved["tables.update"] == pytest.approx(64 * 26 * share * 5 * row)
+    assert moved["tables.sort"] == pytest.approx(64 * 26 * 16)
+    assert {transfer.size_bytes[0] for transfer in block.transfers} == {64 * 26 * 8, 64 * 26 * 256}
+
+
 def test_search_spreads_tables_over_all_ranks_and_identities_over_all_or_none() -> None:
     data = np.array([1, 2, 6])
     assert expert_degrees(models.preset("dlrm-small"), data).tolist() == [[1], [2], [6]]

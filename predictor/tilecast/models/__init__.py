@@ -28,6 +28,7 @@ from tilecast.models import (
     cnn,
     deepseek,
     electra,
+    flux,
     ncf,
     recommender,
     traced,
@@ -50,6 +51,7 @@ FAMILIES: Mapping[str, Builder] = {
     "electra": electra.build,
     "vit": vision.build,
     "swin": vision.build_swin,
+    "flux": flux.build,
     "ncf": ncf.build,
     **dict.fromkeys(recommender.NETWORKS, recommender.build),
     **dict.fromkeys(cnn.NETWORKS, cnn.build),
@@ -242,6 +244,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "electra": (*_TRANSFORMER, "generator_hidden"),
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+    "flux": flux.NEEDS,
     "ncf": ("users", "items", "factors", "dense1", "dense2", "dense3"),
     **{family: recommender.needs(family) for family in recommender.NETWORKS},
     **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
@@ -313,7 +316,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
 _QUALIFIERS = re.compile(
     r"""\b(?:
       pytorch | torch | tf[12]? | tensorflow[12]? | mxnet | paddle | jax | elasticflow | adaptdl | mlperf
-    | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x$
+    | oneflow | gluon-?(?:cv|nlp) | ngc | d2 | detectron2 | [139]x(?:-(?:syncbn|cls-agnostic))?$
     | hf | instruct | chat | cased | uncased
     | imagenet(?:-?1k)? | coco(?:-?2017)? | pascal-?voc | voc | wikitext-?103 | wmt(?:-?\d\d)? | openimages | brats
     | librispeech | ljspeech

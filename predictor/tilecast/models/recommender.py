@@ -1,9 +1,10 @@
 """Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, and SIM.
 
-Embedding tables are read row by row: per sample `lookups` rows of `width` numbers on average, which become one vector
-for each of `tables`. With `spread_tables` every rank holds a share of the tables and answers for the samples of all
-ranks (hybrid parallelism): keys go to the tables and vectors back in an all-to-all, gradients the same way, and only
-the rows that were read are updated. Otherwise tables are copied on every rank and have whole gradients.
+Embedding tables are read row by row: per sample `lookups` rows of `width` numbers on average, a share `distinct` (1) of
+them unlike each other in a batch, which become one vector for each of `tables`. With `spread_tables` every rank holds a
+share of the tables and answers for the samples of all ranks (hybrid parallelism): keys go to the tables and vectors
+back in an all-to-all, gradients the same way, and only the rows that were read are updated. Otherwise tables are copied
+on every rank and have whole gradients.
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4,
 low rank); Cheng et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639
@@ -27,6 +28,8 @@ from tilecast.spec import Floats, Workload
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
 """Passes of a radix sort over the 32 bits in which rows are numbered, a byte each."""
+_GATE_KERNELS = 10.0
+"""Kernels for the gates of a GRU written out: three sums, two sigmoids, a tanh, three products and a difference."""
 _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
 """Numbers that optimizers hold beside each weight, which an update of rows reads and writes besides the gradient; plain
 SGD adds gradients to the rows at once."""
@@ -73,18 +76,23 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]
     of them hold equal shares of the tables."""
     extra, numerics = workload.model.extra, Numerics.of(workload)
     width, read, made = extra["width"], batch * extra["lookups"], batch * extra["tables"]
-    # A look-up reads a row, and one row is written for each table.
-    ops = [Op("tables", KernelTable.of("embedding", "fp32", rows=(read + made) / 2, cols=width, backward=0.0))]
+    differing = read * extra.get("distinct", 1.0)
+    # Rows come from memory once, however often a batch asks for them, and one row is written for each table.
+    ops = [Op("tables", KernelTable.of("embedding", "fp32", rows=(differing + made) / 2, cols=width, backward=0.0))]
     exchanged = [("keys", _KEY_BYTES * read, "forward"), ("vectors", numerics.element * made * width, "forward")]
     if numerics.training:
         exchanged.append(("vectors.gradient", numerics.element * made * width, "backward"))
         sort = KernelTable.of("elementwise", "fp32", elements=read, read_bytes=_KEY_BYTES, written_bytes=_KEY_BYTES)
-        scatter = KernelTable.of("embedding", "fp32", rows=read, cols=width, backward=1.0)
+        scatter = KernelTable.of("embedding", "fp32", rows=differing, cols=width, backward=1.0)
         ops += [Op("tables.sort", sort, "backward", count=_SORT_PASSES), Op("tables.gradient", scatter, "backward")]
     moments = _MOMENTS.get(workload.optimizer, 0.0)
     if numerics.training and moments and extra.get("spread_tables"):
         update = KernelTable.of(
-            "elementwise", "fp32", elements=read * width, read_bytes=4.0 * (1.0 + moments), written_bytes=4.0 * moments
+            "elementwise",
+            "fp32",
+            elements=differing * width,
+            read_bytes=4.0 * (1.0 + moments),
+            written_bytes=4.0 * moments,
         )
         ops.append(Op("tables.update", update, "backward"))
     transfers = [Transfer(name, "all_to_all", "expert", size, phase) for name, size, phase in exchanged]  # type: ignore[arg-type]
@@ -152,11 +160,13 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
     last `short` ones run a GRU, attention and a GRU of `state` cells (interest evolution), with an auxiliary network
     before each next item; dense layers `first` and `second` classify after either stage."""
     item, batch = 2 * extra["width"], walk.batch
-    seen = {"long": extra["long"], "chosen": extra["chosen"], "short": extra["short"]}
-    for count in seen.values():
-        walk.channels = int(count * item)
+    # Items stand beside their categories, and what lies before a short history is masked; items that the user did not
+    # choose are one more short history.
+    for count in (extra["long"], extra["chosen"], extra["short"], extra["short"]):
+        walk.concatenate(int(count * item))
         walk.keep(walk.elements)
-        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False)
+        walk.ops += layers.pointwise("mask", walk.numerics, walk.elements, absorbed=False, backward=(1.0, 1.0))
+    for count in (extra["long"], extra["chosen"], extra["short"]):
         walk.products(1.0, count, item)
         walk.products(1.0, item, count)
     walk.ops += layers.elementwise("best", walk.numerics, batch * extra["long"], 4.0, 4.0, launches=4.0)
@@ -168,8 +178,12 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += ops
         walk.parameters += parameters
         walk.keep(kept)
+    # The second's update gate is scaled by attention, which cuDNN does not know: its gates are kernels of their own.
+    gates = _GATE_KERNELS * extra["short"]
+    for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
+        walk.ops += layers.elementwise("gates", walk.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
     walk.batch = batch * 2.0 * (extra["short"] - 1.0)
-    walk.channels = int(state + item)
+    walk.concatenate(int(state + item))
     _dense(walk, extra, "auxiliary")
     walk.dense(1)
     walk.batch = batch

@@ -20,6 +20,7 @@ from tilecast.models.cnn import (
     detr,
     diffusion,
     efficientdet,
+    forecasting,
     hifigan,
     identities,
     inception,
@@ -83,6 +84,10 @@ NETWORKS: Mapping[str, Network] = {
     "gnmt": Network(language.gnmt, ("cells", "vocabulary")),
     "lstm": Network(language.lstm, ("layers_deep", "cells", "vocabulary")),
     "hifi-gan": Network(hifigan.hifigan, ("base",)),
+    "temporal-fusion": Network(
+        forecasting.temporal_fusion,
+        ("width", "history", "observed", "known", "static", "static_rows", "attention_heads", "quantiles"),
+    ),
     "waveglow": Network(waveglow.waveglow, ("channels",)),
 }
 """Families of convolutional networks by name."""

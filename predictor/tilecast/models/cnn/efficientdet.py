@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilecast.models.cnn import mobile
+from tilecast.models.cnn.detection import focal_loss
 from tilecast.models.cnn.walk import Size, Walk
 
 _READ = (2, 4, 6)
@@ -32,7 +33,7 @@ def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
             weights = walk.parameters - before - norms
             walk.parameters = before + norms + (weights if place == 0 else 0.0)
             if is_class:
-                walk.loss(2)
+                focal_loss(walk)
 
 
 def _extended(walk: Walk, levels: list[tuple[int, Size]], channels: int) -> list[tuple[int, Size]]:
