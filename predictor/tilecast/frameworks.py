@@ -36,7 +36,9 @@ class Framework:
     shards_gradients: bool
     """Whether ZeRO 2 spreads gradients between micro-batches too."""
     bucket_elements: float
-    """Elements of the buckets in which gradients are reduced and weights are gathered, one of each."""
+    """Elements of the buckets in which gradients are reduced and weights are gathered."""
+    bucket_copies: tuple[float, ...]
+    """How many such buckets there are, by ZeRO stage."""
     gathered_blocks: float
     """Blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
@@ -96,6 +98,7 @@ def _read(name: str) -> Framework:
     engine = table.get("engine", name)
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
     values = {cell: cells[cell][0] for cell in _CELLS}
+    values["bucket_copies"] = tuple(values["bucket_copies"])
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
 

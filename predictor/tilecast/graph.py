@@ -298,6 +298,8 @@ class Block:
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Scratch alive only while the block runs (logits, unfused scores)."""
+    workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """What a library takes while one of its kernels runs, as the allocator sees it, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters among `parameters` that have neither gradient nor optimizer state (LoRA's base weights)."""
     positions: tuple[int, ...] = ()

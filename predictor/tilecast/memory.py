@@ -64,7 +64,7 @@ class Footprint:
     context: Floats
     """Libraries and communicators, outside the allocator."""
     cached: Floats
-    """What the allocator holds besides while the GPU has room."""
+    """What the allocator holds besides while the GPU has room: blocks that do not fit again, and workspaces."""
 
     @property
     def allocated(self) -> Floats:
@@ -177,7 +177,7 @@ class Bills:
             states.buffers,
             FRAGMENTATION * dynamic,
             states.context,
-            self.cached_share * dynamic,
+            np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
         )
 
 
@@ -279,8 +279,8 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     if not workload.training:
         return np.zeros(len(plans))
     bucket = np.minimum(framework.bucket_elements, trainable)
-    kinds = np.where(plans.zero_stage > 0, 2.0, 1.0)
-    buckets = np.where(plans.replicas > 1, kinds * bucket * each.gradient, 0.0)
+    copies = np.array(framework.bucket_copies)[plans.zero_stage]
+    buckets = np.where(plans.replicas > 1, copies * bucket * each.gradient, 0.0)
     if not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
     # One for each shape of a layer's weights, for good, and that of the output layer while its gradient is computed.
@@ -299,6 +299,7 @@ class _Micro(Columns):
     early: Floats
     late: Floats
     working: Floats
+    workspace: Floats
 
 
 def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
@@ -312,7 +313,8 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     layer_working = _largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
     head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
     if not workload.training:
-        return _Micro(np.zeros(len(plans)), np.zeros(len(plans)), 2 * layer_working + head_working + first)
+        nothing = np.zeros(len(plans))
+        return _Micro(nothing, nothing, 2 * layer_working + head_working + first, nothing)
     # The one layer being recomputed is whole again while its backward pass runs.
     whole = _largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -322,7 +324,8 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     everything, staged = kept + first + last, plans.pipeline > 1
     early = np.where(staged, kept * share + first, everything)
     late = np.where(staged, kept * share + last, everything)
-    return _Micro(early, late, np.maximum(layer_working, head_working))
+    workspace = _largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
+    return _Micro(early, late, np.maximum(layer_working, head_working), workspace)
 
 
 def _largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

@@ -280,7 +280,8 @@ class Training(Door):
     )
     framework: Framework | None = Field(
         default=None,
-        description="What runs the training, which limits plans to those that it executes; absent allows every plan.",
+        description="What runs the training: it limits plans to those that it executes and decides what memory holds; "
+        "absent allows every plan, with 16-bit weights and gradients and FP32 masters.",
     )
     optimizer: Optimizer | None = Field(
         default=None,

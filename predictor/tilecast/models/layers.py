@@ -56,6 +56,8 @@ class Numerics:
         passes, framework = fuse.passes(workload), frameworks.of(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
+        # Kernels of one's own are Transformer Engine's, where the job is in FP8.
+        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -66,7 +68,7 @@ class Numerics:
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
-            product_input=1.0 if workload.precision == "fp8" and framework.fp8_inputs else element,
+            product_input=1.0 if keeps_fp8 else element,
             norm_extra=_norm_extra(workload, framework),
             score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",

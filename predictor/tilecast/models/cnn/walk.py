@@ -36,6 +36,9 @@ class Walk:
     ops: list[Op] = field(default_factory=list)
     parameters: float = 0.0
     kept: Floats = field(default_factory=lambda: np.zeros(1))
+    workspace: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes of the input and the output of the largest convolution, (S,): cuDNN lays both out anew for the matrix
+    units."""
     held: bool = False
     """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
@@ -104,6 +107,8 @@ class Walk:
             "out_d": size[0], "out_h": size[1], "out_w": size[2], "groups": groups,
         }  # fmt: skip
         name = f"conv{len(self.ops)}"
+        pixels = self.channels * self.size[0] * self.size[1] * self.size[2] + out * size[0] * size[1] * size[2]
+        self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self._read()
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]

@@ -1,0 +1,122 @@
+"""What frameworks hold of a job, against closed forms, and laws that hold for all of them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilecast import frameworks, memory, models, search
+from tilecast.frameworks import FRAMEWORKS, UNSET
+from tilecast.spec import Framework, Plan, Plans, Workload
+
+NAMES: tuple[Framework, ...] = get_args(Framework)
+LLAMA = models.preset("llama-2-7b")
+
+
+def bill(framework: Framework | None, plan: Plan, precision: str = "bf16", **job: object) -> memory.Footprint:
+    workload = Workload(LLAMA, 2048, 64, precision, framework=framework, **job)  # type: ignore[arg-type]
+    plans = Plans.of(plan)
+    return memory.footprint(workload, models.shard(workload, plans), plans)
+
+
+def per_parameter(found: memory.Footprint) -> float:
+    states = found.parameters + found.gradients + found.optimizer
+    return float(states[0]) / models.parameters(Workload(LLAMA, 2048, 64))
+
+
+def test_the_table_holds_what_a_job_may_name() -> None:
+    assert set(FRAMEWORKS) == {UNSET, *NAMES}
+    assert set(search.FRAMEWORKS) == set(frameworks.ENGINES)
+    for name in NAMES:
+        assert search.engine(name) in frameworks.ENGINES
+        assert search.abilities(name).parallelism
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_cell_says_where_it_comes_from(name: str) -> None:
+    assert all(len(source) > 8 for source in FRAMEWORKS[name].sources.values())
+
+
+def test_a_cell_that_is_not_its_own_is_the_engines() -> None:
+    assert FRAMEWORKS["nemo"].wgrad_placeholders is FRAMEWORKS["megatron"].wgrad_placeholders is True
+    assert FRAMEWORKS["nemo"].loss != FRAMEWORKS["megatron"].loss
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "plan", "each"),
+    [
+        # Megatron-LM in BF16: weight 2, gradient 4, master and moments 12; in FP16 the gradient has 2.
+        ("megatron", "bf16", Plan(), 18.0),
+        ("megatron", "fp16", Plan(), 16.0),
+        ("megatron", "bf16", Plan(data=8, zero_stage=1), 6 + 12 / 8),
+        # DDP under autocast: weight 4, its cast 2, gradient 4 and once more in buckets, moments 8.
+        ("ddp", "bf16", Plan(data=2), 22.0),
+        ("ddp", "bf16", Plan(), 18.0),
+        ("ddp", "fp32", Plan(), 16.0),
+        # fully_shard: everything in FP32, spread; what is gathered is working memory.
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=3), 16 / 8),
+        ("fsdp2", "bf16", Plan(data=8, zero_stage=2), 2 + 16 / 8),
+        # 16 bit alone: weight, gradient and two moments of 2.
+        ("torchtune", "bf16", Plan(data=4, zero_stage=3), 8 / 4),
+    ],
+)
+def test_states_take_what_the_framework_holds(framework: Framework, precision: str, plan: Plan, each: float) -> None:
+    assert per_parameter(bill(framework, plan, precision, optimizer="adam")) == pytest.approx(each, rel=1e-6)
+
+
+@given(
+    framework=st.sampled_from([None, *NAMES]),
+    data=st.sampled_from([1, 2, 8]),
+    tensor=st.sampled_from([1, 4]),
+    stage=st.integers(0, 3),
+    mode=st.sampled_from(["none", "selective", "full"]),
+    precision=st.sampled_from(["fp32", "bf16", "fp16", "fp8"]),
+    lora=st.sampled_from([0, 8]),
+)
+def test_the_lines_are_no_debts_and_the_figures_are_ordered(
+    framework: Framework | None, data: int, tensor: int, stage: int, mode: str, precision: str, lora: int
+) -> None:
+    plan = Plan(data=data, tensor=tensor, zero_stage=stage, checkpointing=mode)  # type: ignore[arg-type]
+    found = bill(framework, plan, precision, lora_rank=lora)
+    assert all(value >= 0 for value in found.items(0).values())
+    assert sum(found.items(0).values()) == pytest.approx(float(found.total[0]))
+    assert found.allocated[0] <= found.reserved[0] <= found.device[0]
+    assert found.lower[0] <= found.total[0] <= found.upper[0]
+
+
+@given(framework=st.sampled_from([None, *NAMES]), data=st.sampled_from([2, 4, 16]), stage=st.integers(0, 2))
+def test_more_sharding_never_holds_more(framework: Framework | None, data: int, stage: int) -> None:
+    states = [per_parameter(bill(framework, Plan(data=data, zero_stage=each))) for each in (stage, stage + 1)]
+    assert states[1] <= states[0] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_frozen_weights_in_four_bits_take_less(framework: Framework) -> None:
+    whole, quarter = (bill(framework, Plan(), lora_rank=8, frozen_bits=bits).parameters[0] for bits in (16.0, 4.5))
+    assert quarter < 0.4 * whole
+
+
+def test_a_fused_loss_needs_a_quarter_of_what_an_eager_one_does() -> None:
+    """Llama's logits: 2 + 4 bytes kept and 8 more against 2 and 2."""
+    eager = bill("ddp", Plan(micro_batch=4, checkpointing="full"))
+    fused = bill("ddp", Plan(micro_batch=4, checkpointing="full"), fused_loss=True)
+    logits = 4 * 2048 * LLAMA.vocab
+    assert float((eager.activations - fused.activations)[0]) == pytest.approx(4 * logits)
+
+
+def test_operators_kept_are_those_of_torchtitan() -> None:
+    """Of a layer of Llama 3 8B: its input, q, v, what attention wrote with a statistic per head, and one half of the
+    MLP: 2 (3 x 4096 + 1024 + 14336) + 4 x 32 bytes of a token."""
+    workload = Workload(models.preset("llama-3-8b"), 8192, 8, framework="torchtitan")
+    sharded = models.shard(workload, Plans.of(Plan()))
+    (layer,) = sharded.graph.layers
+    assert layer.activation_bytes[1][0] / 8192 == 2 * (3 * 4096 + 1024 + 14336) + 4 * 32
+
+
+def test_what_is_planned_ahead_is_not_cached() -> None:
+    assert bill("jax", Plan()).cached[0] == 0 < bill("ddp", Plan()).cached[0]
+    assert np.all(bill("torchtitan", Plan()).cached == 0)

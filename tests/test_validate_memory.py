@@ -1,0 +1,128 @@
+"""Memory bills against measured peaks: which figure a peak is, in which unit, and what cannot be meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tilecast.cli import main
+from tilecast.validate import memory, runs
+from tilecast.validate.table import framework
+
+ROW = {
+    "id": "r1", "source": "somebody", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8",
+    "interconnect_intra": "NVSwitch", "interconnect_inter": "", "framework": "Megatron-LM", "model_name": "m",
+    "family": "decoder", "mode": "train", "n_layers": "24", "hidden": "2048", "n_heads": "16", "n_kv_heads": "16",
+    "ffn_hidden": "8192", "gated_mlp": "0", "vocab": "51200", "seq_len": "2048", "micro_batch_per_gpu": "2",
+    "grad_accum": "4", "global_batch": "64", "precision": "bf16", "dp": "8", "tp": "1", "pp": "1", "cp": "1",
+    "ep": "1", "zero_stage": "1", "activation_checkpointing": "none", "flash_attention": "1", "compiled": "0",
+    "optimizer": "adamw", "notes": "", "trust": "C", "task": "pretrain", "split_group": "g",
+    "peak_mem_gb_per_gpu": "20",
+}  # fmt: skip
+GIB = 2.0**30
+
+
+@pytest.mark.parametrize(
+    ("change", "figure", "size"),
+    [
+        ({}, "device", 20 * GIB),
+        ({"notes": "peak of torch.cuda.max_memory_allocated"}, "allocated", 20 * GIB),
+        ({"notes": "max_memory_reserved over the run"}, "reserved", 20 * GIB),
+        ({"notes": "nvidia-smi says so", "source": "Lightning-AI/litgpt"}, "device", 20 * GIB),
+        ({"source": "Lightning-AI/litgpt", "notes": "measured peak memory 20.00 GB."}, "allocated", 20e9),
+        ({"source": "pytorch/ao", "notes": "Peak memory 20.00 GB."}, "reserved", 20 * GIB),
+        ({"source": "flagperf", "notes": "a machine of 96 GB"}, "device", 20 * GIB),
+    ],
+)
+def test_notes_and_sources_say_what_a_peak_is(change: dict[str, str], figure: str, size: float) -> None:
+    row = ROW | change
+    assert memory.figure(row) == figure
+    assert memory.peak_bytes(row) == pytest.approx(size)
+
+
+def test_a_peak_below_the_weights_is_a_warning_that_names_row_and_column() -> None:
+    found = memory.measure([ROW, ROW | {"id": "r2", "peak_mem_gb_per_gpu": "1.5"}])
+    assert [row["id"] for row in found.rows] == ["r1"]
+    (told,) = found.warnings
+    assert told.startswith("row r2: peak_mem_gb_per_gpu: 1.5 GiB is less than the weights, ")
+    assert told.endswith("correct the peak or the plan")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("text", ["much", "-3", "0", "nan", "inf", "1e9"])
+def test_what_is_no_size_is_a_warning(text: str) -> None:
+    found = memory.measure([ROW | {"peak_mem_gb_per_gpu": text}])
+    assert not found.rows
+    assert found.warnings == (f"row r1: peak_mem_gb_per_gpu: {text!r} is no positive number of GiB; correct the cell",)
+
+
+def test_many_warnings_are_told_in_few_lines() -> None:
+    rows = [ROW | {"id": f"r{number}", "peak_mem_gb_per_gpu": "x"} for number in range(9)]
+    lines = memory.report(rows).splitlines()
+    assert len(lines) == 1 + memory.MOST_WARNINGS + 1
+    assert lines[-1].strip() == "left out: 4 more"
+
+
+def test_rows_without_a_peak_have_no_table() -> None:
+    assert memory.report([ROW | {"peak_mem_gb_per_gpu": ""}]) == ""
+
+
+def test_the_command_prints_the_table_below_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{','.join(ROW)}\n{','.join(ROW.values())}\n", encoding="utf-8")
+    assert main(["validate", "runs", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "measured peaks of memory: 1 rows billed, 0 refused" in told
+    assert "source somebody" in told
+    assert "framework Megatron-LM" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("Megatron-LM 23e00ed + TransformerEngine 2.11.0", "megatron"),
+        ("NeMo/Megatron-Core", "nemo"),
+        ("Megatron-Bridge (NeMo 26.04)", "nemo"),
+        ("FlagScale ed55532 (Megatron)", "megatron"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("DeepSpeed ZeRO-3", "deepspeed"),
+        ("HF Trainer + DeepSpeed", "deepspeed"),
+        ("HF Trainer (PyTorch DDP/FSDP)", "huggingface"),
+        ("torchtitan + torchao 0.13", "torchtitan"),
+        ("LitGPT / eager", "litgpt"),
+        ("torchtune", "torchtune"),
+        ("Composer+PyTorch FSDP", "composer"),
+        ("PyTorch FSDP (fms-fsdp)", "fsdp2"),
+        ("PyTorch DDP", "ddp"),
+        ("PyTorch Lightning + flash-attn kernels", "lightning"),
+        ("TensorFlow 20.06 NGC (XLA)", "tensorflow"),
+        ("PaddlePaddle 2.5.1 / PaddleNLP", "paddle"),
+        ("OneFlow 0.2", "oneflow"),
+        ("JAX", "jax"),
+        ("pytorch-2.1-eager", None),
+        ("MLPerf v5.0", None),
+    ],
+)
+def test_a_table_means_a_framework_by_its_words(words: str, name: str | None) -> None:
+    assert framework({"framework": words}) == name
+
+
+CEILINGS = {
+    # Mean error of each source, of rows whose models are known. Constants of the bill are not fitted to any of them.
+    "MooreThreads/SimuMax": 0.03,
+    "Oneflow-Inc/DLPerf": 0.08,
+    "flagperf": 0.11,
+}
+
+
+@pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
+@pytest.mark.parametrize("source", CEILINGS)
+def test_bills_meet_measured_peaks(source: str) -> None:
+    path = Path(os.environ["TILECAST_DATA"]) / "second" / "e2e" / "published2.csv"
+    if not path.exists():
+        pytest.skip("the second collection is not there")
+    found = memory.measure([row for row in runs.read_table(path) if row["source"] == source])
+    assert len(found.measured)
+    assert abs(found.billed / found.measured - 1).mean() <= CEILINGS[source]
