@@ -118,6 +118,7 @@ class Constants:
     hidden_share: float
     slowdown: float
     tensor_share: float
+    pipelined_share: float
     expert_share: float
     irregular: float
     implicit: float
@@ -138,6 +139,7 @@ class Constants:
             table["overlap"]["hidden_share"],
             table["overlap"]["slowdown"],
             table["overlap"]["tensor_share"],
+            table["overlap"]["pipelined_share"],
             table["overlap"]["expert_share"],
             table["alignment"]["irregular"],
             table["implicit"]["convolution"],
@@ -590,7 +592,7 @@ def block_seconds(
             known[alike] = transfer_seconds(sharded, plans, pool, transfer) * fitted.factor["exchange"]
         one = known[alike]
         if transfer.group == "context" or (transfer.group == "tensor" and hidden in ("both", transfer.phase)):
-            one = one * (1.0 - fitted.tensor_share)
+            one = one * (1.0 - (fitted.tensor_share if hidden != "both" else fitted.pipelined_share))
         if transfer.group == "expert":
             one = one * (1.0 - fitted.expert_share)
         call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
@@ -766,6 +768,8 @@ class _Shared(Columns):
     own: Floats
     waited: Floats
     """The slowest of so many ranks against their mean."""
+    contention: Floats
+    """How much of a GPU's memory collectives take, against NVLink of the third generation on A100."""
 
 
 def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
@@ -788,7 +792,20 @@ def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitt
         held,
         own,
         straggle(plans, fitted),
+        _contention(plans, pool),
     )
+
+
+_FED = 0.147
+"""Bandwidth of NVLink of the third generation over that of the memory of an A100 with 80 GB."""
+
+
+def _contention(plans: Plans, pool: Pool) -> Floats:
+    """How much of a GPU's memory bandwidth its link can take, against A100 on NVLink, at most the same, (n,): a bus or
+    a network that brings little disturbs little."""
+    network = pool.inter.bandwidth_bytes_per_s / pool.gpus_per_node
+    rate = np.where(plans.gpus <= pool.domain, pool.intra.bandwidth_bytes_per_s, network)
+    return np.asarray(np.minimum(rate / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0))
 
 
 def _gradient_sync(
@@ -816,7 +833,7 @@ def _gradient_sync(
     busy = np.where(
         stage == 0, shared.reduce_s, np.where(stage < 3, scatters * shared.scatter_s + shared.updated_s, whole)
     )
-    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
+    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown * shared.contention
 
 
 def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:

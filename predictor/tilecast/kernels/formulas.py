@@ -38,8 +38,10 @@ def bandwidth_bound_s(moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling) -
     passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
     traffic = moved * (1.0 + passes)
     dram_share = ceiling.dram_share * ceiling.dies.get(die(gpu), 1.0)
-    cached = traffic / (ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s)
-    spilled = dram_bytes(traffic, gpu) / (dram_share * gpu.memory_bandwidth_bytes_per_s)
+    streamed = dram_share * gpu.memory_bandwidth_bytes_per_s
+    # What memory delivers passes the cache, so that the cache is no slower.
+    cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
+    spilled = dram_bytes(traffic, gpu) / streamed
     each_row = rows * ceiling.row_cycles / (gpu.sm_count * gpu.boost_clock_hz)
     one_row = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
     slowest: Floats = np.maximum.reduce([cached, spilled, each_row, one_row])

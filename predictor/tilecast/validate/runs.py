@@ -133,11 +133,15 @@ def price(group: Group, fitted: Constants | None = None) -> Priced:
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
+_ROOM = 1.0
+"""A run whose bill is larger than its GPU by less than the bill's own error is taken to have run as it is."""
+
+
 def chosen(priced: Priced, member: Member) -> int:
     """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
     none does."""
     rows, start = member.rows, int(member.rows.start)
-    fits = priced.fits[rows]
+    fits = priced.memory_bytes[rows] <= _ROOM * priced.usable_bytes if member.ordered else priced.fits[rows]
     if not fits.any():
         return start + int(np.argmin(priced.memory_bytes[rows]))
     if member.ordered:
