@@ -6,28 +6,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import memory, models, search
 from tilecast.advise import stated
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.models.cnn import identities
 from tilecast.models.layers import Numerics
 from tilecast.models.recurrent import GATES, recurrent
 from tilecast.search import Limits, expert_degrees
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
+from tilecast.validate import table
 
 ONE = np.ones(1, dtype=np.int64)
 WHOLE = Shards(ONE, ONE, ONE, ONE, ONE * 0)
 
 
+@settings(deadline=None)
 @given(ranks=st.sampled_from([2, 4, 8, 64]), batch=st.integers(1, 64))
 def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> None:
     """A rank sees the samples of all ranks and its share of the identities: the same FLOPs, a share of the weights."""
     workload = Workload(models.preset("insightface-r50"), 1, batch, "fp16")
     whole, share = (
-        models.build(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)).last[0] for expert in (1, ranks)
+        identities.classifier(workload, Shards(ONE * batch, ONE, ONE, ONE * expert, ONE * 0)) for expert in (1, ranks)
     )
     work = [sum(float(op.table.flops()[0]) for op in one.ops if op.table.kind[0] == 0) for one in (whole, share)]
     assert work[0] == pytest.approx(work[1])
@@ -36,6 +39,7 @@ def test_identities_are_spread_and_their_work_is_not(ranks: int, batch: int) -> 
     assert share.expert_parameters[0] == share.parameters[0]
 
 
+@settings(deadline=None)
 @given(ranks=st.sampled_from([1, 2, 4, 8, 64]))
 def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     """Weights and moments of a table are a share; keys and vectors are a rank's own, and no gradient is summed."""
@@ -53,6 +57,7 @@ def test_tables_are_spread_over_all_ranks(ranks: int) -> None:
     assert sizes == {"keys": 64 * 26 * 8, "vectors": 64 * 26 * 256, "vectors.gradient": 64 * 26 * 256}
 
 
+@settings(deadline=None)
 @given(share=st.floats(0.01, 1.0))
 def test_rows_come_from_memory_once_and_travel_as_often_as_they_are_asked_for(share: float) -> None:
     model = models.preset("dlrm-small")
@@ -102,6 +107,7 @@ def test_a_model_is_cut_to_its_first_layers() -> None:
             models.preset(name)
 
 
+@settings(deadline=None)
 @given(
     steps=st.integers(1, 64),
     batch=st.integers(1, 64),
@@ -143,6 +149,39 @@ def test_a_search_prices_only_what_the_model_can_spread(name: str, degrees: set[
     found = search.find(Workload(models.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
     assert set(found.plans.expert.tolist()) == degrees
     assert found.fits.all()
+
+
+ROW = {"gpu": "V100-SXM2-16GB", "gpus_per_node": "8", "n_gpus": "8", "precision": "fp32", "dp": "8", "tp": "1",
+       "pp": "1", "micro_batch_per_gpu": "64", "global_batch": "512", "optimizer": "sgd"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "notes", "expected"),
+    [
+        ("InsightFace R100", 'Glint360k ("Partial FC, sample_ratio=0.1")', {"identities": 360232.0, "sampled": 0.1}),
+        ("Wide&Deep Criteo", "vocabulary 3200000, embedding width 32, 7 hidden layers",
+         {"table_weights": 102400000.0, "width": 32.0, "wide_weights": 3200000.0, "deep7": 1024.0}),
+        ("D2 retinanet_R_50_FPN_1x", "multi-scale input (short side 640-800)", {"image": 768.0, "image_width": 1024.0}),
+        ("D2 retinanet_R_50_FPN_1x", "short side 00-00", {"image": 800.0, "image_width": 1344.0}),
+        ("GNMT", "", {"image_width": 50.0}),
+    ],
+)  # fmt: skip
+def test_rows_state_dimensions_in_their_notes(name: str, notes: str, expected: dict[str, float]) -> None:
+    extra = table.read(
+        {**ROW, "model_name": name, "notes": notes, "seq_len": "50" if name == "GNMT" else ""}
+    ).workload.model.extra
+    assert {key: extra[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("section", "expert"), [("Data Parallelism", 1), ("Model Parallelism", None)])
+def test_a_section_says_whether_a_classifier_is_copied(section: str, expert: int | None) -> None:
+    case = table.read({**ROW, "model_name": "InsightFace R100", "notes": f'("Face Emore > {section}")'})
+    assert case.stated["expert"] == expert
+
+
+def test_fewer_hidden_layers_replace_those_of_the_preset() -> None:
+    extra = table.read({**ROW, "model_name": "Wide&Deep Outbrain", "notes": "2 hidden layers"}).workload.model.extra
+    assert [name for name in extra if name.startswith("deep")] == ["deep1", "deep2"]
 
 
 def test_a_stated_plan_spreads_tables_without_being_told() -> None:

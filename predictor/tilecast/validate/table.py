@@ -232,24 +232,31 @@ _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore",
 
 
 def _noted_dimensions(model: Model, notes: str) -> Model:
-    """The model with what notes state of it: the identities and the sample of them, or the rows and the width of
-    tables and the number of dense layers behind them."""
+    """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
+    or the rows and the width of tables and the number of dense layers behind them."""
     found: dict[str, float] = {}
     if "identities" in model.extra:
         found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
-    if scales := re.search(r"short side (\d{2,4})-(\d{2,4})", notes):
+    scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
+    if scales and 32 <= int(scales[1]) <= int(scales[2]):
         found |= _drawn_size(model, int(scales[1]), int(scales[2]))
     if model.family == "wide-deep":
-        width = _noted(r"embedding width (\d+)", notes) or model.extra["width"]
-        rows = re.search(r"vocabulary (\d{1,12})\b", notes)
-        count = float(rows[1]) if rows else model.extra["wide_weights"]
-        found = {"width": float(width), "wide_weights": count}
-        found["table_weights"] = count * width if rows else model.extra["table_weights"]
-        if depth := _noted(r"(\d+) hidden layers", notes):
-            found |= {f"deep{number}": model.extra["deep1"] for number in range(1, min(depth, 64) + 1)}
+        return _with_tables(model, notes)
     return replace(model, extra={**model.extra, **found})
+
+
+def _with_tables(model: Model, notes: str) -> Model:
+    """Wide & Deep with the vocabulary, the embedding's width and the depth that notes state."""
+    extra = dict(model.extra)
+    width = float(_noted(r"embedding width (\d+)", notes) or extra["width"])
+    if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
+        extra |= {"table_weights": float(rows[1]) * width, "width": width, "wide_weights": float(rows[1])}
+    if depth := _noted(r"(\d+) hidden layers", notes):
+        kept = {name: value for name, value in extra.items() if not re.fullmatch(r"deep\d+", name)}
+        extra = kept | {f"deep{number}": extra["deep1"] for number in range(1, min(depth, 64) + 1)}
+    return replace(model, extra=extra)
 
 
 def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
