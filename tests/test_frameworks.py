@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, models, search
+from tilecast.advise import Request
+from tilecast.cli.advise import kept_to
 from tilecast.frameworks import FRAMEWORKS, UNSET
-from tilecast.spec import Framework, Plan, Plans, Workload
+from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 NAMES: tuple[Framework, ...] = get_args(Framework)
 LLAMA = models.preset("llama-2-7b")
@@ -120,3 +122,10 @@ def test_operators_kept_are_those_of_torchtitan() -> None:
 def test_what_is_planned_ahead_is_not_cached() -> None:
     assert bill("jax", Plan()).cached[0] == 0 < bill("ddp", Plan()).cached[0]
     assert np.all(bill("torchtitan", Plan()).cached == 0)
+
+
+def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
+    job = Request("job", Workload(LLAMA, 2048, 64, framework="nemo"))
+    assert kept_to(job, "megatron").workload.framework == "nemo"
+    with pytest.raises(SpecError, match="deepspeed is not nemo"):
+        kept_to(job, "deepspeed")

@@ -92,7 +92,7 @@ def test_recommendation_and_summary() -> None:
         "speedup": "5.5x",
         "costPer1000Steps": "251 USD",
         "finish": "22.8h",
-        "memory": "61/79 GiB",
+        "memory": "58-70/79 GiB",
         "confidence": "-7/+10 %",
         "reason": "Advised",
     }

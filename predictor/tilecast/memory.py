@@ -279,7 +279,7 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     if not workload.training:
         return np.zeros(len(plans))
     bucket = np.minimum(framework.bucket_elements, trainable)
-    copies = np.array(framework.bucket_copies)[plans.zero_stage]
+    copies = np.array(framework.bucket_copies)[np.clip(plans.zero_stage, 0, 3)]  # tables may state any number
     buckets = np.where(plans.replicas > 1, copies * bucket * each.gradient, 0.0)
     if not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plan is not None:
         request = _planned(request, options.plan)
     if options.launch:
-        request = _kept_to(request, options.launch)
+        request = kept_to(request, options.launch)
     if job.source is None:
         advice = _advise(request, pools)
         text = _text(options, advice, pools)
@@ -111,13 +111,13 @@ def _planned(request: Request, text: str) -> Request:
     return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
 
 
-def _kept_to(request: Request, launcher: str) -> Request:
+def kept_to(request: Request, launcher: str) -> Request:
     """The request with plans that the framework executes only."""
     framework, asked = LAUNCHERS[launcher][0], request.workload.framework
     if asked is not None and engine(asked) != framework:
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
-    return replace(request, workload=replace(request.workload, framework=framework))
+    return replace(request, workload=replace(request.workload, framework=asked or framework))
 
 
 def _page(advice: Advice, pools: Sequence[Pool]) -> str:
