@@ -9,7 +9,8 @@ from tilecast.spec import SpecError
 NAMES = [
     "h100-sxm", "h100-pcie", "h100-nvl", "h100-96-hbm2e", "h200", "gh200", "a100-40", "a100-80", "a100-40-pcie",
     "a100-80-pcie", "l4", "l40s", "t4", "v100-sxm", "v100-sxm-32", "v100-pcie", "v100-pcie-32", "p100", "p4", "a10",
-    "a10g", "a40", "a30", "b200", "gb200",
+    "a10g", "a40", "a30", "b200", "gb200", "a800-80", "b300", "gb300", "h100-96", "h20", "h200-nvl", "h800-sxm", "k80",
+    "l40", "rtx-3090", "rtx-4090", "rtx-6000-ada", "rtx-a5000", "rtx-a6000", "v100-sxm3", "v100-sxm3-450w",
 ]  # fmt: skip
 
 SPELLINGS = {
@@ -40,7 +41,38 @@ SPELLINGS = {
     "nvidia-tesla-t4": "t4",
     "nvidia-l4": "l4",
     "A100_PCIE_80GB": "a100-80-pcie",
+    "NVIDIA-A30": "a30",
+    "A30-PCIe-24GB": "a30",
+    "NVIDIA-A800-SXM4-80GB": "a800-80",
+    "H800-SXM-80GB": "h800-sxm",
+    "NVIDIA-H20": "h20",
+    "NVIDIA-H200-NVL": "h200-nvl",
+    "H200-NVL-141GB": "h200-nvl",
+    "NVIDIA GH200 120GB": "gh200",
+    "NVIDIA-GB200": "gb200",
+    "GB200-NVL72": "gb200",
+    "NVIDIA-GB300": "gb300",
+    "GB300-NVL72": "gb300",
+    "NVIDIA B300 SXM6 AC": "b300",
+    "B300-SXM-270GB": "b300",
+    "B300-SXM-288GB": "b300",
+    "B200-SXM-192GB": "b200",
+    "H100-SXM-96GB": "h100-96",
+    "NVIDIA-L40": "l40",
+    "NVIDIA-RTX-6000-Ada-Generation": "rtx-6000-ada",
+    "NVIDIA-RTX-A6000": "rtx-a6000",
+    "NVIDIA-RTX-A5000": "rtx-a5000",
+    "NVIDIA-GeForce-RTX-3090": "rtx-3090",
+    "NVIDIA-GeForce-RTX-4090": "rtx-4090",
+    "Tesla-V100-SXM3-32GB": "v100-sxm3",
+    "Tesla-V100-SXM3-32GB-H": "v100-sxm3-450w",
+    "V100-32GB": "v100-sxm3",
+    "Tesla-K80": "k80",
 }
+
+
+LANES = {"kepler": 200}
+"""Where an SM has more FP32 lanes than 128: 192."""
 
 
 def test_every_gpu_of_the_list_ships():
@@ -61,7 +93,7 @@ def test_drivers_labels_and_tables_name_the_same_gpu(spelling, name):
 def test_facts_are_physical(gpu):
     assert gpu.memory_bandwidth_bytes_per_s < gpu.l2_bandwidth_bytes_per_s
     lanes = gpu.peak("fp32") / (2 * gpu.sm_count * gpu.boost_clock_hz)
-    assert 60 < lanes < 140, "an SM has 64 or 128 FP32 lanes"
+    assert 60 < lanes < LANES.get(gpu.architecture, 140), "an SM has 64 or 128 FP32 lanes"
     rates = [gpu.peak(precision) for precision in ("fp32", "tf32", "bf16", "fp8") if gpu.supports(precision)]
     assert rates == sorted(rates)
     assert all(0 < ratio <= 1 for ratio in gpu.sustained_ratio.values())
@@ -71,6 +103,29 @@ def test_facts_are_physical(gpu):
 def test_precisions_follow_the_architecture(gpu):
     assert gpu.supports("bf16") == gpu.supports("tf32") == (gpu.compute_capability >= 8.0)
     assert gpu.supports("fp8") == (gpu.compute_capability >= 8.9)
+
+
+@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+def test_links_and_bridges_of_a_gpu_are_those_inside_a_node(gpu):
+    inside = [find_link(name) for name in (gpu.intra_link, gpu.bridge) if name]
+    assert not any(link.per_node for link in inside)
+    assert all(link.beyond is not None for link in inside[1:]), "a bridge leaves the rest of the node to another link"
+
+
+def test_geforce_states_the_rate_of_training_half_of_the_same_die_in_a_workstation():
+    for geforce, workstation in (("rtx-3090", "rtx-a6000"), ("rtx-4090", "rtx-6000-ada")):
+        per_cycle = [
+            gpu.peak("bf16") / gpu.sm_count / gpu.boost_clock_hz for gpu in (find_gpu(geforce), find_gpu(workstation))
+        ]
+        assert per_cycle[0] == pytest.approx(per_cycle[1] / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("cut", "whole"), [("a800-80", "a100-80"), ("h800-sxm", "h100-sxm")])
+def test_export_parts_differ_from_the_whole_in_nvlink_alone(cut, whole):
+    one, other = find_gpu(cut), find_gpu(whole)
+    assert (one.peak_flops, one.memory_bandwidth_bytes_per_s) == (other.peak_flops, other.memory_bandwidth_bytes_per_s)
+    rates = [find_link(gpu.intra_link).bandwidth_bytes_per_s for gpu in (one, other)]
+    assert rates[0] == 200e9 < rates[1]
 
 
 def test_missing_precision_names_what_there_is():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import models, search
+from tilecast import models, search, step
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct
@@ -305,3 +305,45 @@ def test_what_fits_is_known_without_pricing_a_step() -> None:
     fits = search.fitting(workload, where)
     assert 0 < len(fits) < len(found)
     assert list(fits) == list(found.plans.take(found.fits))
+
+
+def rack(nodes: int, per_node: int = 4, gpus: int = 72, network: str = "infiniband-ndr-4x400") -> Pool:
+    """GB200 in nodes of that size, on a network whose ports grow with it."""
+    gpu, each = find_gpu("gb200"), find_link(network)
+    wide = replace(each, bandwidth_bytes_per_s=each.bandwidth_bytes_per_s * per_node / 4, nics=per_node)
+    return Pool("gb200", gpu, per_node, nodes, replace(find_link(gpu.intra_link), domain=gpus), wide)
+
+
+RACK_JOBS = [("llama-2-7b", 4096, 144, {}), ("mixtral-8x7b", 4096, 144, {"framework": "megatron", "precision": "fp8"})]
+
+
+@pytest.mark.parametrize(("name", "sequence", "batch", "job"), RACK_JOBS)
+@pytest.mark.parametrize("gpus", [8, 72, 144])
+def test_nodes_of_one_nvlink_domain_cost_what_one_node_of_its_size_costs(
+    name: str, sequence: int, batch: int, job: dict[str, Any], gpus: int
+) -> None:
+    workload, limits = Workload(models.preset(name), sequence, batch, **job), Limits(gpus=gpus)
+    trays, whole = rack(36), rack(2, per_node=72)
+    found, expected = search.find(workload, trays, limits), search.find(workload, whole, limits)
+    assert len(found) == len(expected) > 0
+    assert found.step_s == pytest.approx(expected.step_s, rel=1e-9)
+
+
+def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
+    workload = Workload(models.preset("llama-2-7b"), 4096, 144)
+    plans = search.enumerate_plans(workload, rack(18), Limits(gpus=72))
+    slow = rack(18, network="ethernet-10")
+    assert np.array_equal(search.price(workload, plans, rack(18)).step_s, search.price(workload, plans, slow).step_s)
+    alone = search.price(workload, plans, rack(18, gpus=4)).step_s
+    assert (search.price(workload, plans, rack(18)).step_s <= alone).all()
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 2, 4]), st.integers(0, 80))
+def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_node: int, domain: int) -> None:
+    where = rack(40, per_node=per_node, gpus=domain)
+    gpus = nodes * per_node
+    taken = int(step.joined(np.array([gpus]), where)[0])
+    assert gpus % taken == 0
+    assert taken % per_node == 0
+    assert per_node <= taken <= max(where.domain, per_node)
+    assert taken == gpus or gpus > where.domain

@@ -14,7 +14,7 @@ from tilecast.cli import main
 from tilecast.hardware import find_gpu
 from tilecast.validate import collectives
 from tilecast.validate.collectives import REASONS, read
-from tilecast.validate.table import network
+from tilecast.validate.table import intra_link, network
 
 HEADER = "source,gpu,interconnect,op,dtype,n_gpus,n_nodes,bytes,latency_us"
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
@@ -34,7 +34,7 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "t.csv") -
         (A100, "NVSwitch (NVLink3)", "8,1", "nvlink3"),
         (A100, "NVLink3, 4-GPU board without NVSwitch (inferred)", "4,1", "nvlink3-board"),
         ("NVIDIA H100 (pairwise NVLink)", "NVLink bridge pairs + PCIe", "4,1", "nvlink4-pair"),
-        ("NVIDIA A40", "NVLink bridge pairs + PCIe", "2,1", "pcie4"),
+        ("NVIDIA A40", "NVLink bridge pairs + PCIe", "2,1", "nvlink3-pair-56"),
         ("Tesla V100 (variant not stated)", "NVLink2 (topology not stated)", "8,1", "nvlink2"),
         ("Tesla V100-PCIE-16GB", "PCIe Gen3", "4,1", "pcie3"),
         ("NVIDIA L40S", "PCIe Gen4", "2,1", "pcie4"),
@@ -121,11 +121,42 @@ def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
         (H100, "NVSwitch; EFA", 400, 32),
         (A100, "NVSwitch; EFA 400 Gb/s", 50, 4),
         (H100, "NVSwitch; RDMA 400 Gb/s per GPU", 400, 8),
+        (H100, "NVSwitch; Storage: 2x ConnectX-7 IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s", 400, 8),
+        (H100, "NVSwitch; 8x ConnectX-7 IB NDR 400Gb/s + 200Gb/s Ethernet NIC", 400, 8),
+        (H100, "NVSwitch; ROCE2, data bandwidth for GPU-PCIe: 504 GB/s", 400, 8),
+        (A100, "NVSwitch; 1x Ethernet 40Gb/Sec, 8x ConnectX-6 IB HDR 200Gb/Sec", 200, 8),
+        (A100, "NVSwitch; Management: 1x Ethernet 40Gb/Sec, Compute: 4x ConnectX-6 IB HDR 200Gb/Sec", 100, 4),
+        (A100, "NVSwitch; Storage: 2x ConnectX-6 IB HDR 200Gb/sec, Management: 1x Ethernet 100G", 200, 8),
+        ("L40S", "PCIe; BF3 200Gbps for NS and 2xBF3 400Gbps for EW", 100, 2),
+        ("V100-SXM2-32GB", "NVLink; DGX cluster InfiniBand", 50, 4),
+        ("V100-SXM2-16GB", "NVLink; InfiniBand 100 Gb/s", 12.5, 8),
+        ("GH200", "NVLink; Slingshot-11", 100, 4),
+        ("GB300", "NVLink5 NVL72; InfiniBand", 400, 4),
     ],
 )
 def test_words_and_figures_of_a_network_give_its_rate(gpu: str, words: str, gigabytes: float, nics: int) -> None:
     found = network(words.split(";")[1], find_gpu(gpu), 8)
     assert (found.bandwidth_bytes_per_s, found.nics) == (gigabytes * 1e9, nics)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words", "link"),
+    [
+        ("A30", "PCIe Gen4 (NVLink bridge on some hosts)", "pcie4"),
+        ("A30", "NVLink bridge pairs + PCIe", "nvlink3-pair-100"),
+        ("A40", "NVLink bridge pairs + PCIe", "nvlink3-pair-56"),
+        ("L40S", "NVLink bridge pairs + PCIe Gen4", "pcie4"),
+        ("A800-SXM4-80GB", "NVLink 400GB/s (A800)", "nvlink3-400"),
+        ("H200-NVL-141GB", "NVLink bridge / PCIe Gen5", "nvlink4-quad"),
+        ("GH200-96GB", "NVLink4 (GH200 quad node)", "nvlink4-board"),
+        ("GB200-NVL72", "NVLink5 NVL72", "nvlink5-nvl72"),
+        ("V100-SXM2-32GB", "NVLink hybrid cube mesh (DGX-1)", "nvlink2"),
+        ("V100-SXM2-32GB", "NVSwitch (DGX-2)", "nvlink2-switch"),
+        ("V100-SXM3-32GB", "NVLink", "nvlink2-switch"),
+    ],
+)
+def test_words_name_the_link_inside_a_node(gpu: str, words: str, link: str) -> None:
+    assert intra_link(words, find_gpu(gpu)).name == link
 
 
 def test_links_may_be_named(tmp_path: Path) -> None:

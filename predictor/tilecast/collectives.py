@@ -27,11 +27,13 @@ from tilecast.spec import Floats
 @dataclass(frozen=True, slots=True)
 class Group:
     """Communication groups as columns: `ranks` in the group, `local` of them in each node, of
-    `node_ranks` ranks that use the node's network at once. Shapes broadcast."""
+    `node_ranks` ranks that use the node's network at once. Where one NVLink domain spans nodes, a node means all those
+    that it joins, and `joined` says how many they are. Shapes broadcast."""
 
     ranks: Floats
     local: Floats
     node_ranks: Floats
+    joined: Floats | float = 1.0
 
     @property
     def nodes(self) -> Floats:
@@ -73,7 +75,7 @@ def tree_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) 
 def hierarchical_all_reduce(size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Reduce-scatter inside the node, a ring all-reduce of each 1/g of the buffer between nodes, all-gather inside,
     one after the other (Horovod's hierarchical all-reduce)."""
-    inside = Group(group.local, group.local, group.node_ranks)
+    inside = Group(group.local, group.local, group.node_ranks, group.joined)
     near = _ring(size_bytes, inside, intra, passes=2.0)
     nodes = np.maximum(group.nodes, 1.0)
     far_bytes = 2 * size_bytes * (nodes - 1) / nodes
@@ -296,12 +298,13 @@ def _network(group: Group, inter: Link, *, scattered: bool = False) -> Floats:
     """Network bandwidth of the group in its node, per direction: its ranks' share of the node's interfaces, of which
     a GPU drives only its own. In the uplinks of a tier a ring or tree is one node's traffic, a scattered exchange
     that of every node to those outside."""
-    part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / inter.nics)
-    rate = inter.bandwidth_bytes_per_s * np.minimum(part, 1.0)
+    part = np.minimum(group.local / group.node_ranks, group.local * inter.gpu_nics / (inter.nics * group.joined))
+    rate = inter.bandwidth_bytes_per_s * group.joined * np.minimum(part, 1.0)
     for tier in inter.tiers:
-        outside = tier.nodes * (1 - tier.nodes / group.nodes) if scattered else 1.0
-        slower = np.maximum(outside * tier.oversubscription / tier.nodes, 1.0)
-        rate = rate / np.where(group.nodes > tier.nodes, slower, 1.0)
+        below = tier.nodes / group.joined
+        outside = below * (1 - below / group.nodes) if scattered else 1.0
+        slower = np.maximum(outside * tier.oversubscription / below, 1.0)
+        rate = rate / np.where(group.nodes > below, slower, 1.0)
     return np.asarray(rate, dtype=float)
 
 

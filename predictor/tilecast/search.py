@@ -166,7 +166,7 @@ def fitting(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
 
 
 def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
-    key = workload, pool.gpus_per_node, pool.max_nodes, bool(pool.gpu.mig), limits
+    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, bool(pool.gpu.mig), limits
     return _SPACES.get(key, lambda: _Space.of(workload, pool, limits))
 
 
@@ -205,10 +205,10 @@ class _Space:
             for rows in _chunks(plans):
                 memory_bytes[rows] = bills.rows(rows).total
         memory_bytes.setflags(write=False)
-        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool.gpus_per_node), memory_bytes)
+        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool), memory_bytes)
 
 
-_SPACES: Memo[tuple[Workload, int, int, bool, Limits], _Space] = Memo(4)
+_SPACES: Memo[tuple[Workload, int, int, int, bool, Limits], _Space] = Memo(4)
 _FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
 
 
@@ -300,7 +300,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     leaves only numbers of nodes that are zero after so many binary digits: 4, say, all up to 16, then every other."""
     able = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(able, limits.max_gpus or able, limits.gpus or able)
-    widest = most if limits.tensor_across_nodes else min(most, pool.gpus_per_node)
+    widest = most if limits.tensor_across_nodes else min(most, pool.domain)
     tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t)]
     pipelines = [p for p in range(1, most + 1) if p == 1 or stages_are_full(workload, p)]
     contexts = [c for c in divisors(workload.sequence_length) if c <= most]
@@ -311,8 +311,8 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
     whole = gpus % pool.gpus_per_node == 0
-    inside = gpus if limits.tensor_across_nodes else pool.gpus_per_node
-    # Of several nodes each holds whole tensor-parallel groups.
+    inside = gpus if limits.tensor_across_nodes else step.joined(gpus, pool)
+    # Of several nodes each, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
     if limits.gpus is None:
         keep &= whole | (pool.gpus_per_node % gpus == 0)  # what remains of a node is of use to others

@@ -27,7 +27,7 @@ from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.memo import Memo
 from tilecast.models import Sharded
-from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Plans, Rows, Workload, distinct
+from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
@@ -291,7 +291,7 @@ def straggle(plans: Plans, fitted: Constants) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Which plans of a table share what, on nodes of one size."""
+    """Which plans of a table share what, on nodes of one size and NVLink domains of one size."""
 
     cells: Rows
     """One row of those alike in shard, recomputation and ranks of a node, which share the passes through a block."""
@@ -304,9 +304,9 @@ class Alike:
     """Rows alike in shard, degrees and virtual stages, which share what stages hand over."""
 
     @classmethod
-    def of(cls, sharded: Sharded, plans: Plans, gpus_per_node: int) -> Alike:
-        """What the plans share on nodes of so many GPUs."""
-        cell = distinct(sharded.index, plans.checkpointing, np.minimum(gpus_per_node, plans.gpus))
+    def of(cls, sharded: Sharded, plans: Plans, pool: Pool) -> Alike:
+        """What the plans share on the pool's nodes."""
+        cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool))
         stage = distinct(cell.index, plans.pipeline)
         split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
         hop = distinct(sharded.index, split.index, plans.virtual_stages)
@@ -343,7 +343,7 @@ class Steps:
         """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
         what `Alike` says of the table, where that is at hand."""
         fitted = fitted or constants()
-        alike = alike or Alike.of(sharded, plans, pool.gpus_per_node)
+        alike = alike or Alike.of(sharded, plans, pool)
 
         def at(rows: Rows) -> tuple[Sharded, Plans]:
             return sharded.take(rows), plans.take(rows)
@@ -554,14 +554,24 @@ def transfer_seconds(sharded: Sharded, plans: Plans, pool: Pool, transfer: Trans
     return np.where((ranks > 1) & (size > 0), seconds, 0.0)
 
 
+def joined(gpus: Ints, pool: Pool) -> Ints:
+    """GPUs that the link inside nodes joins, of jobs of so many, (n,): those of a node, or of the NVLink domain that
+    several nodes share. A job of more than a domain takes equally many whole nodes of each, as many as divide it."""
+    found = np.minimum(gpus, pool.gpus_per_node)
+    for width in range(2 * pool.gpus_per_node, pool.domain + 1, pool.gpus_per_node):
+        found = np.where(gpus % width == 0, width, found)
+    return np.where(gpus <= pool.domain, gpus, found)
+
+
 def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
-    """A group whose members lie `inner` ranks apart: as many of them share a node as fit."""
-    node = np.minimum(pool.gpus_per_node, plans.gpus).astype(float)
+    """A group whose members lie `inner` ranks apart: as many of them share a node, or a domain of nodes, as fit."""
+    node = joined(plans.gpus, pool).astype(float)
     fitting = np.clip(np.floor(node / inner), 1.0, ranks)
     # Nodes hold equally many members: the largest number that fits and divides the group.
     candidates = np.arange(1, max(2, int(fitting.max()) + 1))
     divides = (ranks.astype(np.int64)[:, None] % candidates == 0) & (candidates <= fitting[:, None])
-    return Group(ranks, np.where(divides, candidates, 1).max(axis=1).astype(float), node)
+    local = np.where(divides, candidates, 1).max(axis=1).astype(float)
+    return Group(ranks, local, node, np.maximum(node / pool.gpus_per_node, 1.0))
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:

@@ -45,6 +45,8 @@ class Gpu:
     """Share of `peak_flops` that power or clock limits leave under sustained load; 1 where not stated."""
     intra_link: str
     """Name of the link between GPUs of one node that this product usually has."""
+    bridge: str = ""
+    """Name of the link that NVLink bridges make between some of them; empty where the product takes none."""
     aliases: tuple[str, ...] = ()
     """Product strings as drivers, labels and tables write them, normalised by `normalise`."""
     mig: str = ""
@@ -163,8 +165,8 @@ class Link:
     """Where GPUs are wired to each other without a switch: how many of them, and the share of the bandwidth that so
     many have among themselves, in rising order. Between the points the share is interpolated."""
     domain: int = 0
-    """GPUs that the link joins, where these are not all of a node (NVLink bridges); 0 means all. Of a bus, the
-    GPUs of each island that it joins."""
+    """GPUs that the link joins, where these are not just those of a node: fewer (NVLink bridges), or those of several
+    nodes (NVLink domains of a rack); 0 means those of a node. Of a bus, the GPUs of each island that it joins."""
     beyond: Link | None = None
     """The link between such domains."""
     reduction_bytes_per_s: float = 0.0
@@ -202,6 +204,12 @@ class Pool:
     def max_gpus(self) -> int:
         return self.gpus_per_node * self.max_nodes
 
+    @property
+    def domain(self) -> int:
+        """GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
+        wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
+        return max(wide // self.gpus_per_node, 1) * self.gpus_per_node
+
 
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -226,6 +234,7 @@ class GpuFile(_Facts):
     boost_clock_mhz: PositiveFloat
     tdp_w: PositiveFloat
     intra_link: str
+    bridge: str = ""
     aliases: tuple[str, ...] = ()
     peak_tflops: dict[Precision, PositiveFloat]
     sustained_ratio: dict[Precision, float] = {}
@@ -248,6 +257,7 @@ class GpuFile(_Facts):
             peak_flops={name: self.peak_tflops[name] * 1e12 for name in PRECISIONS if name in self.peak_tflops},
             sustained_ratio={name: self.sustained_ratio.get(name, 1.0) for name in PRECISIONS},
             intra_link=self.intra_link,
+            bridge=self.bridge,
             aliases=tuple(normalise(alias) for alias in (self.name, self.product, *self.aliases)),
         )
 

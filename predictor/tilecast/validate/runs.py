@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import calibration, kernels, models, search, uncertainty
+from tilecast import calibration, kernels, models, search, step, uncertainty
 from tilecast.graph import Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
@@ -166,10 +166,10 @@ def _plans(case: Case) -> Plans:
 
 
 def _usual_expert_parallelism(case: Case) -> int:
-    """As many ranks of a node as divide both the experts and the data-parallel ranks."""
+    """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks."""
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
-    most = min(case.pool.gpus_per_node, experts)
+    most = min(int(step.joined(np.array(case.gpus), case.pool)), experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 
 
