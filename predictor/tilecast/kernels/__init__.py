@@ -78,7 +78,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model
             file is damaged.
     """
-    learned = utilization.load(model)
+    learned, fed = utilization.load(model), gpu.unlimited()
     total, spread, roofline = np.zeros((3, len(table)))
     inputs: dict[str, list[features.Inputs]] = {}
     contexts: dict[str, list[Ints]] = {}
@@ -93,13 +93,14 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         roofline[rows] = np.maximum(compute_s, formulas.memory_floor_s(plain.moved, gpu))
         name = case(kind, precision, d, gpu)
         priced, family = plain, features.family(kind.name, precision, gpu)
-        if kind.name == "conv" and family == "gemm_tensor" and not learned.knows(family, name[0], gpu):
-            # No convolution was measured on the tensor cores of this GPU: it is the implicit GEMM it runs as.
+        if kind.name == "conv" and family == "gemm_tensor":
+            # The implicit GEMM that tensor cores run; what was measured of them (DeepBench: T4, V100) holds the copies
+            # of channels-first images, which `tilecast.models.layers` prices where a job makes them.
             priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):
-                asked = features.inputs(family, priced.take(part), gpu, precision)
+                asked = features.inputs(family, priced.take(part), fed, precision)
                 network = learned.description.networks[family]
                 if asked.names != network.columns:
                     raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
@@ -112,8 +113,12 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
             else:
                 ceiling = learned.ceiling(text)
                 moved = plain.moved[part]
-                count = formulas.rows(d, plain.moved)[part]
-                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling)
+                if kind.name == "direct_conv":
+                    total[rows[part]] = formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
+                else:
+                    count = formulas.rows(d, plain.moved)[part]
+                    cols = d["cols"][part] if "cols" in d else formulas.THREADS
+                    total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols)
                 spread[rows[part]] = ceiling.spread.on(gpu, utilization.die(gpu) in ceiling.dies)
     if inputs:
         found_cycles = learned.log2_cycles(
@@ -147,6 +152,8 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
         code = features.irregular(d).astype(int) if units == "simt" else np.zeros(count, int)
     elif kind.name == "conv":
         names, code = [f"conv {word}" for word in DIRECTIONS], d["direction"].astype(int)
+    elif kind.name == "direct_conv":
+        names, code = ["elementwise"], np.zeros(count, int)
     elif kind.name == "attention":
         names = [f"fp8 {text}" if precision == "fp8" else text for text in ATTENTION_CASES]
         code = (2 * (d["backward"] > 0) + (d["causal"] > 0)).astype(int)
