@@ -19,6 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         kind = kinds.add_parser(name, help=help_)
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
+        if name == "runs":
+            help_ = "graphs that `tilecast trace` wrote: MODEL.json, or MODEL@SIZE.json where notes state an image size"
+            kind.add_argument("--graphs", type=Path, metavar="DIR", help=help_)
         if name == "kernels":
             kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
 
@@ -31,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> str:
     from tilecast.validate import runs
 
-    return runs.run(options.files, options.rows, track=track)
+    return runs.run(options.files, options.rows, track=track, graphs=options.graphs)
 
 
 def _kernels(options: argparse.Namespace) -> str:
