@@ -23,18 +23,19 @@ ROUNDING = 1 + 1e-5
 size = st.one_of(st.integers(1, 1 << 14), st.sampled_from([1 << power for power in range(15)]))
 small = st.integers(1, 64)
 flag = st.integers(0, 1)
+CONV = {
+    "batch": small, "c_in": size, "c_out": size, "in_d": st.just(1), "in_h": small, "in_w": small, "k_d": st.just(1),
+    "k_h": st.integers(1, 7), "k_w": st.integers(1, 7), "out_d": st.just(1), "out_h": small, "out_w": small,
+    "groups": st.just(1), "direction": st.integers(0, 2),
+}  # fmt: skip
 DIMS = {
     "gemm": {"batch": small, "m": size, "n": size, "k": size, "accumulated": flag},
     "attention": {
         "batch": small, "heads": small, "kv_heads": small, "seq_q": size, "seq_kv": size,
         "head_dim": st.sampled_from([32, 64, 80, 128, 256]), "causal": flag, "backward": flag,
     },
-    "conv": {
-        "batch": small, "c_in": size, "c_out": size, "in_d": st.just(1), "in_h": small, "in_w": small,
-        "k_d": st.just(1),
-        "k_h": st.integers(1, 7), "k_w": st.integers(1, 7), "out_d": st.just(1), "out_h": small, "out_w": small,
-        "groups": st.just(1), "direction": st.integers(0, 2),
-    },
+    "conv": CONV,
+    "direct_conv": CONV,
     "elementwise": {
         "elements": st.integers(1, 1 << 32), "read_bytes": small, "written_bytes": small, "drawn": flag,
     },

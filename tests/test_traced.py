@@ -92,7 +92,9 @@ def test_a_traced_module_keeps_the_activations_of_its_family(name: str, how: dic
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 def test_a_traced_module_takes_the_time_of_its_family(name: str, execution: str) -> None:
     built_in, sequence = BUILT_IN[name]
-    ours, theirs = (seconds(model, sequence, execution=execution) for model in (fixture(name), built_in))
+    # Where eager mixed precision casts, only a trace tells; families count the casts around norms.
+    how: dict[str, Any] = {"execution": execution, "precision": "fp32" if execution == "eager" else "bf16"}
+    ours, theirs = (seconds(model, sequence, **how) for model in (fixture(name), built_in))
     assert ours == pytest.approx(theirs, rel=0.12)
 
 
@@ -118,8 +120,9 @@ def test_twice_the_micro_batch_is_twice_the_work() -> None:
     batches = np.array([1, 2, 8])
     ones = np.ones_like(batches)
     built = models.build(Workload(fixture("transformer"), 64, 8), Shards(batches, ones, ones, ones, 0 * ones))
-    work = sum(block.repeat * op.count * op.table.flops() for block in built.blocks for op in block.ops)
-    # The positions are looked up once, whatever the batch.
+    # Weights are cast, and positions looked up, once, whatever the batch.
+    ops = [(block.repeat * op.count, op) for block in built.blocks for op in block.ops if op.table.kind[0] <= 2]
+    work = sum(count * op.table.flops() for count, op in ops)
     assert work == pytest.approx(batches * work[0], rel=1e-4)
     assert built.blocks[0].activation_bytes[0] == pytest.approx(batches * built.blocks[0].activation_bytes[0, 0])
 

@@ -82,6 +82,12 @@ def _conv_bytes(d: Dims, element: Floats) -> Floats:
     return element * (inputs + outputs + weights)
 
 
+_CONV = (
+    "batch", "c_in", "c_out", "in_d", "in_h", "in_w", "k_d", "k_h", "k_w", "out_d", "out_h", "out_w", "groups",
+    "direction",
+)  # fmt: skip
+
+
 def _rowwise(name: str, forward_flops: float, backward_flops: float, forward: float, backward: float) -> Kind:
     """A reduction along rows: FLOPs and elements moved per element, forward and backward."""
 
@@ -110,27 +116,7 @@ KINDS: Mapping[str, Kind] = {
             _attention_flops,
             _attention_bytes,
         ),
-        Kind(
-            "conv",
-            (
-                "batch",
-                "c_in",
-                "c_out",
-                "in_d",
-                "in_h",
-                "in_w",
-                "k_d",
-                "k_h",
-                "k_w",
-                "out_d",
-                "out_h",
-                "out_w",
-                "groups",
-                "direction",
-            ),
-            _conv_flops,
-            _conv_bytes,
-        ),
+        Kind("conv", _CONV, _conv_flops, _conv_bytes),
         _rowwise("softmax", 5.0, 4.0, 2.0, 3.0),
         _rowwise("layernorm", 8.0, 14.0, 2.0, 3.0),
         _rowwise("rmsnorm", 4.0, 10.0, 2.0, 3.0),
@@ -148,12 +134,14 @@ KINDS: Mapping[str, Kind] = {
             lambda d, e: d["elements"] * (d["read_bytes"] + d["written_bytes"]),
             optional=("drawn",),
         ),
+        Kind("direct_conv", _CONV, _conv_flops, _conv_bytes),
     )
 }
 """Every kind of kernel. A `gemm` with a `batch` is a batched product or the grouped product of experts; where
 `accumulated` is 1 it adds to an FP32 output, as the gradient of a weight does over micro-batches. `conv.direction` is 0
-forward, 1 gradient of the input, 2 gradient of the weight; `read_bytes` and `written_bytes` of `elementwise` are per
-element, so mixed dtypes and byte masks are exact, and where `drawn` is 1 each element takes a random number (dropout).
+forward, 1 gradient of the input, 2 gradient of the weight; `direct_conv` is a grouped convolution that a library has
+only for the CUDA cores; `read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte
+masks are exact, and where `drawn` is 1 each element takes a random number (dropout).
 `attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)

@@ -45,6 +45,9 @@ Offload = Literal["none", "optimizer", "parameters"]
 Execution = Literal["eager", "compiled", "cudaGraphs", "xla"]
 EXECUTIONS: tuple[Execution, ...] = get_args(Execution)
 Attention = Literal["auto", "flash", "eager"]
+MemoryFormat = Literal["contiguous", "channelsLast"]
+MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
+"""How images lie in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
 Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
@@ -109,6 +112,8 @@ class Workload:
     """None leaves the choice to the search."""
     attention: Attention = "auto"
     execution: Execution = "eager"
+    memory_format: MemoryFormat = "contiguous"
+    """How images and weights of convolutions are laid out; compilers choose for themselves."""
     steps: int | None = None
     fused_kernels: bool = False
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even

@@ -1,4 +1,4 @@
-"""`python -m tilecast_fit fit`, `… card`, `… links` and `… collect`."""
+"""`python -m tilecast_fit fit`, `… card`, `… links`, `… collect` and `… graphs`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tilecast.kernels
 from tilecast.spec import SpecError
-from tilecast_fit import collect
+from tilecast_fit import collect, graphs
 
 CARD = Path(tilecast.kernels.__file__).parent / "weights" / "CARD.md"
 DATA_HELP = "folder with kernels/ and neusight/ (default: TILECAST_DATA)"
@@ -37,6 +37,7 @@ def _arguments() -> argparse.ArgumentParser:
     links = commands.add_parser("links", help="fit the constants of NVLink and print its errors")
     links.add_argument("--data", type=Path, default=os.environ.get("TILECAST_DATA"), help="folder with collectives/")
     links.add_argument("--leave-out", type=int, default=0, metavar="GPUS", help="judge by rows of so many, not fitted")
+    graphs.arguments(commands.add_parser("graphs", help="trace the models of a runs table by their names in timm"))
     commands.add_parser("collect", parents=[collect.arguments()], add_help=False, help="measure kernels on one GPU")
     return parser
 
@@ -46,10 +47,12 @@ def main() -> int:
     given = _arguments().parse_args()
     if given.command == "collect":
         return collect.run(given)
-    if given.data is None:
+    if given.command != "graphs" and given.data is None:
         print("data: no folder is given; pass --data DIR or set TILECAST_DATA", file=sys.stderr)
         return 2
     try:
+        if given.command == "graphs":
+            return graphs.run(given)
         if given.command == "card":
             from tilecast_fit import card
 

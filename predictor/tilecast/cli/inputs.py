@@ -25,7 +25,7 @@ from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
-from tilecast.spec import EXECUTIONS, OBJECTIVES, OPTIMIZERS, PRECISIONS, SpecError
+from tilecast.spec import EXECUTIONS, MEMORY_FORMATS, OBJECTIVES, OPTIMIZERS, PRECISIONS, SpecError
 from tilecast.trace import Trace
 
 _BARE: Mapping[str, str] = {
@@ -34,6 +34,7 @@ _BARE: Mapping[str, str] = {
     "precision": "precision",
     "optimizer": "optimizer",
     "execution": "execution",
+    "memory_format": "memoryFormat",
     "lora_rank": "loraRank",
 }
 """Flags that describe a bare model, and the fields of `spec.training` that they fill."""
@@ -111,6 +112,9 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help="for a bare model; adamw if absent")
     parser.add_argument("--lora-rank", type=int, help="train only LoRA adapters of this rank, for a bare model")
     parser.add_argument("--execution", choices=EXECUTIONS, help="for a bare model; eager if absent")
+    parser.add_argument(
+        "--memory-format", choices=MEMORY_FORMATS, help="of images, for a bare model; contiguous if absent"
+    )
     parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     parser.add_argument("--max-gpus", type=int)
     parser.add_argument("--objective", choices=OBJECTIVES)

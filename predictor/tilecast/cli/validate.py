@@ -21,6 +21,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
         if name == "runs":
             kind.add_argument("--parts", action="store_true", help="also the factor of each part of a step")
+            help_ = "graphs that `tilecast trace` wrote: MODEL.json, or MODEL@SIZE.json where notes state an image size"
+            kind.add_argument("--graphs", type=Path, metavar="DIR", help=help_)
         if name == "kernels":
             kind.add_argument("--utilization-model", type=Path, metavar="FILE.onnx")
 
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> str:
     from tilecast.validate import memory, runs
 
-    told = runs.run(options.files, options.rows, track=track, parts=options.parts)
+    told = runs.run(options.files, options.rows, track=track, graphs=options.graphs, parts=options.parts)
     peaks = memory.report([row for path in options.files for row in runs.read_table(path)])
     return f"{told}\n\n{peaks}" if peaks else told
 

@@ -23,6 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from tilecast.calibration import Calibration
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
+LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
+"""Precisions whose tensor cores GeForce products hold back where they accumulate in FP32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -45,6 +48,9 @@ class Gpu:
     """Share of `peak_flops` that power or clock limits leave under sustained load; 1 where not stated."""
     intra_link: str
     """Name of the link between GPUs of one node that this product usually has."""
+    fp16_accumulate_flops: float = 0.0
+    """Peak of its tensor cores in FP16 that accumulate in FP16 too, where FP32 accumulation is held back to less; 0
+    where both are alike."""
     bridge: str = ""
     """Name of the link that NVLink bridges make between some of them; empty where the product takes none."""
     aliases: tuple[str, ...] = ()
@@ -66,6 +72,14 @@ class Gpu:
             have = ", ".join(self.peak_flops)
             raise SpecError("precision", f"{self.name} has no {precision} units", f"use one of {have}")
         return self.peak_flops[precision]
+
+    def unlimited(self) -> Gpu:
+        """The GPU without the limit on FP32 accumulation: what its tensor cores are fed for."""
+        if not self.fp16_accumulate_flops:
+            return self
+        factor = self.fp16_accumulate_flops / self.peak("fp16")
+        rates = {name: rate * (factor if name in LIMITED else 1.0) for name, rate in self.peak_flops.items()}
+        return replace(self, peak_flops=rates)
 
     def supports(self, precision: str) -> bool:
         return precision in self.peak_flops
@@ -105,6 +119,7 @@ class MigProfile:
             l2_bandwidth_bytes_per_s=gpu.l2_bandwidth_bytes_per_s * self.memory_share,
             tdp_w=gpu.tdp_w * self.share,
             peak_flops={name: rate * sms for name, rate in gpu.peak_flops.items()},
+            fp16_accumulate_flops=gpu.fp16_accumulate_flops * sms,
             aliases=(),
             mig=self.name,
             share=self.share,
@@ -234,6 +249,7 @@ class GpuFile(_Facts):
     boost_clock_mhz: PositiveFloat
     tdp_w: PositiveFloat
     intra_link: str
+    fp16_accumulate_tflops: PositiveFloat | None = None
     bridge: str = ""
     aliases: tuple[str, ...] = ()
     peak_tflops: dict[Precision, PositiveFloat]
@@ -257,6 +273,7 @@ class GpuFile(_Facts):
             peak_flops={name: self.peak_tflops[name] * 1e12 for name in PRECISIONS if name in self.peak_tflops},
             sustained_ratio={name: self.sustained_ratio.get(name, 1.0) for name in PRECISIONS},
             intra_link=self.intra_link,
+            fp16_accumulate_flops=(self.fp16_accumulate_tflops or 0.0) * 1e12,
             bridge=self.bridge,
             aliases=tuple(normalise(alias) for alias in (self.name, self.product, *self.aliases)),
         )

@@ -1,13 +1,14 @@
 """Kernels that move bytes and hardly compute: durations from fitted ceilings, no network.
 
-    t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles / (SMs · clock),
+    t = ramp + max(traffic / (l2_share · L2), spilled / (dram_share · DRAM), rows · row_cycles · block / (SMs · clock),
                    row bytes / (rate · clock))
 
 Bytes beyond the L2 spill to DRAM: none below one L2, all above two. Row-wise kernels read a row more than
 once; the further passes hit the L2 while the rows in flight, one on every SM, fit into it, and cost traffic
-once they do not. A row costs an SM a number of cycles however short it is, and a single SM streams a whole
-row however many stand by. Every term is non-decreasing in every dimension. The ceilings are fitted per case
-(`tilecast_fit`) and hold on all GPUs; the share of DRAM bandwidth is corrected for dies seen in training.
+once they do not. A row costs an SM a number of cycles, and a single SM streams a whole row however many stand by;
+rows of less than a whole `block` of threads share the SM with others. Every term is non-decreasing in every dimension.
+The ceilings are fitted per case (`tilecast_fit`) and hold on all GPUs; the share of DRAM bandwidth is corrected for
+dies seen in training.
 """
 
 from __future__ import annotations
@@ -31,8 +32,28 @@ def memory_floor_s(moved: Floats, gpu: Gpu) -> Floats:
     return np.maximum(moved / gpu.l2_bandwidth_bytes_per_s, beyond)
 
 
-def bandwidth_bound_s(moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
-    """Duration of kernels that must move `moved` bytes in `rows` rows (0 where there are none), shape (N,)."""
+THREADS = 1024.0
+"""The longest block of threads, by the CUDA programming guide: longer rows have an SM to themselves."""
+RESIDENT = 16.0
+"""Blocks that are resident on an SM of any generation (the same guide's table of compute capabilities)."""
+DIRECT_SHARE = 0.1
+"""Share of the FP32 peak at which a library's direct kernels run grouped convolutions, forward and backward together:
+from the rows of timm's table whose grouped layers are channels last (cuDNN 8.3, RTX 3090), where families with 16 to
+72 channels in a group agree within a factor of two."""
+
+
+def direct_conv_s(flops: Floats, moved: Floats, gpu: Gpu, ceiling: Ceiling) -> Floats:
+    """Duration of grouped convolutions on the CUDA cores, shape (N,)."""
+    streamed = bandwidth_bound_s(moved, np.zeros(len(moved)), gpu, ceiling)
+    return np.maximum(streamed, flops / (DIRECT_SHARE * gpu.peak("fp32")))
+
+
+def bandwidth_bound_s(
+    moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling, cols: Floats | float = THREADS
+) -> Floats:
+    """Duration of kernels that must move `moved` bytes in `rows` rows (0 where there are none) of `cols` elements,
+    shape (N,)."""
+    block = np.clip(cols / THREADS, 1 / RESIDENT, 1.0)
     row_bytes = np.where(rows > 0, moved / np.maximum(rows, 1.0), 0.0)
     missed = np.clip(gpu.sm_count * row_bytes / (ceiling.reuse_share * gpu.l2_bytes), 0.0, 1.0)
     passes = np.where(row_bytes > ceiling.resident_row_bytes, ceiling.extra_passes * missed, 0.0)
@@ -42,7 +63,7 @@ def bandwidth_bound_s(moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling) -
     # What memory delivers passes the cache, so that the cache is no slower.
     cached = traffic / np.maximum(ceiling.l2_share * gpu.l2_bandwidth_bytes_per_s, streamed)
     spilled = dram_bytes(traffic, gpu) / streamed
-    each_row = rows * ceiling.row_cycles / (gpu.sm_count * gpu.boost_clock_hz)
+    each_row = rows * ceiling.row_cycles * block / (gpu.sm_count * gpu.boost_clock_hz)
     one_row = row_bytes / (ceiling.sm_bytes_per_clock * gpu.boost_clock_hz)
     slowest: Floats = np.maximum.reduce([cached, spilled, each_row, one_row])
     return ceiling.ramp_s + slowest

@@ -25,6 +25,7 @@ from tilecast.spec import (
     Checkpointing,
     Execution,
     Framework,
+    MemoryFormat,
     Model,
     Objective,
     Offload,
@@ -311,6 +312,11 @@ class Training(Door):
     )
     execution: Execution = Field(
         default="eager", description="How kernels are launched, which decides the overhead of each."
+    )
+    memory_format: MemoryFormat = Field(
+        default="contiguous",
+        description="How images lie in memory: contiguous (NCHW, PyTorch's default), around whose convolutions tensor "
+        "cores need copies, or channelsLast (NHWC). Compiled and XLA jobs choose for themselves.",
     )
     lora_rank: int | None = Field(
         default=None,
@@ -944,6 +950,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         checkpointing=None if checkpointing == "auto" else checkpointing,
         attention=training.attention,
         execution=training.execution,
+        memory_format=training.memory_format,
         fused_optimizer=training.fused_optimizer,
         fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",

@@ -28,9 +28,11 @@ class Numerics:
     """Bytes of one activation."""
     autocast: bool
     """Whether norms run in FP32 between casts: automatic mixed precision."""
-    converts_layout: bool
-    """Whether convolutions run between layout copies: eager frameworks keep images channels-first, the TF32 kernels of
-    cuDNN want channels last. (Jobs in 16 bit are commonly set up channels-last.)"""
+    promotes: bool
+    """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
+    of sums with FP32 weights, and casts what a product reads."""
+    channels_last: bool
+    """Whether images lie pixel by pixel, as the convolutions of tensor cores read them. Others run between copies."""
     flash: bool
     """Whether attention is one fused kernel."""
     fused_gate: bool
@@ -64,7 +66,8 @@ class Numerics:
             vector=vector,
             element=element,
             autocast=vector in ("fp16", "bf16") and workload.training,
-            converts_layout=workload.precision == "tf32",
+            promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
+            channels_last=workload.memory_format == "channelsLast",
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
@@ -162,19 +165,12 @@ def convolution(
     input_gradient: bool = True,
 ) -> list[Op]:
     """A convolution of those dimensions (of `conv` but its direction), forward and its gradients, between copies of
-    layout where the framework needs them. A transposed one computes what the other's gradient of the input does."""
-    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
-    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
-    ops: list[Op] = []
-    if numerics.converts_layout:
-        copies = elementwise(f"{name}.layout", numerics, np.asarray(inputs + outputs), 1.0, 1.0, launches=2.0)
-        if numerics.training:
-            moved = np.asarray(2 * inputs + outputs)
-            copies += elementwise(f"{name}.layout.gradient", numerics, moved, 1.0, 1.0, phase="backward", launches=3.0)
-        ops += fused_away("layout", copies)
+    layout where its kernels need them. A transposed one computes what the other's gradient of the input does."""
+    ops = fused_away("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
+    kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
 
     def add(label: str, direction: float, phase: Phase) -> None:
-        table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
+        table = KernelTable.of(kind, numerics.matrix, **dims, direction=direction)
         ops.append(Op(f"{name}{label}", table, phase))
 
     add("", 1.0 if transposed else 0.0, "forward")
@@ -184,6 +180,51 @@ def convolution(
         if trainable:
             add(".weight-gradient", 2.0, "backward")
     return ops
+
+
+WORD = 8
+"""Channels of 16 bits that tensor cores read at once; tensors of another number are copied to padded ones."""
+FIRST_CHANNELS = 4
+"""Images of this many channels have kernels of their own."""
+TUNED_GROUPS = 32
+"""Grouped convolutions over channels-last images have kernels on tensor cores for multiples of this many groups, as
+ResNeXt has; others run on the CUDA cores."""
+
+
+def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | float], gradients: int) -> list[Op]:
+    """The copies around a convolution on tensor cores, whose kernels read and write channels last and whole words.
+    Each of its kernels is one call of the library, which copies what it reads and what it writes; depthwise
+    convolutions do not run there."""
+    if numerics.matrix == "fp32" or _is_depthwise(dims):
+        return []
+    inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
+    outputs = dims["batch"] * dims["c_out"] * dims["out_d"] * dims["out_h"] * dims["out_w"]
+    padded = [np.all(np.asarray(dims[side]) % WORD > 0) for side in ("c_in", "c_out")]
+    if np.all(np.asarray(dims["c_in"]) <= FIRST_CHANNELS):
+        padded[0] = np.False_
+    if not numerics.channels_last:
+        padded = [np.True_, np.True_]
+    if not any(padded):
+        return []
+    moved = np.asarray(inputs * float(padded[0]) + outputs * float(padded[1]))
+    copies = elementwise(f"{name}.layout", numerics, moved, 1.0, 1.0, launches=0.0)
+    if numerics.training and gradients:
+        gradient = f"{name}.layout.gradient"
+        copies += elementwise(
+            gradient, numerics, moved, 1.0, 1.0, phase="backward", launches=0.0, count=float(gradients)
+        )
+    return copies
+
+
+def _lacks_tensor_kernel(numerics: Numerics, dims: Mapping[str, Floats | float]) -> bool:
+    groups = np.asarray(dims["groups"])
+    is_grouped = bool(np.all(groups > 1)) and not _is_depthwise(dims)
+    return numerics.matrix != "fp32" and numerics.channels_last and is_grouped and bool(np.all(groups % TUNED_GROUPS))
+
+
+def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
+    groups = np.asarray(dims["groups"])
+    return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
 
 
 def channel_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
@@ -248,10 +289,13 @@ def attention(
     causal: bool,
     dropout: bool,
     value_dim: float | None = None,
+    biased: bool = False,
+    wide_softmax: bool = False,
 ) -> list[Op]:
     """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
     dropout over the score matrix of batch · heads · seq_q · seq_kv elements. `head_dim` is the width of a query and a
-    key, `value_dim` that of a value where it differs."""
+    key, `value_dim` that of a value where it differs. The scores may be `biased` by a trained table, and the softmax
+    `wide`: in FP32, its answer cast to 16 bits for the second product."""
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
         dims: dict[str, Floats | float] = {
@@ -280,13 +324,23 @@ def attention(
         f"{name}.scale-mask", numerics, scores, kernels=2 if causal else 1, absorbed=False, backward=(1.0, 1.0)
     )
     ops += fused_away("elementwise", _selective(scale_mask))
-    softmax = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=0.0)
+    whole = replace(numerics, vector="fp32", element=4.0) if wide_softmax else numerics
+    if biased:
+        added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
+        ops += fused_away("elementwise", _selective(added))
+    # A wide softmax reads its scores, and writes their gradient, in 16 bits: the traffic of fewer rows in FP32.
+    rows = matrices * seq_q
+    shares = (0.75, 5 / 6) if wide_softmax and not biased else (1.0, 1.0)
+    softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=seq_kv, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
+    if wide_softmax:
+        casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
+        ops += _selective(casts)
     if dropout and numerics.training:
         ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
     ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
-        gradient = KernelTable.of("softmax", numerics.vector, rows=matrices * seq_q, cols=seq_kv, backward=1.0)
+        gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=seq_kv, backward=1.0)
         ops += [
             product("values.weights-gradient", seq_q, seq_kv, values, "backward"),
             product("values.gradient", seq_kv, values, seq_q, "backward"),

@@ -23,6 +23,7 @@ from tilecast.search import Limits, Priced
 from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, Constants, constants_with
 from tilecast.validate import Track, residuals, untracked
+from tilecast.validate.graphs import Graphs
 from tilecast.validate.table import Case, Refusal, Row, integer, read
 
 COLUMNS = (
@@ -71,18 +72,22 @@ class Group:
     members: tuple[Member, ...]
 
 
-def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
-    """Everything about the rows that does not depend on fitted constants, and the refused rows' reasons."""
+def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Group], dict[int, str]]:
+    """Everything about the rows that does not depend on fitted constants, and the refused rows' reasons.
+
+    Raises:
+        SpecError: a graph that a row names is damaged, or of another model.
+    """
     refused: dict[int, str] = {}
     alike: dict[str, list[tuple[int, Case, Plans]]] = defaultdict(list)
     for index, row in enumerate(rows):
         try:
-            case = read(row)
+            case = read(row, graphs)
             plans = _plans(case)
         except Refusal as refusal:
             refused[index] = refusal.code
         else:
-            alike[repr((case.workload, case.pool))].append((index, case, plans))
+            alike[_key(case)].append((index, case, plans))
     groups = []
     for members in alike.values():
         case = members[0][1]
@@ -102,9 +107,20 @@ def prepare(rows: Sequence[Row]) -> tuple[list[Group], dict[int, str]]:
     return groups, refused
 
 
-def forecast(rows: Sequence[Row], track: Track = untracked) -> list[Forecast]:
-    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table."""
-    return _forecast(rows, *prepare(rows), track)
+def _key(case: Case) -> str:
+    """What cases share that one graph and one set of kernel times serves. A trace is told by its identity."""
+    model = case.workload.model
+    plain = replace(case.workload, model=replace(model, trace=None))
+    return repr((plain, case.pool, id(model.trace)))
+
+
+def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | None = None) -> list[Forecast]:
+    """Forecasts of all rows, in order. Rows that share a workload and a pool are priced as one plan table.
+
+    Raises:
+        SpecError: a graph that a row names is damaged, or of another model.
+    """
+    return _forecast(rows, *prepare(rows, graphs), track)
 
 
 def _forecast(rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int, str], track: Track) -> list[Forecast]:
@@ -253,15 +269,24 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     return seconds * plan.gradient_accumulation / plan.pipeline
 
 
-def run(paths: Sequence[Path], rows_path: Path | None = None, track: Track = untracked, *, parts: bool = False) -> str:
+def run(
+    paths: Sequence[Path],
+    rows_path: Path | None = None,
+    track: Track = untracked,
+    *,
+    graphs: Path | None = None,
+    parts: bool = False,
+) -> str:
     """Predict every row of the tables, write them where asked, and return the summary, with the factors of the parts of
-    a step if asked; `track` sees the groups of rows.
+    a step if asked; `track` sees the groups of rows, `graphs` is a folder of graphs that rows may name.
 
     Raises:
-        SpecError: a file cannot be read or lacks the columns of a runs table.
+        SpecError: a file cannot be read or lacks the columns of a runs table, or a graph is not what a row needs.
     """
+    if graphs is not None and not graphs.is_dir():
+        raise SpecError("--graphs", f"{graphs} is no folder", "name the folder that holds the graphs")
     rows = [row for path in paths for row in read_table(path)]
-    groups, refused = prepare(rows)
+    groups, refused = prepare(rows, Graphs(graphs) if graphs is not None else None)
     forecasts = _forecast(rows, groups, refused, track)
     if rows_path is not None:
         write_rows(rows_path, rows, forecasts)

@@ -19,12 +19,14 @@ from tilecast.spec import (
     Attention,
     Execution,
     Framework,
+    MemoryFormat,
     Model,
     Optimizer,
     Precision,
     SpecError,
     Workload,
 )
+from tilecast.validate.graphs import Graphs
 
 Row = Mapping[str, str]
 
@@ -76,11 +78,12 @@ _OPTIMIZER: tuple[tuple[str, Optimizer], ...] = (
 moment too."""
 
 
-def read(row: Row) -> Case:
-    """The case a row describes.
+def read(row: Row, graphs: Graphs | None = None) -> Case:
+    """The case a row describes, its model taken from a folder of graphs where that has one.
 
     Raises:
         Refusal: the row cannot be expressed, with the reason's code.
+        SpecError: the graph that the row names is damaged, or of another model.
     """
     try:
         name = row["gpu"].split("(")[0].strip()
@@ -92,7 +95,7 @@ def read(row: Row) -> Case:
         raise Refusal("unknown-precision")
     if not gpu.supports(precision):
         raise Refusal("precision-not-supported")
-    model = _model(row)
+    model = (graphs.model(row) if graphs else None) or _model(row)
     gpus = integer(row, "n_gpus")
     if not gpus:
         raise Refusal("no-gpus")
@@ -109,8 +112,9 @@ def read(row: Row) -> Case:
         precision=precision,
         training=row.get("mode", "train") != "inference",
         optimizer=_optimizer(row, model),
-        attention=_ATTENTION.get(row.get("flash_attention", ""), "auto"),
+        attention=_attention(row),
         execution=execution(row),
+        memory_format=_memory_format(row),
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
@@ -141,6 +145,15 @@ def _optimizer(row: Row, model: Model) -> Optimizer:
 _ATTENTION: Mapping[str, Attention] = {"1": "flash", "1.0": "flash", "0": "eager", "0.0": "eager"}
 
 
+_UNFUSED = re.compile(r"\bpytorch 1\.(?:\d|1[0-3])\b")
+"""Versions of PyTorch without fused attention, which came with 2.0."""
+
+
+def _attention(row: Row) -> Attention:
+    stated = _ATTENTION.get(row.get("flash_attention", ""))
+    return stated or ("eager" if _UNFUSED.search(row.get("framework", "").lower()) else "auto")
+
+
 def execution(row: Row) -> Execution:
     """How a row's kernels were launched: as it states, or as its framework's name says."""
     stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
@@ -158,6 +171,24 @@ _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 """Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
+
+
+_CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
+_CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
+_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "apex amp, dali")
+"""Frameworks in which images of 16 bits are channels last: TensorFlow's layout optimizer puts them so, the scripts of
+MXNet, of MLPerf and of NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) ask for it. PyTorch keeps what it is
+given, and is commonly given NCHW."""
+
+
+def _memory_format(row: Row) -> MemoryFormat:
+    notes, framework = row.get("notes", "").lower(), row.get("framework", "").lower()
+    if _CHANNELS_LAST.search(notes):
+        return "channelsLast"
+    if _CONTIGUOUS.search(notes):
+        return "contiguous"
+    is_narrow = "16" in row.get("precision", "")
+    return "channelsLast" if is_narrow and any(word in framework for word in _USUALLY_LAST) else "contiguous"
 
 
 def _fused_kernels(row: Row) -> bool:
@@ -327,6 +358,8 @@ def _preset_name(row: Row) -> str:
 
 
 def _sequence(row: Row, model: Model) -> int:
+    if model.trace is not None:
+        return model.trace.sequence
     if model.hidden == 0 or "image" in model.extra:
         return 1
     sequence = integer(row, "seq_len")

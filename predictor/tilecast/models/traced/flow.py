@@ -73,6 +73,7 @@ class _Reader:
         self.trace = trace
         self.batched = {name for name in trace.inputs if trace.shapes[name][:1] == (trace.batch,)}
         self.trained = set(trace.parameters)
+        self.wide = {*trace.parameters, *trace.inputs}
         self.order: dict[str, tuple[int, ...] | None] = {}
         self.root: dict[str, str] = {}
         self.made = {name: operator for operator in trace.operators for name in operator.outputs}
@@ -108,7 +109,11 @@ class _Reader:
         is_batched = operator.kind != "constant" and any(name in self.batched for name in inputs)
         is_trained = rule.gradient and any(name in self.trained for name in inputs)
         order = self._order(operator)
+        is_wide = rule.answers == "FP32" or ("groups" in operator.attributes and operator.kind == "channelnorm")
+        is_wide = is_wide or (rule.answers == "promoted" and self._promotes(operator))
         for name in operator.outputs:
+            if is_wide:
+                self.wide.add(name)
             self.order[name] = order
             if is_batched:
                 self.batched.add(name)
@@ -117,6 +122,14 @@ class _Reader:
             is_copy = operator.kind == "reshape" and self._strided(inputs[0])
             if not rule.moves and not is_copy:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
+
+    def _promotes(self, operator: Operator) -> bool:
+        """Whether what an operator reads makes what it computes FP32. Channel norms have FP32 weights and keep the
+        type of their input; a single number promotes nothing."""
+        if operator.kind == "cast":
+            return False
+        sources = operator.inputs[:1] if operator.kind == "channelnorm" else operator.inputs
+        return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
     def _order(self, operator: Operator) -> tuple[int, ...] | None:
         """The order of dimensions in memory of what an operator makes; None where it is not known to be in order."""
@@ -139,7 +152,9 @@ class _Reader:
         return order is None or order != tuple(range(len(order)))
 
     def _operand(self, name: str) -> Operand:
-        return Operand(self.trace.shapes[name], name in self.batched, name in self.trained, self._strided(name))
+        return Operand(
+            self.trace.shapes[name], name in self.batched, name in self.trained, self._strided(name), name in self.wide
+        )
 
     def _groups(self) -> list[list[Operator]]:
         """The operators that do any work, chains of element-wise ones together."""

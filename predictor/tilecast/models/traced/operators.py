@@ -35,6 +35,9 @@ class Operand:
     """Whether a gradient flows into it."""
     strided: bool
     """Whether its elements lie in another order than its shape says (a transposition that was not copied)."""
+    wide: bool = False
+    """Whether it is FP32 where mixed precision promotes: weights, the samples themselves, what norms and softmax make,
+    and what is computed element by element with one of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,39 @@ def elements(operand: Operand, scale: Floats) -> Floats:
     return float(prod(operand.shape)) * (scale if operand.batched else np.ones_like(scale))
 
 
+def width(operand: Operand, numerics: Numerics) -> float:
+    """Bytes of an element over those of an activation."""
+    return 2.0 if operand.wide and numerics.promotes else 1.0
+
+
+def _stored(numerics: Numerics, operand: Operand) -> Numerics:
+    """How a kernel handles tensors that are stored as this one is."""
+    return replace(numerics, vector="fp32", element=4.0) if width(operand, numerics) > 1 else numerics
+
+
+def _casts(name: str, numerics: Numerics, operand: Operand, scale: Floats, *, launches: float = 1.0) -> list[Op]:
+    """What mixed precision does to a tensor of FP32 before a product reads it: a copy in 16 bits, and backward one of
+    its gradient in FP32."""
+    if not (operand.wide and numerics.promotes):
+        return []
+    count = elements(operand, scale)
+    ops = layers.elementwise(f"{name}.cast", numerics, count, 2.0, 1.0, launches=launches)
+    if operand.trained:
+        ops += layers.elementwise(
+            f"{name}.cast-gradient", numerics, count, 1.0, 2.0, phase="backward", launches=launches
+        )
+    return ops
+
+
+def _inputs_cast(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
+    """The casts of all that a product reads. Those of weights are launched from within the framework, at no cost of
+    Python."""
+    ops: list[Op] = []
+    for operand in site.inputs[:3]:
+        ops += _casts(site.kind, numerics, operand, scale, launches=1.0 if operand.batched else 0.0)
+    return ops
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What an operator is made of."""
@@ -70,6 +106,9 @@ class Rule:
     """Whether a compiler fuses the element-wise operators that follow into it (norms)."""
     moves: bool = True
     """Whether it makes a new tensor; false for views of its input."""
+    answers: Literal["16-bit", "FP32", "promoted"] = "promoted"
+    """What mixed precision makes of it: products are 16 bits, norms and softmax FP32, and all else what its inputs
+    are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +148,7 @@ def _matmul(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
             site.kind, numerics, rows, depth, columns, bias=biased and site.inputs[2].trained,
             trainable=right.trained, input_gradient=left.trained,
         )  # fmt: skip
-        return _contiguous(site, numerics, scale) + ops
+        return _inputs_cast(site, numerics, scale) + _contiguous(site, numerics, scale) + ops
 
     def product(m: Floats, n: Floats, k: Floats, phase: Phase) -> Op:
         return Op(site.kind, KernelTable.of("gemm", numerics.matrix, batch=batch, m=m, n=n, k=k), phase)
@@ -119,7 +158,7 @@ def _matmul(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
         ops.append(product(rows, depth, columns, "backward"))
     if numerics.training and right.trained:
         ops.append(product(columns, depth, rows, "backward"))
-    return _contiguous(site, numerics, scale) + ops
+    return _inputs_cast(site, numerics, scale) + _contiguous(site, numerics, scale) + ops
 
 
 def _contiguous(site: Site, numerics: Numerics, scale: Floats, operands: int = 2) -> list[Op]:
@@ -127,7 +166,7 @@ def _contiguous(site: Site, numerics: Numerics, scale: Floats, operands: int = 2
     ops: list[Op] = []
     for operand in site.inputs[:operands]:
         if operand.strided and len(operand.shape) > 2:
-            ops += _moved("contiguous", numerics, elements(operand, scale), operand.trained)
+            ops += _moved("contiguous", _stored(numerics, operand), elements(operand, scale), operand.trained)
     return ops
 
 
@@ -154,7 +193,8 @@ def _convolution(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
         dims |= {f"in_{name}": dims[f"out_{name}"] for name in names} | {
             f"out_{name}": dims[f"in_{name}"] for name in names
         }
-    ops = layers.convolution(
+    ops = _inputs_cast(site, numerics, scale)
+    ops += layers.convolution(
         site.kind, numerics, dims, transposed=transposed, trainable=weight.trained, input_gradient=image.trained
     )
     if numerics.training and len(site.inputs) > 2 and site.inputs[2].trained:
@@ -165,8 +205,10 @@ def _convolution(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _attention(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """Inputs are query, key and value; the sizes stand in the attributes."""
+    """Inputs are query, key, value and perhaps what is added to the scores; the sizes stand in the attributes. What is
+    trained there is a bias and no mask."""
     training = replace(numerics, training=numerics.training and site.output.trained)
+    is_biased = any(operand.trained for operand in site.inputs[3:])
     heads, kv_heads, seq_q, seq_kv = (
         np.full(1, site.attribute(name)) for name in ("heads", "kv_heads", "seq_q", "seq_kv")
     )
@@ -179,9 +221,12 @@ def _attention(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
         seq_q=seq_q,
         seq_kv=seq_kv,
         head_dim=site.attribute("head_dim"),
-        causal=site.attribute("causal") > 0,
+        causal=site.attribute("causal") > 0 and not is_biased,
         dropout=site.attribute("dropout") > 0,
+        biased=is_biased,
+        wide_softmax=numerics.promotes,
     )
+    ops = _inputs_cast(site, numerics, scale) + ops
     return ops if numerics.flash else _contiguous(site, numerics, scale, 3) + ops
 
 
@@ -189,8 +234,12 @@ def _rowwise(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     cols = site.attribute("cols")
     rows = elements(site.output, scale) / cols
     training = replace(numerics, training=numerics.training and site.output.trained)
+    if numerics.promotes:
+        training = replace(training, vector="fp32", element=4.0, autocast=False)
     if site.kind != "softmax":
-        return layers.norm(site.kind, training, rows, cols, rms=site.kind == "rmsnorm")
+        casts = _widened(site, numerics, scale)
+        return casts + layers.norm(site.kind, training, rows, cols, rms=site.kind == "rmsnorm")
+    numerics = training
     ops = [Op(site.kind, KernelTable.of("softmax", numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if training.training:
         gradient = KernelTable.of("softmax", numerics.vector, rows=rows, cols=cols, backward=1.0)
@@ -198,8 +247,22 @@ def _rowwise(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     return ops
 
 
+def _widened(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
+    """The copy in FP32 that mixed precision hands to a norm whose input has 16 bits, and that of its gradient."""
+    source = site.inputs[0]
+    if source.wide or not numerics.promotes:
+        return []
+    count = elements(source, scale)
+    ops = layers.elementwise(f"{site.kind}.cast", numerics, count, 1.0, 2.0)
+    if numerics.training and source.trained:
+        ops += layers.elementwise(f"{site.kind}.cast-gradient", numerics, count, 2.0, 1.0, phase="backward")
+    return ops
+
+
 def _channel_norm(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    return layers.channel_norm(site.kind, numerics, elements(site.output, scale))
+    """Batch and instance norm have weights in FP32 and take images as they are; group norm runs in FP32."""
+    casts = _widened(site, numerics, scale) if site.attribute("groups") else []
+    return casts + layers.channel_norm(site.kind, _stored(numerics, site.output), elements(site.output, scale))
 
 
 def _embedding(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
@@ -215,11 +278,13 @@ def _loss(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 def _pool(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     ratio = prod(site.output.shape) / prod(site.inputs[0].shape)
     training = replace(numerics, training=numerics.training and site.output.trained)
+    training = _stored(training, site.output)
     return layers.pool(site.kind, training, elements(site.inputs[0], scale), ratio)
 
 
 def _reduction(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     before = elements(site.inputs[0], scale)
+    numerics = _stored(numerics, site.inputs[0])
     if not site.output.trained:
         return layers.elementwise(site.kind, numerics, before, 1.0, 0.0)
     return layers.pointwise(site.kind, numerics, before, writes=0.0, absorbed=False, backward=(0.0, 1.0))
@@ -227,7 +292,8 @@ def _reduction(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 def _copy(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     """What is written is also what is read: concatenation, padding, gathering, interpolation."""
-    return _moved(site.kind, numerics, elements(site.output, scale), site.output.trained)
+    stored = _stored(numerics, site.output)
+    return _moved(site.kind, stored, elements(site.output, scale), site.output.trained)
 
 
 def _reshape(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
@@ -240,16 +306,22 @@ def _view(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _part(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """A slice is a view; its gradient is written into its place."""
+    """A slice is a view; its gradient is written into its place among zeros."""
     if not (numerics.training and site.output.trained):
         return []
-    return layers.elementwise(f"{site.kind}.gradient", numerics, elements(site.output, scale), 1, 1, phase="backward")
+    stored, name = _stored(numerics, site.output), f"{site.kind}.gradient"
+    ops = layers.elementwise(name, stored, elements(site.output, scale), 1, 1, phase="backward")
+    whole = site.inputs[0]
+    if prod(whole.shape) > prod(site.output.shape):
+        ops += layers.elementwise(name, stored, elements(whole, scale), 0, 1, phase="backward")
+    return ops
 
 
 def _sum_of_gradients(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     """Where a tensor is read twice its two gradients are added."""
     if not numerics.training:
         return []
+    numerics = _stored(numerics, site.output)
     return layers.elementwise("fork.gradient", numerics, elements(site.output, scale), 2, 1, phase="backward")
 
 
@@ -258,22 +330,24 @@ def _pointwise(backward: _Pass | None, *, mask: bool = False) -> Callable[[Site,
         if mask and not numerics.training:
             return []
         count = elements(site.output, scale)
-        reads = sum((elements(operand, scale) for operand in site.inputs), 0.0 * count) / count
+        made = width(site.output, numerics)
+        reads = sum((elements(one, scale) * width(one, numerics) for one in site.inputs), 0.0 * count) / count
         mask_bytes = float(mask)
-        ops = layers.elementwise(site.kind, numerics, count, reads, 1.0, mask_bytes=mask_bytes)
+        ops = layers.elementwise(site.kind, numerics, count, reads, made, mask_bytes=mask_bytes)
         if not (numerics.training and site.output.trained):
             return ops
         trained = [operand for operand in site.inputs if operand.trained]
         if backward:
-            moved = (backward.reads * max(1, len(trained) - 1), backward.writes * len(trained))
-            if len(trained) > 1:
-                moved = (1.0 + len(trained), float(len(trained)))
+            read = made * backward.reads if len(trained) < 2 else made * (1.0 + len(trained))
+            written = backward.writes * sum(width(one, numerics) for one in trained)
             ops += layers.elementwise(
-                f"{site.kind}.gradient", numerics, count, *moved, mask_bytes=mask_bytes, phase="backward"
+                f"{site.kind}.gradient", numerics, count, read, written, mask_bytes=mask_bytes, phase="backward"
             )
         for operand in trained:
             if prod(operand.shape) < prod(site.output.shape):
-                ops += layers.elementwise(f"{site.kind}.sum-gradient", numerics, count, 1, 0, phase="backward")
+                ops += layers.elementwise(f"{site.kind}.sum-gradient", numerics, count, made, 0, phase="backward")
+            elif backward is None and width(operand, numerics) < made:
+                ops += layers.elementwise(f"{site.kind}.cast-gradient", numerics, count, 2.0, 1.0, phase="backward")
         return ops
 
     return emit
@@ -289,15 +363,15 @@ _VIEW = Rule(_view, moves=False)
 _NONE = Rule(_view, gradient=False)
 
 OPERATORS: Mapping[str, Rule] = {
-    "matmul": Rule(_matmul, "inputs"),
-    "convolution": Rule(_convolution, "input"),
-    "attention": Rule(_attention, "attention"),
-    "layernorm": Rule(_rowwise, "input", leads=True),
-    "rmsnorm": Rule(_rowwise, "input", leads=True),
-    "softmax": Rule(_rowwise, "output"),
+    "matmul": Rule(_matmul, "inputs", answers="16-bit"),
+    "convolution": Rule(_convolution, "input", answers="16-bit"),
+    "attention": Rule(_attention, "attention", answers="16-bit"),
+    "layernorm": Rule(_rowwise, "input", leads=True, answers="FP32"),
+    "rmsnorm": Rule(_rowwise, "input", leads=True, answers="FP32"),
+    "softmax": Rule(_rowwise, "output", answers="FP32"),
     "channelnorm": Rule(_channel_norm, "input", leads=True),
     "embedding": Rule(_embedding),
-    "loss": Rule(_loss, "input"),
+    "loss": Rule(_loss, "input", answers="FP32"),
     "pool": Rule(_pool, "output"),
     "reduction": Rule(_reduction),
     "copy": Rule(_copy, chained=True),

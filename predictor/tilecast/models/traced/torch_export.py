@@ -23,6 +23,8 @@ from tilecast.trace import Operator, Shape, Trace
 
 FEWEST_LAYERS = 4
 """Fewer layers than this are not worth copying."""
+LARGEST_FILLED = 4096
+"""Arrays of more floats than this are weights, whose values nothing but training reads."""
 
 
 def trace(target: str) -> Trace:
@@ -33,24 +35,79 @@ def trace(target: str) -> Trace:
             has operators that Tilecast does not know.
     """
     try:
-        import torch
-        from torch._subclasses import FakeTensorMode
+        importlib.import_module("torch")
     except ImportError:
         raise SpecError("trace", "needs PyTorch", "run `pip install torch`; the CPU build will do") from None
-    build = _builder(target)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-        try:
-            module, inputs = build()
-        except Exception as error:
-            raise SpecError(target, f"build() failed: {_told(error)}", "let it return (module, inputs)") from None
-        inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
-        if not isinstance(module, torch.nn.Module) or not any(isinstance(one, torch.Tensor) for one in inputs):
-            raise SpecError(target, "build() did not return (module, inputs)", "return a Module and a tuple of tensors")
-        for stack in _stacks(module):
-            found = _shortened(module, stack, inputs, target)
-            if found is not None:
-                return _checked(found, target)
-        return _checked(_exported(module, inputs, target).trace, target)
+    return trace_of(_builder(target), target)
+
+
+def trace_of(build: Callable[[], Any], target: str) -> Trace:
+    """The trace of the model that `build()` returns with its example inputs; `target` is what errors call it.
+
+    The model is built of fake tensors. Where that needs values (a rate computed as a tensor, an index made of
+    unique ones) it is built of real ones whose weights nobody fills.
+
+    Raises:
+        SpecError: the model cannot be built, `torch.export` refuses it, or it has operators that Tilecast does not
+            know.
+    """
+    import torch
+    from torch._subclasses import FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+            return _traced(*_built(build, target), target)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        with _unfilled():
+            module, inputs = _built(build, target)
+        return _traced(module, inputs, target)
+
+
+def _built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
+    """What `build()` returns, as a module and a tuple of inputs; errors that only fake tensors have pass through."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        module, inputs = build()
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        raise
+    except Exception as error:
+        raise SpecError(target, f"build() failed: {_told(error)}", "let it return (module, inputs)") from None
+    inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    if not isinstance(module, torch.nn.Module) or not any(isinstance(one, torch.Tensor) for one in inputs):
+        raise SpecError(target, "build() did not return (module, inputs)", "return a Module and a tuple of tensors")
+    return module, inputs
+
+
+def _traced(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
+    for stack in _stacks(module):
+        found = _shortened(module, stack, inputs, target)
+        if found is not None:
+            return _checked(found, target)
+    return _checked(_exported(module, inputs, target).trace, target)
+
+
+def _unfilled() -> Any:
+    """A context in which methods that fill a large array of floats in place leave it as it is: its pages are never
+    touched, so that weights take no memory and their initialisation no time."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    skipped = {
+        getattr(torch.Tensor, name)
+        for name in ("normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_", "copy_", "div_")
+    }
+
+    class Unfilled(TorchFunctionMode):  # type: ignore[misc]  (torch ships no types here)
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            first: Any = args[0] if args else None
+            if func in skipped and first.is_floating_point() and first.numel() > LARGEST_FILLED:
+                return first
+            return func(*args, **(kwargs or {}))
+
+    return Unfilled()
 
 
 def _told(error: Exception) -> str:
@@ -268,7 +325,7 @@ def _attention(node: Any, shapes: _Shapes) -> _Call:
     query, key = shapes[names[0]], shapes[names[1]]
     mask = shapes.get(names[3], ()) if len(names) > 3 else ()
     square = len(mask) >= 2 and mask[-2] == mask[-1] == key[-2] > 1
-    return "attention", names[:3], {
+    return "attention", names[:4] if mask else names[:3], {
         "batch": prod(query[:-3]), "heads": query[-3], "kv_heads": key[-3], "seq_q": query[-2], "seq_kv": key[-2],
         "head_dim": query[-1], "causal": float(bool(_argument(node, 5, "is_causal", False)) or square),
         "dropout": float(_argument(node, 4, "dropout_p", 0.0) or 0.0),
@@ -280,6 +337,10 @@ def _normalized(kind: str) -> Callable[[Any, _Shapes], _Call]:
         return kind, _names(node, 3), {"cols": float(prod(node.args[1]))}
 
     return convert
+
+
+def _group_norm(node: Any, shapes: _Shapes) -> _Call:
+    return "channelnorm", _names(node, 3), {"groups": float(_argument(node, 1, "num_groups", 1))}
 
 
 def _softmax(node: Any, shapes: _Shapes) -> _Call:
@@ -341,6 +402,7 @@ _SPECIAL: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
     "scaled_dot_product_attention": _attention,
     "layer_norm": _normalized("layernorm"),
     "rms_norm": _normalized("rmsnorm"),
+    "group_norm": _group_norm,
     "softmax": _softmax,
     "log_softmax": _softmax,
     "cross_entropy_loss": _loss,
@@ -354,24 +416,26 @@ _SPECIAL: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
 
 _KINDS: Mapping[str, str] = {
     "embedding": "embedding",
-    "channelnorm": "batch_norm instance_norm group_norm",
+    "channelnorm": "batch_norm instance_norm",
     "pool": "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
     "adaptive_avg_pool3d adaptive_max_pool2d max_pool2d_with_indices",
-    "reduction": "mean sum amax amin max_dim var std norm linalg_vector_norm logsumexp prod nll_loss_nd mse_loss",
+    "reduction": "mean sum amax amin max_dim var std var_mean std_mean norm linalg_vector_norm logsumexp prod "
+    "nll_loss_nd mse_loss",
     "copy": "cat concat stack pad constant_pad_nd roll repeat tile repeat_interleave scatter scatter_add index_add "
-    "index_put masked_fill_scatter upsample_nearest2d upsample_bilinear2d upsample_nearest1d pixel_shuffle flip "
-    "clone cumsum topk sort",
+    "index_put masked_fill_scatter upsample_nearest2d upsample_bilinear2d upsample_nearest1d upsample_bicubic2d "
+    "upsample_linear1d upsample_nearest3d upsample_trilinear3d pixel_shuffle pixel_unshuffle im2col col2im "
+    "grid_sampler flip clone cumsum topk sort",
     "reshape": "view reshape flatten contiguous unflatten _unsafe_view view_as",
     "view": "unsqueeze squeeze expand expand_as alias detach lift_fresh_copy broadcast_to chunk split split_with_sizes "
     "unbind tensor_split movedim unfold detach_",
     "part": "slice select narrow",
     "add": "add add_ sub sub_ rsub addcmul lerp",
-    "multiply": "fmod remainder",
+    "multiply": "fmod remainder floor_divide",
     "scale": "neg abs_ sign floor ceil round",
     "cast": "to _to_copy type_as float half bfloat16",
     "select": "where masked_fill masked_fill_ maximum minimum max min tril triu clamp clamp_min clamp_max clamp_",
-    "from-input": "log log2 log1p abs sin cos hardswish hardswish_ hardsigmoid leaky_relu leaky_relu_ mish softplus "
-    "prelu square log_sigmoid silu_ atan logaddexp glu",
+    "from-input": "log log2 log1p abs sin cos hardswish hardswish_ hardsigmoid hardsigmoid_ leaky_relu leaky_relu_ "
+    "mish mish_ softplus prelu square log_sigmoid silu_ atan logaddexp glu",
     "from-output": "exp exp2 expm1 elu elu_ selu celu reciprocal hardtanh hardtanh_",
     "root": "sqrt",
     "reciprocal-root": "rsqrt",
@@ -384,7 +448,8 @@ _KINDS: Mapping[str, str] = {
     "compare": "eq ne gt lt ge le logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or isnan argmax "
     "argmin isinf any all bitwise_or_ __and__ __or__",
     "constant": "arange full full_like zeros zeros_like ones ones_like empty empty_like scalar_tensor rand_like "
-    "randn_like new_zeros new_ones new_full eye linspace one_hot sym_size new_empty fill_ bernoulli",
+    "randn_like new_zeros new_ones new_full eye linspace one_hot sym_size new_empty fill_ bernoulli "
+    "bernoulli_ normal_ uniform_ rand randn randint randperm tensor detach_copy",
 }
 _TABLE: Mapping[str, str] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 """Operators of PyTorch that are what they are called, by the kind that prices them."""

@@ -1,0 +1,97 @@
+"""Graph files that stand in for presets: a row of a runs table names its model's graph by model and image size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+
+from tilecast.models import traced
+from tilecast.models.traced import document
+from tilecast.spec import Model, SpecError
+
+_IMAGE = re.compile(r"\bimage size (\d{1,5})\b")
+_NAME = re.compile(r"[\w.+-]+", re.ASCII)
+PARAMETERS_APART = 0.1
+"""Share by which the parameters of a graph may differ from what its row states: versions of a library differ by less,
+models of one family by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The graph that a row asks for: a model as its library calls it, and the side of its images where that is
+    stated (0 otherwise)."""
+
+    name: str
+    image: int
+
+    @property
+    def file(self) -> str:
+        """The name of the graph's file."""
+        return f"{self.name}@{self.image}.json" if self.image else f"{self.name}.json"
+
+
+def wanted(row: Mapping[str, str]) -> Wanted | None:
+    """The graph that a row asks for; None where its model's name can be no file's."""
+    name = row.get("model_name", "").rpartition("/")[2].strip()
+    if not _NAME.fullmatch(name):
+        return None
+    stated = _IMAGE.search(row.get("notes", "").lower())
+    return Wanted(name, int(stated[1]) if stated else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """A folder of graph documents that `tilecast trace` wrote."""
+
+    folder: Path
+
+    def model(self, row: Mapping[str, str]) -> Model | None:
+        """The model of a row, from its graph; None where the folder has none of that name.
+
+        Raises:
+            SpecError: the graph is damaged, or of another model than the row describes.
+        """
+        asked = wanted(row)
+        if asked is None or not (path := self.folder / asked.file).is_file():
+            return None
+        found = _read(path)
+        for column, problem in _differences(row, asked, found):
+            field = f"row {row.get('id', '')}: {column}"
+            raise SpecError(field, f"{problem} in {path.name}", "trace the model that the row names")
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _read(path: Path) -> Model:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        problem = f"cannot be read ({str(error).splitlines()[0][:80]})"
+        raise SpecError(str(path), problem, "write it with `tilecast trace`") from None
+    if not isinstance(value, dict) or not document.is_document(value):
+        raise SpecError(str(path), "is no graph document", "write it with `tilecast trace`")
+    return traced.model(path.stem, document.read(value, str(path)))
+
+
+def _differences(row: Mapping[str, str], asked: Wanted, found: Model) -> Iterator[tuple[str, str]]:
+    """(column, problem) for what a row says of its model and the graph contradicts."""
+    trace = found.trace
+    assert trace is not None  # noqa: S101 (a traced model has one)
+    image = trace.shapes[trace.inputs[0]]
+    if asked.image and image[-1] != asked.image:
+        yield "notes", f"image size {asked.image} is {image[-1]}"
+    sequence = row.get("seq_len", "")
+    if trace.sequence > 1 and sequence.isdecimal() and int(sequence) != trace.sequence:
+        yield "seq_len", f"{sequence} is {trace.sequence}"
+    try:
+        stated = float(row.get("params_b") or 0) * 1e9
+    except ValueError:
+        return
+    counted = float(sum(prod(trace.shapes[name]) for name in trace.parameters))
+    if stated > 0 and abs(counted - stated) > PARAMETERS_APART * stated:
+        yield "params_b", f"{stated / 1e9:.5g} billion are {counted / 1e9:.5g}"

@@ -1,0 +1,169 @@
+"""Graphs of the models of a runs table, as `tilecast trace` would write them, built by their names in timm.
+
+Every model is traced in a process of its own, within bounds of time and memory, so that one that fails leaves the
+others alone. Needs timm, and torch with it: the extra `vision`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilecast.models.traced import document, torch_export
+from tilecast.spec import SpecError
+from tilecast.validate import runs
+from tilecast.validate.graphs import Wanted, wanted
+
+BATCH = 2
+"""Samples of the traced batch; sizes scale from there."""
+LONGEST_REASON = 4000
+"""Bytes that fit into a pipe nobody reads yet."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m tilecast_fit graphs`."""
+    parser.add_argument("tables", nargs="+", type=Path, metavar="RUNS.csv")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="a graph that is there stays")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each process, by the clock")
+    parser.add_argument("--memory-gib", type=float, default=16.0, help="that each process may take beside torch")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trace what is missing, print one line per model that failed, and how many graphs there are."""
+    rows = [row for path in options.tables for row in runs.read_table(path)]
+    models = sorted({found for row in rows if (found := wanted(row)) is not None}, key=lambda one: one.file)
+    options.output.mkdir(parents=True, exist_ok=True)
+    failed = trace_all(models, options.output, options.seconds, int(options.memory_gib * 2**30), options.jobs)
+    for model, reason in failed.items():
+        print(f"{model.file}: {reason}", file=sys.stderr)
+    print(f"{len(models) - len(failed)} of {len(models)} models have a graph in {options.output}")
+    return 0
+
+
+def trace_all(
+    models: Sequence[Wanted], folder: Path, seconds: float, memory_bytes: int, jobs: int = 1
+) -> dict[Wanted, str]:
+    """Trace every model whose graph is not in the folder; returns why others have none.
+
+    Raises:
+        SpecError: torch or timm is missing.
+    """
+    try:
+        import timm  # noqa: F401  (imported once, before the processes part)
+        import torch
+    except ImportError as error:
+        raise SpecError("graphs", f"needs {error.name}", "run `pip install 'tilecast[vision]'`") from None
+    torch.set_num_threads(1)
+    # What tracing imports on its first use is imported once, before processes part.
+    torch_export.trace_of(lambda: (torch.nn.Linear(2, 2), (torch.zeros(BATCH, 2),)), "linear")
+    waiting = [model for model in models if not (folder / model.file).exists()][::-1]
+    running: list[_Child] = []
+    reasons: dict[Wanted, str] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            running.append(_Child.start(waiting.pop(), folder, seconds, memory_bytes))
+        for child in [child for child in running if child.is_over()]:
+            running.remove(child)
+            if reason := child.reason():
+                reasons[child.model] = reason
+        time.sleep(0.02)
+    return reasons
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process that traces one model, and the end of a pipe from which to read what went wrong in it."""
+
+    model: Wanted
+    process: int
+    pipe: int
+    seconds: float
+    started_s: float
+    status: int | None = None
+    is_late: bool = False
+
+    @classmethod
+    def start(cls, model: Wanted, folder: Path, seconds: float, memory_bytes: int) -> _Child:
+        """Part a process from this one."""
+        sys.stdout.flush()
+        pipe, writer = os.pipe()
+        process = os.fork()
+        if process == 0:
+            try:
+                os.close(pipe)
+                os.write(writer, _traced(model, folder, memory_bytes).encode()[:LONGEST_REASON])
+            finally:
+                os._exit(0)
+        os.close(writer)
+        return cls(model, process, pipe, seconds, time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether the process has ended; one that is late is ended."""
+        if not self.is_late and time.monotonic() > self.started_s + self.seconds:
+            os.kill(self.process, signal.SIGKILL)
+            self.is_late = True
+        done, status = os.waitpid(self.process, os.WNOHANG)
+        if done:
+            self.status = status
+        return bool(done)
+
+    def reason(self) -> str:
+        """Why there is no graph; nothing where there is one."""
+        with os.fdopen(self.pipe, encoding="utf-8", errors="replace") as pipe:
+            told = pipe.read()
+        if self.is_late:
+            return f"took more than {self.seconds:g} s"
+        if self.status is not None and os.WIFSIGNALED(self.status):
+            return f"its process died of signal {os.WTERMSIG(self.status)}"
+        return told
+
+
+def _traced(model: Wanted, folder: Path, memory_bytes: int) -> str:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        text = document.write(trace(model))
+    except SpecError as error:
+        return str(error)
+    except MemoryError:
+        return "took more memory than it may"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    partial_file = folder / f"{model.file}.part"
+    partial_file.write_text(text, encoding="utf-8")
+    partial_file.rename(folder / model.file)
+    return ""
+
+
+def trace(model: Wanted) -> Any:
+    """The trace of one model.
+
+    Raises:
+        SpecError: timm has no such model, or it cannot be traced.
+    """
+    import timm
+    import torch
+
+    def build() -> tuple[Any, tuple[Any, ...]]:
+        sized: Iterable[dict[str, int]] = ({"img_size": model.image}, {}) if model.image else ({},)
+        for options in sized:
+            try:
+                made = timm.create_model(model.name, **options)
+            except TypeError:  # the model takes any size of image, and no word about it
+                continue
+            break
+        made.train()
+        side = model.image or made.default_cfg["input_size"][-1]
+        return made, (torch.zeros(BATCH, 3, side, side),)
+
+    return torch_export.trace_of(build, model.name)

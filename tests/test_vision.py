@@ -1,0 +1,171 @@
+"""Vision models: graphs that stand in for presets in a runs table, and what the layout of images costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilecast import kernels, models
+from tilecast.cli import main
+from tilecast.graph import KIND_NAMES, KernelTable, Op, Shards
+from tilecast.hardware import find_gpu
+from tilecast.models import layers, traced
+from tilecast.models.layers import Numerics
+from tilecast.models.traced import document
+from tilecast.spec import SpecError, Workload
+from tilecast.validate import runs
+from tilecast.validate.graphs import Graphs, Wanted, wanted
+
+RESNET = Path(__file__).parent / "graphs" / "resnet.json"
+ONE = np.ones(1, dtype=np.int64)
+MODEL = traced.model("resnet", document.read(json.loads(RESNET.read_text()), "resnet"))
+IMAGE = MODEL.trace.shapes[MODEL.trace.inputs[0]][-1]  # type: ignore[union-attr]
+ROW = {
+    "id": "r1", "gpu": "A100-SXM4-40GB", "n_gpus": "1", "precision": "amp_fp16", "model_name": "timm/some_net",
+    "global_batch": "64", "micro_batch_per_gpu": "64", "dp": "1", "tp": "1", "pp": "1", "optimizer": "sgd",
+    "framework": "PyTorch 1.12", "notes": f"image size {IMAGE}, layout nchw", "trust": "A",
+    "step_time_s_derived": "0.1",
+}  # fmt: skip
+
+
+def folder(tmp_path: Path, name: str = f"some_net@{IMAGE}.json") -> Graphs:
+    (tmp_path / name).write_text(RESNET.read_text())
+    return Graphs(tmp_path)
+
+
+def ops(**how: Any) -> list[Op]:
+    model = how.pop("model", models.preset("resnet-50"))
+    built = models.build(Workload(model, 1, 8, **{"precision": "fp16", **how}), Shards(8 * ONE, ONE, ONE, ONE, 0 * ONE))
+    return [op for block in built.blocks for op in block.ops]
+
+
+def copies(**how: Any) -> int:
+    return sum(".layout" in op.name for op in ops(**how))
+
+
+def test_a_row_names_its_graph_by_model_and_image_size() -> None:
+    assert wanted(ROW) == Wanted("some_net", IMAGE)
+    assert wanted({**ROW, "notes": ""}) == Wanted("some_net", 0)
+    assert Wanted("some_net", 224).file == "some_net@224.json" and Wanted("some_net", 0).file == "some_net.json"
+
+
+@pytest.mark.parametrize("name", ["", "..\\x", "a/b c", "timm/", "a\0b"])
+def test_a_name_that_is_no_files_asks_for_no_graph(name: str) -> None:
+    assert wanted({**ROW, "model_name": name}) is None
+
+
+def test_a_row_is_priced_from_its_graph(tmp_path: Path) -> None:
+    graphs = folder(tmp_path)
+    assert runs.forecast([ROW])[0].reason == "unknown-model"
+    contiguous, last = runs.forecast([ROW, {**ROW, "notes": f"image size {IMAGE}, layout nhwc"}], graphs=graphs)
+    assert contiguous.seconds is not None and last.seconds is not None
+    assert contiguous.parts is not None and last.parts is not None
+    assert last.parts["compute"] < contiguous.parts["compute"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"params_b": "3.2"}, "row r1: params_b"), ({"notes": "image size 999"}, "row r1: notes")],
+)
+def test_the_graph_of_another_model_is_named_with_row_and_column(
+    tmp_path: Path, change: dict[str, str], field: str
+) -> None:
+    folder(tmp_path, "some_net@999.json")
+    with pytest.raises(SpecError) as error:
+        runs.forecast([{**ROW, **change}], graphs=folder(tmp_path))
+    assert error.value.field == field and "some_net@" in error.value.problem
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "tilecast-graph/1"}', '{"format": "other"}'])
+def test_a_damaged_graph_is_one_line_with_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / f"some_net@{IMAGE}.json").write_text(text)
+    table = tmp_path / "runs.csv"
+    table.write_text(",".join(ROW) + "\n" + ",".join(f'"{value}"' for value in ROW.values()) + "\n")
+    assert main(["validate", "runs", str(table), "--graphs", str(tmp_path)]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "\n" not in told and f"some_net@{IMAGE}.json" in told
+
+
+def test_a_folder_of_graphs_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["validate", "runs", str(tmp_path / "x.csv"), "--graphs", str(tmp_path / "none")]) == 2
+    assert "--graphs" in capsys.readouterr().err
+
+
+def test_tensor_cores_need_copies_around_images_that_are_channels_first() -> None:
+    assert copies(memory_format="contiguous") > 100
+    # What is left pads channels that fill no word; images of three channels have kernels of their own.
+    assert copies(memory_format="channelsLast") == 0
+    assert copies(memory_format="contiguous", precision="fp32") == 0
+    assert copies(memory_format="contiguous", execution="compiled") == 0
+
+
+def convolution(**dims: float) -> dict[str, Any]:
+    plain = dict.fromkeys(("in_d", "in_h", "in_w", "k_d", "k_h", "k_w", "out_d", "out_h", "out_w", "groups"), 1.0)
+    return {"batch": np.full(1, 8.0), **plain, **dims}
+
+
+def emitted(memory_format: Any, **dims: float) -> list[Op]:
+    workload = Workload(models.preset("resnet-50"), 1, 8, precision="fp16", memory_format=memory_format)
+    return layers.convolution("conv", Numerics.of(workload), convolution(**dims))
+
+
+def test_depthwise_convolutions_run_without_copies() -> None:
+    found = emitted("contiguous", c_in=64.0, c_out=64.0, groups=64.0)
+    assert not any("layout" in op.name for op in found)
+
+
+def test_channels_that_fill_no_word_are_padded_by_copies_in_any_layout() -> None:
+    assert any("layout" in op.name for op in emitted("channelsLast", c_in=27.0, c_out=64.0))
+
+
+@pytest.mark.parametrize(("groups", "kind"), [(32.0, "conv"), (64.0, "conv"), (8.0, "direct_conv")])
+def test_channels_last_groups_have_tensor_kernels_in_multiples_of_32(groups: float, kind: str) -> None:
+    found = emitted("channelsLast", c_in=512.0, c_out=512.0, groups=groups)
+    assert {KIND_NAMES[op.table.kind[0]] for op in found} == {kind}
+    assert {KIND_NAMES[op.table.kind[0]] for op in emitted("contiguous", c_in=512.0, c_out=512.0, groups=groups)} == {
+        "conv", "elementwise",
+    }  # fmt: skip
+
+
+def test_a_limit_on_accumulation_slows_no_more_than_the_tensor_cores() -> None:
+    gpu = find_gpu("rtx-3090")
+    table = KernelTable.of("gemm", "fp16", batch=1.0, m=8192.0, n=8192.0, k=[512.0, 8192.0])
+    limited, slow, free = (
+        kernels.seconds(table, one).seconds for one in (gpu, replace(gpu, fp16_accumulate_flops=0.0), gpu.unlimited())
+    )
+    assert (table.flops() / limited <= 1.00001 * gpu.peak("fp16")).all()
+    assert (free <= limited * 1.00001).all() and (limited <= slow * 1.00001).all()
+
+
+def test_eager_mixed_precision_casts_what_products_read() -> None:
+    names = [op.name for op in ops(model=MODEL)]
+    assert "convolution.cast" in names
+    assert not any(".cast" in op.name for op in ops(model=MODEL, precision="fp32"))
+    assert not any(".cast" in op.name for op in ops(model=MODEL, execution="compiled"))
+
+
+def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = []
+    for memory_format in ("contiguous", "channelsLast"):
+        words = [
+            "advise",
+            "resnet-50",
+            "--batch",
+            "256",
+            "--gpus",
+            "a100-40:8",
+            "--precision",
+            "fp16",
+            "--plan",
+            "dp=8",
+        ]
+        assert main([*words, "--memory-format", memory_format, "-o", "json"]) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"]["target"])
+    assert seconds[1] < seconds[0]
