@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tilecast import kernels
 from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import find_gpu, gpus
-from tilecast.kernels import features, tiles, utilization
+from tilecast.kernels import features, formulas, tiles, utilization
 from tilecast.spec import PRECISIONS, SpecError
 
 SHIPPED = Path(utilization.__file__).parent / "weights" / "utilization.onnx"
@@ -24,7 +24,7 @@ size = st.one_of(st.integers(1, 1 << 14), st.sampled_from([1 << power for power 
 small = st.integers(1, 64)
 flag = st.integers(0, 1)
 DIMS = {
-    "gemm": {"batch": small, "m": size, "n": size, "k": size},
+    "gemm": {"batch": small, "m": size, "n": size, "k": size, "accumulated": flag},
     "attention": {
         "batch": small, "heads": small, "kv_heads": small, "seq_q": size, "seq_kv": size,
         "head_dim": st.sampled_from([32, 64, 80, 128, 256]), "causal": flag, "backward": flag,
@@ -35,12 +35,14 @@ DIMS = {
         "k_h": st.integers(1, 7), "k_w": st.integers(1, 7), "out_d": st.just(1), "out_h": small, "out_w": small,
         "groups": st.just(1), "direction": st.integers(0, 2),
     },
-    "elementwise": {"elements": st.integers(1, 1 << 32), "read_bytes": small, "written_bytes": small},
+    "elementwise": {
+        "elements": st.integers(1, 1 << 32), "read_bytes": small, "written_bytes": small, "drawn": flag,
+    },
 } | {
     kind: {"rows": size, "cols": size, "backward": flag}
     for kind in ("softmax", "layernorm", "rmsnorm", "cross_entropy", "embedding")
 }  # fmt: skip
-NOT_DOUBLED = ("causal", "backward", "direction", "groups")
+NOT_DOUBLED = ("accumulated", "causal", "backward", "direction", "drawn", "groups")
 
 
 @st.composite
@@ -162,6 +164,31 @@ def test_a_large_product_reaches_a_known_share_of_the_peak(gpu, precision, low, 
     table = KernelTable.of("gemm", precision, batch=1, m=8192, n=8192, k=8192)
     times = kernels.seconds(table, find_gpu(gpu))
     assert low < table.flops()[0] / times.seconds[0] / find_gpu(gpu).peak(precision) < high
+
+
+def test_a_gradient_added_in_fp32_takes_longer_by_its_traffic():
+    sizes = {"batch": 8, "m": 4096, "n": 4096, "k": 512}
+    plain, added = KernelTable.of("gemm", "bf16", **sizes), KernelTable.of("gemm", "bf16", **sizes, accumulated=1)
+    assert added.bytes()[0] - plain.bytes()[0] == 8 * 4096 * 4096 * (8 - 2)
+    gpu = find_gpu("a100-80")
+    alone, both = (kernels.seconds(table, gpu).seconds[0] for table in (plain, added))
+    assert alone < both < alone + 8 * 4096 * 4096 * 8 / gpu.memory_bandwidth_bytes_per_s
+
+
+def test_drawing_random_numbers_takes_time():
+    sizes = {"elements": 1 << 28, "read_bytes": 2, "written_bytes": 3}
+    plain, drawn = (KernelTable.of("elementwise", "fp16", **sizes, drawn=flag) for flag in (0, 1))
+    gpu = find_gpu("v100-sxm")
+    extra = kernels.seconds(drawn, gpu).seconds - kernels.seconds(plain, gpu).seconds
+    assert extra == pytest.approx([(1 << 28) * formulas.DRAWING_SM_CYCLES / (gpu.sm_count * gpu.boost_clock_hz)])
+
+
+def test_many_small_products_take_longer_than_one_and_less_than_each_alone():
+    gpu = find_gpu("v100-sxm")
+    batches = np.array([1.0, 8.0, 64.0])
+    times = kernels.seconds(KernelTable.of("gemm", "fp16", batch=batches, m=2048, n=64, k=2048), gpu).seconds
+    assert (np.diff(times) > 0).all()
+    assert (times <= times[0] * batches * ROUNDING).all()
 
 
 def test_winograd_counts_its_reduced_flops():

@@ -30,13 +30,15 @@ class Kind:
     """A kind of kernel: the names of its dimensions, and FLOPs and DRAM bytes as functions of them.
 
     `flops(d)` counts a multiply-add as two; `bytes(d, element)` is the least DRAM traffic, every input read
-    once and every output written once, where `element` is the bytes of one element, shape (n,).
+    once and every output written once, where `element` is the bytes of one element, shape (n,). `optional` dimensions
+    are zero where a table does not state them.
     """
 
     name: str
     dims: tuple[str, ...]
     flops: Callable[[Dims], Floats]
     bytes: Callable[[Dims, Floats], Floats]
+    optional: tuple[str, ...] = ()
 
 
 def _attention_flops(d: Dims) -> Floats:
@@ -54,6 +56,15 @@ def _attention_bytes(d: Dims, element: Floats) -> Floats:
     statistics = 4.0 * d["batch"] * d["heads"] * d["seq_q"]
     forward = element * (2 * query + 2 * key) + statistics
     return np.where(d["backward"] > 0, element * (5 * query + 4 * key) + 2 * statistics, forward)
+
+
+ACCUMULATED_BYTES = 8.0
+"""Bytes of DRAM traffic of an output element that is added to one in FP32: read and written."""
+
+
+def _gemm_bytes(d: Dims, element: Floats) -> Floats:
+    written = np.where(d["accumulated"] > 0, ACCUMULATED_BYTES, element)
+    return d["batch"] * (element * (d["m"] * d["k"] + d["k"] * d["n"]) + written * d["m"] * d["n"])
 
 
 def _conv_flops(d: Dims) -> Floats:
@@ -85,9 +96,10 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind(
             "gemm",
-            ("batch", "m", "n", "k"),
+            ("batch", "m", "n", "k", "accumulated"),
             lambda d: 2.0 * d["batch"] * d["m"] * d["n"] * d["k"],
-            lambda d, e: e * d["batch"] * (d["m"] * d["k"] + d["k"] * d["n"] + d["m"] * d["n"]),
+            _gemm_bytes,
+            optional=("accumulated",),
         ),
         Kind(
             "attention",
@@ -128,14 +140,17 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             "elementwise",
-            ("elements", "read_bytes", "written_bytes"),
+            ("elements", "read_bytes", "written_bytes", "drawn"),
             lambda d: d["elements"],
             lambda d, e: d["elements"] * (d["read_bytes"] + d["written_bytes"]),
+            optional=("drawn",),
         ),
     )
 }
-"""Every kind of kernel. `conv.direction` is 0 forward, 1 gradient of the input, 2 gradient of the weight;
-`read_bytes` and `written_bytes` of `elementwise` are per element, so mixed dtypes and byte masks are exact.
+"""Every kind of kernel. A `gemm` with a `batch` is a batched product or the grouped product of experts; where
+`accumulated` is 1 it adds to an FP32 output, as the gradient of a weight does over micro-batches. `conv.direction` is 0
+forward, 1 gradient of the input, 2 gradient of the weight; `read_bytes` and `written_bytes` of `elementwise` are per
+element, so mixed dtypes and byte masks are exact, and where `drawn` is 1 each element takes a random number (dropout).
 `attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
@@ -194,6 +209,7 @@ class KernelTable:
             KeyError: a dimension is missing, or unknown to the kind.
         """
         names = KINDS[kind].dims
+        dims = dict.fromkeys(KINDS[kind].optional, 0.0) | dims
         if unknown := set(dims) - set(names):
             raise KeyError(f"{kind} has no dimension {sorted(unknown)}")
         columns = [np.asarray(dims[name], float) for name in names]

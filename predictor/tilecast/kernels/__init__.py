@@ -26,7 +26,7 @@ Names: TypeAlias = npt.NDArray[np.str_]
 
 __all__ = ["KernelTimes", "model_info", "seconds"]
 
-FLAGS = ("causal", "backward", "direction", "read_bytes", "written_bytes")
+FLAGS = ("accumulated", "causal", "backward", "direction", "drawn", "read_bytes", "written_bytes")
 """Dimensions that may be zero."""
 LARGEST = 2.0**48
 """No dimension of a kernel is larger; what is, is a typing error."""
@@ -113,7 +113,8 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
                 ceiling = learned.ceiling(text)
                 moved = plain.moved[part]
                 count = formulas.rows(d, plain.moved)[part]
-                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling)
+                drawn_s = formulas.drawing_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
+                total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling) + drawn_s
                 spread[rows[part]] = ceiling.spread.on(gpu, utilization.die(gpu) in ceiling.dies)
     if inputs:
         found_cycles = learned.log2_cycles(

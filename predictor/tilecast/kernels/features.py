@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.graph import KINDS, Dims, Kind
+from tilecast.graph import ACCUMULATED_BYTES, KINDS, Dims, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.spec import ELEMENT_BYTES, Floats
@@ -74,7 +74,8 @@ def packed_gemm(w: Work) -> Work:
         return np.minimum(np.maximum(channels, PACKED_CHANNELS), channels * d["groups"])
 
     product = conv_product({**d, "groups": packs, "c_in": side(c_in) * packs, "c_out": side(c_out) * packs})
-    dims = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
+    sides = {"batch": product.batch, "m": product.m, "n": product.n, "k": product.k}
+    dims = {**sides, "accumulated": np.zeros(len(product.m))}
     return Work("gemm", dims, w.flops * together, w.moved, exact=False)
 
 
@@ -141,7 +142,8 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
     peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
-    outputs = element * product.batch * product.m * product.n
+    accumulated = w.dims.get("accumulated", np.zeros(1)) > 0
+    outputs = np.where(accumulated, ACCUMULATED_BYTES, element) * product.batch * product.m * product.n
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
     if w.kind == "gemm":
@@ -169,11 +171,13 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
             beyond = np.clip(w.flops / peak / after_s - 1.0, 0.0, 1.0)
             found[f"heated_{name}"] = _cycles(w.flops / peak * beyond, gpu)
     shapes = ATTENTION_TILES if w.kind == "attention" else tuple((t.rows, t.cols) for t in tiles.CANDIDATES["tensor"])
+    # A block of the backward pass computes five products where one of the forward pass computes two.
+    longer = np.where(w.dims["backward"] > 0, 2.5, 1.0) if w.kind == "attention" else 1.0
     for rows, cols in shapes:
         whole = tiles.count(product.m, product.n, product.batch, rows, cols)
         waves = np.ceil(whole / gpu.sm_count)
         width = np.where(np.isinf(cols), product.n, cols)
-        found[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k / per_sm, gpu)
+        found[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k * longer / per_sm, gpu)
         found[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
     if w.kind == "attention":
         padded = np.ceil(product.n / HEAD_PADDING) * HEAD_PADDING

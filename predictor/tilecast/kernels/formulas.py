@@ -46,6 +46,17 @@ def bandwidth_bound_s(moved: Floats, rows: Floats, gpu: Gpu, ceiling: Ceiling) -
     return ceiling.ramp_s + slowest
 
 
+DRAWING_SM_CYCLES = 0.18
+"""Cycles of an SM for one random number. Philox4x32-10 (Salmon et al., SC 2011) spends ten rounds of two wide
+multiplications and the exclusive ors on four numbers, some ten lane cycles of the 64 integer lanes of an SM for each;
+the dropout of Aceso's tables (V100, FP16 and FP32, MIT) takes so much longer than its bytes."""
+
+
+def drawing_s(numbers: Floats, gpu: Gpu) -> Floats:
+    """Seconds that drawing so many random numbers adds to a kernel, shape (N,)."""
+    return numbers * DRAWING_SM_CYCLES / (gpu.sm_count * gpu.boost_clock_hz)
+
+
 def rows(d: Dims, moved: Floats) -> Floats:
     """Rows of the row-wise kinds, zero for the rest, shape (N,)."""
     return d["rows"] if "rows" in d else np.zeros(len(moved))

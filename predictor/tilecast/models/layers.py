@@ -37,6 +37,8 @@ class Numerics:
     fused_loss: bool
     """Whether the loss reads the logits in place: a compiler's, or a hand-written one."""
     training: bool
+    accumulates: bool
+    """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
@@ -54,6 +56,7 @@ class Numerics:
             fused_gate="elementwise" in passes,
             fused_loss="loss" in passes or workload.fused_kernels,
             training=workload.training,
+            accumulates=workload.fused_kernels and vector != "fp32",
             frozen=workload.lora_rank > 0,
         )
 
@@ -72,8 +75,11 @@ def linear(
     """A dense layer: Y[tokens, outputs] = X[tokens, inputs] W. Backward is two GEMMs of the same FLOPs, the
     gradients of X and of W, plus a reduction over tokens for the bias."""
 
-    def gemm(label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase) -> Op:
-        return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, batch=1.0, m=m, n=n, k=k), phase)
+    def gemm(
+        label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase, *, adds: bool = False
+    ) -> Op:
+        sizes = {"batch": 1.0, "m": m, "n": n, "k": k, "accumulated": float(adds)}
+        return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, **sizes), phase)
 
     ops = [gemm("", tokens, outputs, inputs, "forward")]
     if not numerics.training:
@@ -81,7 +87,7 @@ def linear(
     if input_gradient:
         ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
     if trainable:
-        ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward"))
+        ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward", adds=numerics.accumulates))
         if bias:
             ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")
     return ops
@@ -99,14 +105,15 @@ def elementwise(
     launches: float = 1.0,
     count: float = 1.0,
 ) -> list[Op]:
-    """A kernel over `elements` that reads and writes that many tensors of the activation's type, and
-    `mask_bytes` per element besides."""
+    """A kernel over `elements` that reads and writes that many tensors of the activation's type, and `mask_bytes` of a
+    dropout mask per element besides, which the forward pass draws."""
     table = KernelTable.of(
         "elementwise",
         numerics.vector,
         elements=elements,
         read_bytes=reads * numerics.element + (mask_bytes if phase == "backward" else 0.0),
         written_bytes=writes * numerics.element + (mask_bytes if phase == "forward" else 0.0),
+        drawn=float(mask_bytes > 0 and phase == "forward"),
     )
     return [Op(name, table, phase, count=count, launches=launches)]
 
