@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilecast.graph import KIND_NAMES
 from tilecast.hardware import find_gpu
 from tilecast.kernels import tiles
 from tilecast.spec import SpecError
-from tilecast.validate.kernels import predict, read, run
+from tilecast.validate.kernel_readers import read
+from tilecast.validate.kernels import predict, run
 
 GEMM = "source,gpu,dtype,m,n,k,batch,latency_us"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -34,6 +36,21 @@ TABLES = {
         "op,gpu,b,m,n,k,h,latency_us,tile_x",
         "softmax,NVIDIA L4,4096,,,,1024,150,",
         "softmax",
+    ),
+    "layers of Megatron": (
+        "gpu,dtype,op,name,pass,model,micro_batch,tp,m,n,k,batch,rows,cols,latency_us",
+        "Tesla V100-SXM2-32GB,fp16,gelu,enc-MLP-gelu,bwd,gpt,4,1,,,,,8192,20480,1700",
+        "megatron gelu backward",
+    ),
+    "grouped products": (
+        "gpu,dtype,groups,m,n,k,stage,latency_us",
+        "NVIDIA A100-PCIE-80GB,bf16,16,1024,4096,2048,bwd_grad_w,1500",
+        "grouped gemm weight gradient",
+    ),
+    "attention of SimuMax": (
+        "gpu,dtype,pass,batch,seq,heads,kv_heads,qk_head_dim,v_head_dim,causal,latency_us",
+        "NVIDIA A100-PCIE-80GB,bf16,bwd,1,2048,32,32,192,128,1,1000",
+        "attention backward",
     ),
     "rows": (
         "gpu,dtype,op,pass,rows,cols,bytes,latency_us,impl",
@@ -82,6 +99,51 @@ def test_a_row_that_cannot_be_priced_says_why(row, reason, tmp_path):
     predicted = predict(read(table(tmp_path / "t.csv", GEMM, row, f"x,{H100},bf16,64,64,64,1,5")))
     assert predicted.reason == [reason, ""]
     assert np.isnan(predicted.seconds).tolist() == [True, False]
+
+
+MEGATRON = "gpu,dtype,op,name,pass,tp,m,n,k,batch,rows,cols,latency_us"
+
+
+@pytest.mark.parametrize(
+    ("row", "kinds"),
+    [
+        ("fp16,linear,enc-attention-dense,fwd,4,1024,512,256,1,,,80", ["gemm"]),
+        ("fp16,linear,enc-attention-qkv,fwd,1,1024,768,256,1,,,80", ["gemm", "elementwise"]),
+        ("fp16,linear,enc-MLP-GEMM-2,bwd,1,1024,256,1024,1,,,120", ["gemm", "gemm"]),
+        ("fp16,bmm,enc-attention-score,bwd,2,256,256,64,16,,,120", ["gemm", "gemm"]),
+        ("fp16,bias_dropout_add,enc-post-MLP-dropout,fwd,1,,,,,1024,256,70", ["elementwise"] * 3),
+        ("fp16,scaled_causal_softmax,enc-attention-softmax,fwd,1,,,,,8192,2048,100", ["softmax"]),
+    ],
+)
+def test_an_operator_of_megatron_is_all_its_kernels(row, kinds, tmp_path):
+    found = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    assert found.reason == [""]
+    assert [KIND_NAMES[code] for code in found.kernels.kind] == kinds
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("fp16,linear,enc-MLP-GEMM-1,bwd,4,1024,512,256,1,,,80", "composite-op"),
+        ("fp16,layer_norm,final-layernorm,fwd,1,,,,,1024,256,50", "composite-op"),
+        ("fp16,scaled_causal_softmax,enc-attention-softmax,fwd,1,,,,,20480,2048,2000", "composite-op"),
+        ("fp32,scaled_causal_softmax,enc-attention-softmax,fwd,1,,,,,8192,2048,2000", "composite-op"),
+        ("fp16,bmm,enc-attention-score,fwd,1,256,256,64,16,,,10000000", "did-not-run"),
+    ],
+)
+def test_an_operator_of_megatron_that_is_more_than_its_kernels_is_refused(row, reason, tmp_path):
+    found = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    assert found.reason == [reason]
+
+
+def test_the_three_products_of_an_expert_have_the_same_flops(tmp_path):
+    header = "gpu,dtype,groups,m,n,k,stage,latency_us"
+    rows = [f"{H100},bf16,8,512,2048,1024,{stage},100" for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")]
+    found = read(table(tmp_path / "t.csv", header, *rows))
+    assert len(set(found.kernels.flops())) == 1
+    forward, back, weight = found.kernels.bytes()
+    assert forward == back
+    assert weight == forward + 8 * 2048 * 1024 * (8 - 2)
 
 
 def test_rows_come_back_in_order_with_four_columns_more(tmp_path):
@@ -137,6 +199,11 @@ CEILINGS = [
     ("kernels/aiconfigurator/gemm_bf16.csv.gz", "gemm", "NVIDIA H100 80GB HBM3", 0.04),
     ("kernels/aiconfigurator/gemm_bf16.csv.gz", "gemm", "NVIDIA L40S", 0.07),
     ("kernels/cudnn_frontend/attention.csv", "attention backward", "NVIDIA H200", 0.15),
+    ("second/kernels/simumax_attention.csv", "attention", "NVIDIA A100-PCIE-80GB", 0.08),
+    ("second/kernels/simumax_attention.csv", "attention backward", "NVIDIA A100-PCIE-80GB", 0.08),
+    ("second/kernels/simumax_gemm.csv", "gemm accumulating", "NVIDIA A100-PCIE-80GB", 0.06),
+    ("second/kernels/aceso_gemm.csv", "gemm", "Tesla V100-SXM2-32GB", 0.08),
+    ("second/kernels/aceso_ops_fwd_bwd.csv.gz", "megatron dropout", "Tesla V100-SXM2-32GB", 0.05),
     ("neusight/kernels_test.csv.gz", "linear", "NVIDIA L4", 0.12),
     ("neusight/kernels_test.csv.gz", "linear", "NVIDIA H100 80GB HBM3", 0.05),
     ("neusight/kernels_test.csv.gz", "bmm", "NVIDIA A100 80GB PCIe", 0.06),

@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from tilecast import kernels
 from tilecast.spec import Floats
-from tilecast.validate.kernels import NEUSIGHT_ERRORS, ONE_INPUT, TWO_INPUTS, Prediction, Table, predict, read
+from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
+from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernels import NEUSIGHT_ERRORS, Prediction, predict
 from tilecast_fit.samples import SOURCES, Source
 from tilecast_fit.training import fit
 

@@ -1,0 +1,122 @@
+"""A measured table of kernels, and how its rows become kernels of the house."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import kernels
+from tilecast.graph import KernelTable
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
+from tilecast.validate.harness import Harness
+
+Columns = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A measured table of R rows as K kernels; kernel `i` belongs to row `owner[i]`.
+
+    `group` names the held-out unit of a row ("n,k" of a GEMM; batch, heads and queries of attention).
+    """
+
+    path: Path
+    header: list[str]
+    cells: list[list[str]]
+    op: list[str]
+    precision: list[str]
+    gpu: list[str]
+    latency_s: Floats
+    harness: list[Harness]
+    group: list[str]
+    variant: list[str]
+    reason: list[str]
+    kernels: KernelTable
+    owner: Ints
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def fold(self) -> Ints:
+        """The fold of five that each row's group falls into, shape (R,)."""
+        return np.array([zlib.crc32(text.encode()) % 5 for text in self.group], np.int64)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Rows of a table while they are read."""
+
+    columns: Columns
+    rows: int
+    op: list[str] = field(default_factory=list)
+    precision: list[str] = field(default_factory=list)
+    group: list[str] = field(default_factory=list)
+    variant: list[str] = field(default_factory=list)
+    harness: str = ""
+    reason: list[str] = field(default_factory=list)
+    tables: list[KernelTable] = field(default_factory=list)
+    owners: list[Ints] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reason = [""] * self.rows
+        self.op = [""] * self.rows
+        self.precision = [""] * self.rows
+        self.group = [""] * self.rows
+        self.variant = [""] * self.rows
+
+    def number(self, name: str, default: float = np.nan) -> Floats:
+        """A column as numbers; what is none becomes NaN, an empty cell the default."""
+
+        def read(text: str) -> float:
+            try:
+                return float(text) if text else default
+            except ValueError:
+                return np.nan
+
+        if name not in self.columns:
+            return np.full(self.rows, default)
+        return np.array([read(text) for text in self.columns[name]])
+
+    def text(self, name: str) -> np.ndarray:
+        """A column as strings, empty where it is absent."""
+        return np.array(self.columns.get(name, [""] * self.rows), dtype=object)
+
+    def refuse(self, rows: np.ndarray, reason: str) -> None:
+        """Give those rows a reason, unless they have one."""
+        for row in np.flatnonzero(rows):
+            self.reason[row] = self.reason[row] or reason
+
+    def add(self, chosen_rows: np.ndarray, kind: str, precision: str, /, **dims: npt.ArrayLike) -> None:
+        """Kernels for those rows (a mask), whose dimensions are whole columns."""
+        chosen = {
+            name: np.broadcast_to(np.asarray(value, float), self.rows)[chosen_rows] for name, value in dims.items()
+        }
+        sound = np.ones(int(chosen_rows.sum()), bool)
+        for name, column in chosen.items():
+            low = 0.0 if name in kernels.FLAGS else 1.0
+            sound &= np.isfinite(column) & (column >= low) & (column <= kernels.LARGEST)
+        where = np.flatnonzero(chosen_rows)
+        self.refuse(np.isin(np.arange(self.rows), where[~sound]), "bad-number")
+        if sound.any():
+            self.tables.append(KernelTable.of(kind, precision, **{name: c[sound] for name, c in chosen.items()}))
+            self.owners.append(where[sound])
+
+
+def each_precision(b: Builder, aliases: Mapping[str, str] | None = None) -> list[tuple[str, np.ndarray]]:
+    """(precision, mask of its rows); rows of another dtype are refused."""
+    text = b.text("dtype")
+    named = np.array([(aliases or {}).get(value, value) for value in text], dtype=object)
+    b.precision = [str(value) for value in named]
+    b.refuse(~np.isin(named, PRECISIONS), "unknown-precision")
+    return [(name, named == name) for name in PRECISIONS if (named == name).any()]
+
+
+def copy(b: Builder, rows: np.ndarray, precision: str, elements: Floats) -> None:
+    """A copy of that many elements for those rows (a mask)."""
+    size = ELEMENT_BYTES[precision]
+    b.add(rows, "elementwise", precision, elements=elements, read_bytes=size, written_bytes=size)
