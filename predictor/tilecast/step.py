@@ -84,6 +84,24 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """An implementation of fused attention, as `constants.toml` describes it."""
+
+    name: str
+    least_compute_capability: float
+    from_pytorch: bool
+    times: Mapping[str, Mapping[str, float]]
+
+    def runs(self, gpu: Gpu, *, native: bool) -> bool:
+        """Whether it is what a framework runs on that GPU, one with kernels of its own (`native`) or PyTorch's."""
+        return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
+
+    def factor(self, gpu: Gpu, phase: str) -> float:
+        """How much longer it takes there than the kernel that the utilization model prices."""
+        return self.times.get(gpu.architecture, {}).get(phase, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """`constants.toml` in SI units."""
 
@@ -97,7 +115,7 @@ class Constants:
     irregular: float
     jitter: float
     compute_efficiency: Mapping[str, float]
-    flash2: Mapping[str, Mapping[str, float]]
+    attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
 
     @classmethod
@@ -113,7 +131,7 @@ class Constants:
             table["alignment"]["irregular"],
             table["scale"]["jitter"],
             table["compute_efficiency"],
-            table["flash2"],
+            tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
             table["optimizer"]["efficiency"],
         )
 
@@ -265,10 +283,15 @@ def operator_seconds(
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
     seconds = alone_s * op.count / fitted.compute_efficiency[workload.execution]
-    native = workload.fused_kernels or workload.execution == "xla"
-    if op.table.kind[0] == _ATTENTION and not native:
-        seconds = seconds * fitted.flash2.get(times.gpu.architecture, {}).get(op.phase, 1.0)
+    if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):
+        seconds = seconds * found.factor(times.gpu, op.phase)
     return np.asarray(seconds)
+
+
+def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+    """The implementation of fused attention that runs a workload on a GPU, the first that can; None without one."""
+    native = workload.fused_kernels or workload.execution == "xla"
+    return next((one for one in fitted.attention if one.runs(gpu, native=native)), None)
 
 
 def step(
