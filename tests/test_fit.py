@@ -12,6 +12,7 @@ from tilecast import kernels
 from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
+from tilecast.spec import SpecError
 from tilecast_fit import ceilings, export, network, samples, training
 
 GPU = find_gpu("a100-80")
@@ -21,9 +22,10 @@ ROWS = 600
 
 def shapes(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {
+    drawn = {
         name: np.rint(2 ** rng.uniform(0, top, ROWS)) for name, top in (("batch", 3), ("m", 13), ("n", 13), ("k", 13))
     }
+    return drawn | {"accumulated": np.zeros(ROWS)}
 
 
 def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
@@ -93,3 +95,33 @@ def test_the_details_are_heard(written):
     without = network.predict(net, deaf, np.zeros(len(learned), np.int64))
     assert (plain >= without).all()
     assert (plain - without).max() > 0.1
+
+
+def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
+    net, learned, _ = written
+    shipped = utilization.load().description
+    kept = tuple(family for family in shipped.networks if family != "gemm_tensor")
+    fresh = training.describe({"gemm_tensor": net}, {"gemm_tensor": learned}, dict(shipped.ceilings))
+    others = {family: shipped.networks[family] for family in kept}
+    path = tmp_path / "mixed.onnx"
+    export.write(
+        path, {"gemm_tensor": net}, fresh.model_copy(update={"networks": others | dict(fresh.networks)}), kept=kept
+    )
+    table = KernelTable.concatenate(
+        [
+            KernelTable.of("attention", "fp16", batch=1, heads=16, kv_heads=16, seq_q=2048, seq_kv=2048, head_dim=64,
+                           causal=1, backward=[0, 1]),
+            KernelTable.of("gemm", "fp32", batch=1, m=512, n=512, k=512),
+            KernelTable.of("layernorm", "fp16", rows=4096, cols=1024, backward=[0, 1]),
+            KernelTable.of("gemm", "fp16", batch=1, m=4096, n=4096, k=4096),
+        ]
+    )  # fmt: skip
+    mixed, plain = (kernels.seconds(table, GPU, model=model).seconds for model in (path, None))
+    assert mixed[:-1] == pytest.approx(plain[:-1], rel=1e-6)
+    assert mixed[-1] != pytest.approx(plain[-1], rel=1e-3)
+    utilization.load.cache_clear()
+
+
+def test_a_family_that_is_none_cannot_be_fitted(tmp_path):
+    with pytest.raises(SpecError, match=r"only: gemms is neither a family nor a ceiling; choose from gemm_tensor"):
+        training.fit(tmp_path, tmp_path / "model.onnx", only=["gemms"])

@@ -23,6 +23,8 @@ def _arguments() -> argparse.ArgumentParser:
     fit.add_argument("--protocol", choices=("neusight",), help="train on NeuSight's kernels_train alone")
     fit.add_argument("--leave-out", nargs="+", default=[], metavar="GPU", help="GPUs whose rows are not trained on")
     fit.add_argument("--hold-out", type=int, choices=range(5), metavar="FOLD", help="a fifth of the shapes, left out")
+    only_help = "families and cases of ceilings to fit; the rest is kept as shipped"
+    fit.add_argument("--only", nargs="+", default=[], metavar="NAME", help=only_help)
     fit.add_argument("--effort", type=float, default=1.0, help="factor on the number of training steps")
     fit.add_argument("--seed", type=int, default=0)
     fit.add_argument("-o", "--output", type=Path, required=True)
@@ -61,7 +63,7 @@ def main() -> int:
 
             fit(
                 Path(given.data), given.output, protocol=given.protocol, leave_out=given.leave_out,
-                hold_out=given.hold_out, effort=given.effort, seed=given.seed,
+                hold_out=given.hold_out, effort=given.effort, seed=given.seed, only=given.only,
             )  # fmt: skip
     except SpecError as error:
         print(error, file=sys.stderr)

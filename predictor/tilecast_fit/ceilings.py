@@ -72,6 +72,7 @@ def _miss(rows: Samples, ceiling: Ceiling) -> Floats:
 def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
     rng = np.random.default_rng(0)
     few = rows.take(np.sort(rng.choice(len(rows), ROWS, replace=False))) if len(rows) > ROWS else rows
+    known, few = few, few.take(few.general) if few.general.any() else few
     # A GPU counts by the root of its samples, so that the largest table does not decide alone.
     share = few.weight / np.sqrt([few.weight[few.gpu == name].sum() for name in few.gpu])
     best = start
@@ -84,7 +85,7 @@ def _fit_one(rows: Samples, start: Ceiling) -> Ceiling:
                 trial_error = float(share @ _miss(few, trial))
                 if trial_error < error:
                     best, error = trial, trial_error
-    return _calibrated(rows, _corrected(few, best))
+    return _calibrated(rows, _corrected(known, best))
 
 
 def _corrected(rows: Samples, ceiling: Ceiling) -> Ceiling:

@@ -8,7 +8,8 @@ into the weights, and every bias of a (die, case) pair is one row of a table.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,17 @@ def _folded(net: Trained) -> dict[str, Floats]:
     return matrices
 
 
-def write(path: Path, networks: Mapping[str, Trained], description: Description) -> None:
+SHIPPED = files("tilecast.kernels").joinpath("weights", "utilization.onnx")
+
+
+def write(path: Path, networks: Mapping[str, Trained], description: Description, *, kept: Sequence[str] = ()) -> None:
     """Write the model file.
 
     Args:
         path: file to create or replace.
         networks: trained networks by kind.
-        description: what the file says of itself; must name the same kinds.
+        description: what the file says of itself; must name the same kinds, those of `kept` too.
+        kept: kinds whose networks are copied from the model that ships.
     """
     nodes, weights, inputs, outputs = [], [], [], []
     for kind, net in networks.items():
@@ -108,6 +113,11 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description)
         node("Sigmoid", "t3b", "share")
         node("Mul", "share", "room", "extra")
         node("Add", "base", "extra", "log2_cycles")
+    shipped = onnx.load_from_string(SHIPPED.read_bytes()).graph
+    for kind in kept:
+        nodes += [item for item in shipped.node if item.output[0].startswith(f"{kind}_")]
+        for found, all_parts in ((weights, shipped.initializer), (inputs, shipped.input), (outputs, shipped.output)):
+            found += [item for item in all_parts if item.name.startswith(f"{kind}_")]
     graph = helper.make_graph(nodes, "tilecast_utilization", inputs, outputs, weights)
     model = helper.make_model(graph, producer_name="tilecast_fit", opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8

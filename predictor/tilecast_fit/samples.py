@@ -15,7 +15,8 @@ from tilecast.graph import KIND_NAMES, KINDS, KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
-from tilecast.validate.kernels import Table, read
+from tilecast.validate.kernel_readers import read
+from tilecast.validate.kernel_table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,10 @@ class Source:
     FlashAttention-3's and cuDNN's for the same shapes."""
     except_on: tuple[tuple[str, str], ...] = ()
     """No rows of these ops on these GPUs."""
+    precisions: tuple[str, ...] = ()
+    """Only rows in one of these; empty takes all."""
+    general: bool = True
+    """Whether the general law learns from it, or only the GPU that was measured: Aceso's norms are Apex's of 2021."""
     protocol: bool = False
     """Whether NeuSight's protocol trains on this file."""
 
@@ -70,6 +75,11 @@ SOURCES: tuple[Source, ...] = (
         without=("flash_attention_v3",),
     ),
     Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
+    Source("second/kernels/aceso_gemm.csv", "MIT", weight=8.0, precisions=("fp16",)),
+    Source("second/kernels/aceso_ops_fwd_bwd.csv.gz", "MIT", variants=("layernorm", "softmax"), general=False),
+    Source("second/kernels/simumax_gemm.csv", "Apache-2.0", weight=10.0),
+    Source("second/kernels/simumax_grouped_gemm.csv", "Apache-2.0", weight=20.0),
+    Source("second/kernels/simumax_attention.csv", "Apache-2.0", weight=40.0),
     Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
     Source("neusight/kernels_test.csv.gz", "MIT", weight=4.0, except_on=P4_LINEAR),
     Source("neusight/conv_train.csv.gz", "MIT"),
@@ -187,6 +197,8 @@ def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
         keep &= np.array([any(word in text for word in source.variants) for text in table.variant])
     if source.without:
         keep &= ~np.array([any(word in text for word in source.without) for text in table.variant])
+    if source.precisions:
+        keep &= np.isin(np.array(table.precision, object), source.precisions)
     if source.except_on:
         keep &= ~np.array([pair in source.except_on for pair in zip(table.op, table.gpu, strict=True)])
     return np.asarray(keep & (table.latency_s > CLEAR_OF_HARNESS * least), np.bool_)
@@ -247,6 +259,6 @@ def _one(
         added_s=np.array([table.harness[row].added_s for row in rows]) / times,
         least_s=np.array([table.harness[row].least_s for row in rows]) / times,
         weight=np.full(count, source.weight),
-        general=np.full(count, gpu.tdp_w > THROTTLED_W or kind not in features.PRODUCTS),
+        general=np.full(count, source.general and (gpu.tdp_w > THROTTLED_W or kind not in features.PRODUCTS)),
         fold=fold[rows], source=np.full(count, source.file, object),
     )  # fmt: skip

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tilecast.kernels import utilization
 from tilecast.kernels.utilization import FORMAT, Ceiling, Description, Network, Spread
-from tilecast.spec import Floats
+from tilecast.spec import Floats, SpecError
 from tilecast_fit import ceilings, export, network
 from tilecast_fit.samples import SOURCES, Samples, by_die, gather, off
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 STEPS = {"gemm_tensor": 30_000, "gemm_simt": 24_000, "attention": 30_000, "conv_simt": 15_000, "rows": 12_000}
 """Training steps by family of kernels; a family that is not here has formulas."""
 STEEPEST = {"gemm_tensor": 1.6}
@@ -79,7 +80,7 @@ def describe(
 
 def fit(
     data: Path, output: Path, *, protocol: str | None = None, leave_out: Sequence[str] = (),
-    hold_out: int | None = None, effort: float = 1.0, seed: int = 0,
+    hold_out: int | None = None, effort: float = 1.0, seed: int = 0, only: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Train on the tables of a data folder and write the model file.
 
@@ -91,15 +92,19 @@ def fit(
         hold_out: fold of five of the shapes that is not used.
         effort: factor on the training steps.
         seed: of everything random.
+        only: families of kernels and cases of ceilings that are fitted; the rest is taken from the model that ships.
+            Empty fits all.
 
     Raises:
-        SpecError: a table is missing or a GPU unknown.
+        SpecError: a table is missing, or a GPU or a name of `only` is unknown.
     """
+    _require_known(only)
     sources = [source for source in SOURCES if source.protocol or protocol is None]
     samples = gather(data, sources, leave_out, seed)
     if hold_out is not None:
         samples = {kind: part.take(part.fold != hold_out) for kind, part in samples.items()}
-    learned = {family: _plenty(samples[family], family) for family in STEPS if family in samples}
+    wanted = [family for family in STEPS if family in samples and (not only or family in only)]
+    learned = {family: _plenty(samples[family], family) for family in wanted}
     learned = {family: part for family, part in learned.items() if len(part)}
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     networks = {}
@@ -115,7 +120,21 @@ def fit(
                 part, steps=int(STEPS[family] * effort), steepest=STEEPEST.get(family, STEEPEST_ELSEWHERE), seed=seed,
                 report=advance,
             )  # fmt: skip
-    export.write(output, networks, describe(networks, learned, ceilings.fit(samples)))
+    fitted = ceilings.fit(samples)
+    if not only:
+        export.write(output, networks, describe(networks, learned, fitted))
+        return
+    base = utilization.load().description
+    fresh = describe(networks, learned, {**base.ceilings, **{case: fitted[case] for case in only if case in fitted}})
+    kept = {family: network for family, network in base.networks.items() if family not in networks}
+    export.write(output, networks, fresh.model_copy(update={"networks": kept | dict(fresh.networks)}), kept=tuple(kept))
+
+
+def _require_known(only: Sequence[str]) -> None:
+    known = [*STEPS, *ceilings.DEFAULTS]
+    for name in only:
+        if name not in known:
+            raise SpecError("only", f"{name} is neither a family nor a ceiling", f"choose from {', '.join(known)}")
 
 
 def _plenty(samples: Samples, family: str) -> Samples:
