@@ -1,0 +1,57 @@
+"""Which implementation of fused attention runs where, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilecast import kernels, models
+from tilecast.graph import KernelTable, Op
+from tilecast.hardware import find_gpu, gpus
+from tilecast.spec import Workload
+from tilecast.step import constants, fused_attention, operator_seconds
+
+
+def workload(**facts: object) -> Workload:
+    return Workload(models.preset("gpt2-xl"), 1024, 8, precision="fp16", **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "name"),
+    [
+        ("v100-sxm", {}, "memory_efficient"),
+        ("t4", {}, "memory_efficient"),
+        ("t4", {"fused_kernels": True}, "memory_efficient"),
+        ("a100-80", {}, "flash2"),
+        ("a100-80", {"fused_kernels": True}, "flash2"),
+        ("l40s", {}, "flash2"),
+        ("h100-sxm", {}, "flash2"),
+        ("h100-sxm", {"fused_kernels": True}, "native"),
+        ("h100-sxm", {"execution": "xla"}, "native"),
+        ("b200", {"fused_kernels": True}, "native"),
+    ],
+)
+def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
+    found = fused_attention(workload(**facts), find_gpu(gpu), constants())
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize("gpu", list(gpus()))
+def test_what_comes_first_is_never_slower(gpu):
+    for phase in ("forward", "backward"):
+        factors = [
+            one.factor(find_gpu(gpu), phase) for one in constants().attention if one.runs(find_gpu(gpu), native=True)
+        ]
+        assert factors[:1] == [min(factors)]
+
+
+@pytest.mark.parametrize(("phase", "times"), [("forward", 1.9), ("backward", 1.75)])
+def test_an_operator_takes_as_much_longer_as_its_implementation(phase, times):
+    gpu = find_gpu("h100-sxm")
+    dims = {"batch": 8, "heads": 25, "kv_heads": 25, "seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "causal": 1}
+    op = Op("attention", KernelTable.of("attention", "fp16", **dims, backward=float(phase == "backward")), phase)
+    priced = kernels.seconds(op.table, gpu)
+    rows = np.arange(1)
+    torch, own = (operator_seconds(workload(fused_kernels=fused), op, priced, rows) for fused in (False, True))
+    assert torch == pytest.approx(times * own)
