@@ -45,7 +45,7 @@ TABLES = (
     Table("Training steps: NeuSight", "Eager PyTorch in FP32 on nine GPUs.", "runs", ("e2e/neusight_dev.csv",)),
     Table(
         "Kernels", "Matrix products, attention, convolutions and element-wise kernels, of every library of the tables.",
-        "kernels", ("kernels/*/*.csv*", "neusight/kernels_*.csv.gz"),
+        "kernels", ("kernels/*/*.csv*", "neusight/kernels_*.csv.gz", "second/kernels/*.csv*"),
     ),
     Table(
         "Collectives", "NCCL, and what others measured around it, on links that the tables state.",

@@ -58,13 +58,16 @@ def _attention_bytes(d: Dims, element: Floats) -> Floats:
     return np.where(d["backward"] > 0, element * (5 * query + 4 * key) + 2 * statistics, forward)
 
 
-ACCUMULATED_BYTES = 8.0
-"""Bytes of DRAM traffic of an output element that is added to one in FP32: read and written."""
+def gemm_output_bytes(d: Dims, element: Floats | float) -> Floats:
+    """Bytes of DRAM traffic of each output of a product, (n,): written once; where it is added to an FP32 buffer, read
+    and written. The 16 bits that an FP8 product writes count like its operands, as one byte, and so does the rest."""
+    added = np.minimum(8.0, 4.0 * np.asarray(element))
+    return np.asarray(np.where(d["accumulated"] > 0, added, element))
 
 
 def _gemm_bytes(d: Dims, element: Floats) -> Floats:
-    written = np.where(d["accumulated"] > 0, ACCUMULATED_BYTES, element)
-    return d["batch"] * (element * (d["m"] * d["k"] + d["k"] * d["n"]) + written * d["m"] * d["n"])
+    inputs = element * (d["m"] * d["k"] + d["k"] * d["n"])
+    return d["batch"] * (inputs + gemm_output_bytes(d, element) * d["m"] * d["n"])
 
 
 def _conv_flops(d: Dims) -> Floats:

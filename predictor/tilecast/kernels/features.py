@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.graph import ACCUMULATED_BYTES, KINDS, Dims, Kind
+from tilecast.graph import KINDS, Dims, Kind, gemm_output_bytes
 from tilecast.hardware import Gpu
 from tilecast.kernels import tiles
 from tilecast.spec import ELEMENT_BYTES, Floats
@@ -142,8 +142,8 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
     peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
-    accumulated = w.dims.get("accumulated", np.zeros(1)) > 0
-    outputs = np.where(accumulated, ACCUMULATED_BYTES, element) * product.batch * product.m * product.n
+    written = gemm_output_bytes(w.dims, element) if w.kind == "gemm" else element
+    outputs = written * product.batch * product.m * product.n
     right = element * product.batch * product.n * product.k
     left = element * product.batch * product.m * product.k
     if w.kind == "gemm":
