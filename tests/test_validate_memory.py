@@ -110,19 +110,22 @@ def test_a_table_means_a_framework_by_its_words(words: str, name: str | None) ->
 
 
 CEILINGS = {
-    # Mean error of each source, of rows whose models are known. Constants of the bill are not fitted to any of them.
-    "MooreThreads/SimuMax": 0.03,
-    "Oneflow-Inc/DLPerf": 0.08,
-    "flagperf": 0.11,
+    # Mean error by the beginning of a framework's name. No constant of the bill is fitted to any of them.
+    "Megatron-LM 23e00ed": 0.03,
+    "Megatron-DeepSpeed": 0.15,
+    "DeepSpeed": 0.1,
+    "PaddlePaddle": 0.11,
+    "OneFlow (optimizer": 0.08,
+    "torchtitan + torchao 0.13": 0.06,
 }
 
 
 @pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
-@pytest.mark.parametrize("source", CEILINGS)
-def test_bills_meet_measured_peaks(source: str) -> None:
+@pytest.mark.parametrize("name", CEILINGS)
+def test_bills_meet_measured_peaks(name: str) -> None:
     path = Path(os.environ["TILECAST_DATA"]) / "second" / "e2e" / "published2.csv"
     if not path.exists():
         pytest.skip("the second collection is not there")
-    found = memory.measure([row for row in runs.read_table(path) if row["source"] == source])
+    found = memory.measure([row for row in runs.read_table(path) if row["framework"].startswith(name)])
     assert len(found.measured)
-    assert abs(found.billed / found.measured - 1).mean() <= CEILINGS[source]
+    assert abs(found.billed / found.measured - 1).mean() <= CEILINGS[name]
