@@ -100,7 +100,7 @@ def _unfilled() -> Any:
         for name in ("normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_", "copy_", "div_")
     }
 
-    class Unfilled(TorchFunctionMode):  # type: ignore[misc]  # torch ships no types here
+    class Unfilled(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             first: Any = args[0] if args else None
             if func in skipped and first.is_floating_point() and first.numel() > LARGEST_FILLED:
