@@ -314,6 +314,11 @@ def host(workload: Workload) -> str:
     return "graph" if is_graph else workload.execution
 
 
+def _kernels_of(workload: Workload) -> str:
+    """Whose kernels move memory: a key of `memory` in the constants."""
+    return "fused" if workload.execution == "eager" and workload.fused_kernels else host(workload)
+
+
 def _recomputed(workload: Workload) -> Callable[[Op], float]:
     """The share of an operator of the forward pass that selective recomputation runs again."""
     if frameworks.of(workload).selective == "attention":
@@ -335,7 +340,7 @@ def operator_seconds(
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
     alone_s = alone_s * np.where(times.implicit[rows], fitted.implicit, 1.0)
     part = _FACTOR_OF[op.table.kind[0]]
-    seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[host(workload)])
+    seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[_kernels_of(workload)])
     if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):
         seconds = seconds * found.factor(times.gpu, op.phase)
     return np.asarray(seconds)

@@ -1,15 +1,18 @@
 """Fit the constants of a training step (`tilecast/constants.toml`) to measured runs.
 
-    python -m tilecast_fit.step --data DIR [-o constants.toml]
-    python -m tilecast_fit.step --data DIR --left-out [-o left_out.toml]
+    python -m tilecast_fit.step --data DIR [-o constants.toml] [--left-out left_out.toml]
 
-All tables share one set of constants, keyed by execution mode alone. Of a table of plans (vTrain's) a tenth of
-the rows takes part, chosen by a rule on the row's id; groups of rows weigh equally, however many rows they
-have, and so do tables. The loss is the mean absolute relative error, minimised one constant
-at a time on a geometric grid that narrows, within bounds that physics and the frameworks' documentation suggest.
+All tables share one set of constants, keyed by who runs the kernels, never by source. A forecast is linear in the
+logarithm of a constant near its value, with the share of the part that it scales as slope; so each round solves
 
-With `--left-out` every source is left out once: each constant moves, by itself, to where the loss of the other sources'
-rows is least. `tilecast validate runs` prices a source's rows with these to show what the fit owes to the rows it saw.
+    ln(measured / forecast) = sum over constants of share x ln(factor) + effect of the source + noise
+
+as a mixed model (`tilecast.validate.mixed`) in which every constant is drawn to its physical value (`PRIORS`), every
+source counts alike and has an effect of its own, and outliers count less; then it moves the constants, at most by
+`REACH`, and prices anew. A constant that few rows contain stays where physics puts it.
+
+`--left-out` writes, for every source, the constants that the same model finds in the last round without the rows of
+that source. `tilecast validate runs` prices its rows with these to show what a forecast of a source never seen is worth.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import argparse
 import tomllib
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,189 +33,242 @@ import numpy.typing as npt
 
 from tilecast.spec import Floats
 from tilecast.step import Constants
-from tilecast.validate import runs
+from tilecast.validate import mixed, residuals, runs
 from tilecast.validate.runs import Group
+from tilecast.validate.table import Row
 
-BOUNDS: Mapping[tuple[str, ...], tuple[float, float]] = {
-    ("alignment", "irregular"): (1.0, 1.8),
-    ("overlap", "expert_share"): (0.05, 0.9),
-    ("launch_us", "eager", "forward"): (4.0, 80.0),
-    ("launch_us", "eager", "backward"): (3.0, 70.0),
-    ("launch_us", "compiled", "forward"): (1.0, 20.0),
-    ("launch_us", "compiled", "backward"): (1.0, 15.0),
-    ("launch_us", "xla", "forward"): (0.5, 8.0),
-    ("launch_us", "xla", "backward"): (0.5, 8.0),
-    ("collective_us", "eager"): (5.0, 80.0),
-    ("step_ms", "eager"): (0.5, 20.0),
-    ("step_ms", "compiled"): (0.5, 20.0),
-    ("step_ms", "xla"): (0.1, 10.0),
-    ("overlap", "hidden_share"): (0.3, 1.0),
-    ("overlap", "slowdown"): (0.02, 0.6),
-    ("overlap", "tensor_share"): (0.05, 0.8),
-    ("scale", "jitter"): (0.002, 0.04),
-    ("compute_efficiency", "eager"): (0.75, 1.12),
-    ("compute_efficiency", "compiled"): (0.75, 1.12),
-    ("compute_efficiency", "xla"): (0.6, 1.12),
-    ("optimizer", "efficiency"): (0.3, 0.95),
-}
-"""Each fitted constant by its path in the file, and its bounds. Kernels in a step may run a little faster than the
-same kernel repeated alone, which heats the card to its power limit."""
-
-GAIN = 1e-3
-"""Least gain in the loss for which a constant moves: less is within the tables' own noise."""
-STEPS_ASIDE = np.array([0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0])
-"""Where a constant may move to when a source is left out, relative to its fitted value."""
-SAMPLED = {"vtrain_dev.csv": 10}
-"""Tables of which only one row in so many takes part."""
+TABLES = ("e2e/*.csv", "second/e2e/published2.csv")
+"""The tables that take part, below the folder of the data."""
+MOST_ROWS = 24
+"""Rows of one source that take part, chosen by a rule on their ids."""
+OUTLIER = 0.8
+"""Rows further off than this logarithm say that something is missing, not that a constant is off."""
+REACH = 1.33
+"""Most that a constant moves in a round."""
+SPAN = 1.08
+"""By how much constants move to find their shares."""
+MOVED = 0.003
+"""Least change, as a logarithm, for which a constant without a source is written."""
 
 
-LEFT_OUT_TITLE = """# Constants of a step that move when the rows of a source are left out of the fit, each by itself.
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """A constant before any run was seen: where it stands, all places moving together; its physical value; how far from
+    that it may well be, as a standard deviation of the logarithm; and its bounds."""
+
+    places: tuple[str, ...]
+    value: float
+    spread: float
+    low: float
+    high: float
+
+
+def _both(path: str) -> tuple[str, ...]:
+    return (f"{path}.forward", f"{path}.backward")
+
+
+PRIORS: tuple[Prior, ...] = (
+    # Kernels alone run at the clocks of short bursts, and with what they read in the caches.
+    Prior(("factor.matrix",), 1.05, 0.05, 0.9, 1.25),
+    Prior(("factor.attention",), 1.05, 0.08, 0.8, 1.8),
+    Prior(("factor.convolution",), 1.05, 0.06, 0.8, 1.5),
+    Prior(("implicit.convolution",), 1.1, 0.12, 0.8, 2.0),
+    Prior(("attention.flash1.times.any.forward",), 1.3, 0.2, 1.0, 2.5),
+    Prior(("attention.flash1.times.any.backward",), 1.3, 0.2, 1.0, 2.5),
+    # What a framework copies and adds beside the operators of its model.
+    Prior(("memory.eager",), 1.3, 0.12, 0.9, 2.5),
+    Prior(("memory.fused",), 1.1, 0.12, 0.9, 2.5),
+    Prior(("memory.graph",), 1.35, 0.12, 0.9, 2.5),
+    Prior(("memory.compiled",), 1.2, 0.12, 0.9, 2.5),
+    Prior(("memory.cudaGraphs",), 1.2, 0.12, 0.9, 2.5),
+    Prior(("memory.xla",), 1.5, 0.12, 0.9, 2.5),
+    # Collectives in a step wait for ranks and share their links.
+    Prior(("factor.exchange",), 1.2, 0.3, 0.8, 3.0),
+    Prior(("factor.gradients",), 1.1, 0.3, 0.7, 3.0),
+    Prior(("overlap.slowdown",), 0.25, 0.5, 0.02, 0.8),
+    Prior(("overlap.tensor_share",), 0.4, 0.3, 0.05, 0.9),
+    Prior(("overlap.pipelined_share",), 0.8, 0.1, 0.4, 0.98),
+    Prior(("overlap.expert_share",), 0.3, 0.5, 0.02, 0.9),
+    Prior(("scale.jitter",), 0.012, 0.4, 0.002, 0.05),
+    # The host: Python, operator by operator; C++ for the rest.
+    Prior(("launch_us.eager.forward",), 50.0, 0.08, 4.0, 120.0),
+    Prior(("launch_us.eager.backward",), 60.0, 0.08, 3.0, 120.0),
+    Prior(_both("launch_us.graph"), 10.0, 0.5, 1.0, 60.0),
+    Prior(_both("launch_us.compiled"), 5.0, 0.5, 1.0, 30.0),
+    Prior(_both("launch_us.xla"), 3.0, 0.5, 0.5, 20.0),
+    Prior(("collective_us.eager",), 20.0, 0.5, 2.0, 100.0),
+    Prior(("step_ms.eager",), 10.0, 0.3, 0.5, 40.0),
+    Prior(("step_ms.graph",), 5.0, 0.7, 0.5, 40.0),
+    Prior(("step_ms.compiled",), 6.0, 0.7, 0.5, 40.0),
+    Prior(("step_ms.xla",), 3.0, 0.7, 0.1, 40.0),
+    Prior(("step_ms.cudaGraphs",), 2.0, 0.7, 0.1, 40.0),
+    Prior(("optimizer.efficiency",), 0.8, 0.15, 0.3, 0.95),
+)
+"""Every fitted constant by its paths in the file."""
+
+LEFT_OUT_TITLE = """# Constants of a step that are fitted without the rows of a source.
 # Written by `python -m tilecast_fit.step --left-out`; read by `tilecast validate runs`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One group of rows with what was measured, and each row's weight in the loss."""
+class Sample:
+    """Rows that take part: groups for pricing, and of each row, in the order of the groups' members, what was measured
+    and its source."""
 
-    group: Group
-    measured_s: Mapping[int, float]
-    weight: Mapping[int, float]
-    source: Mapping[int, str]
+    groups: tuple[Group, ...]
+    measured_s: Floats
+    source: tuple[str, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> Sample:
+        """Rows of grade A and B, at most `MOST_ROWS` of each source."""
+        rows = [row for path in paths for row in runs.read_table(path)]
+        rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
+        of_source: dict[str, list[Row]] = defaultdict(list)
+        for row in sorted(rows, key=lambda row: zlib.crc32(row["id"].encode())):
+            of_source[residuals.source_of(row)].append(row)
+        rows = [row for members in of_source.values() for row in members[:MOST_ROWS]]
+        groups, _ = runs.prepare(rows)
+        order = [member.index for group in groups for member in group.members]
+        measured = np.array([float(rows[index]["step_time_s_derived"]) for index in order])
+        return cls(tuple(groups), measured, tuple(residuals.source_of(rows[index]) for index in order))
+
+    def steps(self, table: Mapping[str, Any]) -> Floats:
+        """The forecast of every row with these constants, in seconds."""
+        fitted, found = Constants.of(table), []
+        for group in self.groups:
+            priced = runs.price(group, fitted)
+            found += [priced.step_s[runs.chosen(priced, member)] for member in group.members]
+        return np.array(found)
 
 
-def targets(paths: Sequence[Path]) -> list[Target]:
-    """The rows of grade A and B that take part, grouped for pricing. Tables weigh equally, and in each the split
-    groups do."""
-    return [target for path in paths for target in _targets_of(path)]
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The linear model at some constants: what is left unexplained from the priors, and the share of each constant."""
+
+    left: Floats
+    shares: Floats
+    kept: npt.NDArray[np.bool_]
+    source: tuple[str, ...]
+
+    @classmethod
+    def at(cls, table: Mapping[str, Any], sample: Sample) -> Round:
+        """The model at a table of constants."""
+        step_s = sample.steps(table)
+        columns = []
+        for prior in PRIORS:
+            moved = deepcopy(dict(table))
+            for place in prior.places:
+                _set(moved, place, _get(table, place) * SPAN)
+            columns.append(np.log(sample.steps(moved) / step_s) / np.log(SPAN))
+        shares = np.stack(columns, axis=1)
+        off = np.log(sample.measured_s / step_s)
+        already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])
+        return cls(off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source)
+
+    def solve(self, without: str = "") -> Floats:
+        """The constants that the rows ask for, (constants,); `without` names a source that is left out."""
+        source = np.array(self.source)
+        rows = self.kept & (source != without)
+        names = [str(name) for name in source[rows]]
+        spread = np.array([prior.spread for prior in PRIORS])
+        effects = mixed.solve(self.left[rows], self.shares[rows], names, mixed.balanced(names), spread, ratios=SHRUNKEN)
+        return np.array([prior.value for prior in PRIORS]) * np.exp(effects.fixed)
 
 
-def _targets_of(path: Path) -> list[Target]:
-    every = SAMPLED.get(path.name, 1)
-    rows = [row for row in runs.read_table(path) if zlib.crc32(row["id"].encode()) % every == 0]
-    rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
-    groups, refused = runs.prepare(rows)
-    members: dict[str, int] = defaultdict(int)
-    for index, row in enumerate(rows):
-        if index not in refused:
-            members[row.get("split_group", "")] += 1
-    found = []
-    for group in groups:
-        indexes = [member.index for member in group.members]
-        measured = {index: float(rows[index]["step_time_s_derived"]) for index in indexes}
-        weight = {index: 1.0 / members[rows[index].get("split_group", "")] / len(members) for index in indexes}
-        found.append(Target(group, measured, weight, {index: rows[index].get("source", "") for index in indexes}))
+SHRUNKEN = (0.3,)
+"""Variance between sources against that within, as the fit assumes it: a larger one lets the sources' own effects
+explain what constants should."""
+
+
+def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict[str, Any], Round]:
+    """The table with every constant of `PRIORS` where the rows ask for it, and the model of the last round."""
+    best: dict[str, Any] = deepcopy(dict(table))
+    model = Round.at(best, sample)
+    for turn in range(rounds):
+        for prior, value in zip(PRIORS, model.solve(), strict=True):
+            for place in prior.places:
+                old = _get(best, place)
+                _set(best, place, _rounded(np.clip(value, max(prior.low, old / REACH), min(prior.high, old * REACH))))
+        model = Round.at(best, sample)
+        error = float(np.median(np.abs(np.expm1(np.log(sample.steps(best) / sample.measured_s)))))
+        print(f"round {turn + 1}: median error {error:.1%}", flush=True)
+    return best, model
+
+
+def left_out(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
+    """For every source the constants that differ when its rows are left out of the fit: path and value."""
+    every = model.solve()
+    found: dict[str, dict[str, float]] = {}
+    for name in sorted(set(model.source)):
+        moved: dict[str, float] = {}
+        for prior, value, usual in zip(PRIORS, model.solve(name), every, strict=True):
+            if abs(np.log(value / usual)) >= MOVED:
+                for place in prior.places:
+                    moved[place] = _rounded(np.clip(_get(table, place) * value / usual, prior.low, prior.high))
+        if moved:
+            found[name] = moved
     return found
 
 
-def loss(table: Mapping[str, Any], found: Sequence[Target]) -> float:
-    """Weighted mean absolute relative error."""
-    return float(np.average(_errors(table, found), weights=_column(found, lambda t, i: t.weight[i])))
+def _rounded(value: float | Floats) -> float:
+    return float(f"{float(value):.3g}")
 
 
-def _errors(table: Mapping[str, Any], found: Sequence[Target]) -> Floats:
-    """Absolute relative error of every row, in the order of `_column`."""
-    fitted = Constants.of(table)
-    errors = []
-    for target in found:
-        priced = runs.price(target.group, fitted)
-        for member in target.group.members:
-            predicted = priced.step_s[runs.chosen(priced, member)]
-            errors.append(abs(predicted / target.measured_s[member.index] - 1.0))
-    return np.array(errors)
-
-
-def _column(found: Sequence[Target], value: Callable[[Target, int], Any]) -> npt.NDArray[Any]:
-    return np.array([value(target, member.index) for target in found for member in target.group.members])
-
-
-def left_out(table: Mapping[str, Any], found: Sequence[Target]) -> dict[str, dict[str, float]]:
-    """For every source the constants that move when its rows are left out of the fit: path and value."""
-    weight, source = _column(found, lambda t, i: t.weight[i]), _column(found, lambda t, i: t.source[i])
-    moved: dict[str, dict[str, float]] = {name: {} for name in sorted(set(source))}
-    fitted = _errors(table, found)
-    for path, (low, high) in BOUNDS.items():
-        value = _get(table, path)
-        values = sorted({float(f"{v:.3g}") for v in np.clip(value * STEPS_ASIDE, low, high)} - {value})
-        trials = {value: fitted}
-        for candidate in values:
-            tried = deepcopy(dict(table))
-            _set(tried, path, candidate)
-            trials[candidate] = _errors(tried, found)
-        for name, own in moved.items():
-            others = source != name
-            means = {v: float(np.average(e[others], weights=weight[others])) for v, e in trials.items()}
-            best = min(means, key=lambda v: means[v])
-            if means[best] < means[value] - GAIN:
-                own[".".join(path)] = best
-        print(f"{'.'.join(path):28s} {value:8.3g}", flush=True)
-    return {name: own for name, own in moved.items() if own}
-
-
-def fit(table: Mapping[str, Any], found: Sequence[Target], rounds: int = 3) -> dict[str, Any]:
-    """The table with every bounded constant moved to where the loss is least, one after the other."""
-    best: dict[str, Any] = deepcopy(dict(table))
-    least = loss(best, found)
-    for turn in range(rounds):
-        for path, (low, high) in BOUNDS.items():
-            value = _get(best, path)
-            reach = (high / low) ** (0.5 ** (turn + 1))
-            for candidate in np.clip(value * np.geomspace(1 / reach, reach, 9), low, high):
-                tried = deepcopy(best)
-                _set(tried, path, float(f"{candidate:.3g}"))
-                if (reached := loss(tried, found)) < least - GAIN:
-                    best, least = tried, reached
-            print(f"round {turn + 1}  {'.'.join(path):28s} {_get(best, path):8.3g}  loss {least:.4f}", flush=True)
-    return best
-
-
-def _get(table: Mapping[str, Any], path: tuple[str, ...]) -> float:
+def _get(table: Mapping[str, Any], path: str) -> float:
     value: Any = table
-    for key in path:
+    for key in path.split("."):
         value = value[key]
     return float(value)
 
 
-def _set(table: dict[str, Any], path: tuple[str, ...], value: float) -> None:
-    for key in path[:-1]:
+def _set(table: dict[str, Any], path: str, value: float) -> None:
+    *sections, name = path.split(".")
+    for key in sections:
         table = table[key]
-    table[path[-1]] = value
+    table[name] = value
 
 
 def rewritten(text: str, table: Mapping[str, Any]) -> str:
     """The constants file with the table's values and the file's own comments."""
-    section = ""
+    here: Any = table
     lines = []
     for line in text.splitlines():
         key, equals, _ = line.partition(" = ")
         if line.startswith("["):
-            section = line.strip("[]")
+            here = table
+            for name in line.strip("[]").split("."):
+                here = here[name]
         if equals and not line.startswith("#"):
-            value = table[section][key]
-            inner = ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else ""
-            line = f"{key} = {{ {inner} }}" if inner else f"{key} = {value}"
+            line = f"{key} = {_written(here[key])}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key} = {_written(item)}" for key, item in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def main() -> None:
-    """Fit and write the file."""
+    """Fit and write the files."""
     parser = argparse.ArgumentParser(prog="python -m tilecast_fit.step", description="Fit the constants of a step.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/ and second/")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--left-out", action="store_true", help="write what moves when each source is left out")
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--left-out", type=Path, help="write the constants without each source there")
+    parser.add_argument("-o", "--output", type=Path, default=Path("constants.toml"))
     options = parser.parse_args()
-    found = targets(sorted((options.data / "e2e").glob("*.csv")))
+    sample = Sample.of([path for pattern in TABLES for path in sorted(options.data.glob(pattern))])
     text = files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table, model = fit(tomllib.loads(text), sample, options.rounds)
+    options.output.write_text(rewritten(text, table), encoding="utf-8")
     if options.left_out:
         lines = [LEFT_OUT_TITLE]
-        for name, moved in left_out(table, found).items():
+        for name, moved in left_out(table, model).items():
             lines += ["", f'["{name}"]', *(f'"{path}" = {value}' for path, value in moved.items())]
-        output, written = options.output or Path("left_out.toml"), "\n".join(lines) + "\n"
-    else:
-        output, written = options.output or Path("constants.toml"), rewritten(text, fit(table, found, options.rounds))
-    output.write_text(written, encoding="utf-8")
+        options.left_out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,14 @@ def balanced(sources: Sequence[str]) -> Floats:
     return np.asarray(len(index) / len(names) / count[index], dtype=float)
 
 
-def solve(y: Floats, x: Floats, sources: Sequence[str], weight: Floats, prior: Floats) -> Effects:
+def solve(
+    y: Floats,
+    x: Floats,
+    sources: Sequence[str],
+    weight: Floats,
+    prior: Floats,
+    ratios: Sequence[float] = tuple(_RATIOS),
+) -> Effects:
     """The effects of the columns of `x` (n, k) on `y` (n,).
 
     Args:
@@ -50,12 +57,13 @@ def solve(y: Floats, x: Floats, sources: Sequence[str], weight: Floats, prior: F
         sources: the source of each row, (n,).
         weight: how much a row counts, (n,), 1 on average.
         prior: standard deviation of each effect before any row was seen, (k,).
+        ratios: variances between sources, relative to that within, that are tried.
     """
     names, index = np.unique(np.asarray(sources), return_inverse=True)
     robust = np.ones(len(y))
 
     def best() -> Effects:
-        fits = [_given(ratio, y, x, index, len(names), weight * robust, prior) for ratio in _RATIOS]
+        fits = [_given(ratio, y, x, index, len(names), weight * robust, prior) for ratio in ratios]
         return max(fits, key=lambda fit: fit[0])[1]
 
     found = best()

@@ -128,18 +128,19 @@ def _forecast(rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int
     unseen = left_out()
     for group in track(groups, "groups of runs"):
         priced = price(group)
-        sources = {rows[member.index].get("source", "") for member in group.members}
+        sources = {residuals.source_of(rows[member.index]) for member in group.members}
         without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
         for member in group.members:
             one = _one(group.workload, group.pool, priced, member)
-            other = without[rows[member.index].get("source", "")]
+            other = without[residuals.source_of(rows[member.index])]
             found[member.index] = replace(one, left_out_s=float(other.step_s[chosen(other, member)]))
     return [found[index] for index in range(len(rows))]
 
 
 @cache
 def left_out() -> Mapping[str, Constants]:
-    """Constants for every source whose rows move them: those that are fitted without it (`tilecast_fit.step`)."""
+    """Constants for every source (`residuals.source_of`) whose rows move them: those that are fitted without it
+    (`tilecast_fit.step`)."""
     text = files("tilecast.validate").joinpath("left_out.toml").read_text(encoding="utf-8")
     return {name: constants_with(moved) for name, moved in tomllib.loads(text).items()}
 
