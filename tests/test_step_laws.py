@@ -1,0 +1,108 @@
+"""What a framework makes of a step: who launches, what is copied, summed, run again and hidden."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tilecast import models, search
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Plan, Plans, Workload
+from tilecast.step import gradient_bytes, host, kernel_seconds, step, weight_bytes
+
+JOB = Workload(models.preset("gpt2-xl"), 1024, 64, precision="bf16")
+
+
+def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str = "") -> Pool:
+    found = find_gpu(gpu)
+    return Pool(gpu, found, 8, 4, find_link(intra or found.intra_link), find_link(inter))
+
+
+def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
+    plans = Plans.of(plan)
+    sharded = models.shard(job, plans)
+    times = step(job, sharded, plans, where, kernel_seconds(job, sharded, where.gpu))
+    return {**times.parts(0), "total": float(times.total[0])}
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({}, "eager"),
+        ({"framework": "tensorflow"}, "graph"),
+        ({"framework": "tensorflow", "execution": "xla"}, "xla"),
+        ({"framework": "megatron", "execution": "cudaGraphs"}, "cudaGraphs"),
+    ],
+)
+def test_a_static_graph_launches_without_python(facts: dict[str, str], name: str) -> None:
+    assert host(replace(JOB, **facts)) == name
+
+
+@pytest.mark.parametrize(
+    ("facts", "size"),
+    [
+        ({}, 2.0),
+        ({"framework": "ddp"}, 4.0),
+        ({"framework": "megatron"}, 4.0),
+        ({"framework": "megatron", "precision": "fp16"}, 2.0),
+        ({"framework": "deepspeed"}, 2.0),
+        ({"precision": "tf32"}, 4.0),
+    ],
+)
+def test_gradients_have_the_framework_s_type(facts: dict[str, str], size: float) -> None:
+    assert gradient_bytes(replace(JOB, **facts)) == size
+
+
+def test_each_micro_batch_copies_what_its_framework_copies() -> None:
+    once = Plans.of(Plan(data=8, micro_batch=8), Plan(data=8, micro_batch=4, gradient_accumulation=2))
+    autocast = weight_bytes(replace(JOB, framework="ddp"), once)
+    assert autocast.tolist() == [12.0, 24.0]  # casts of weights and gradients; and a sum of FP32 gradients
+    assert weight_bytes(replace(JOB, framework="megatron"), once).tolist() == [0.0, 0.0]  # summed by the product
+    assert weight_bytes(replace(JOB, training=False), once).tolist() == [0.0, 0.0]
+    sharded = Plans.of(Plan(data=8, micro_batch=8, zero_stage=3), Plan(data=8, micro_batch=8, zero_stage=2))
+    gathered = weight_bytes(replace(JOB, framework="fsdp2"), sharded)
+    assert gathered[0] > gathered[1]
+
+
+def test_selective_recomputation_runs_what_its_framework_runs_again() -> None:
+    plan = Plan(data=8, micro_batch=4, zero_stage=3, checkpointing="selective")
+    attention = seconds(replace(JOB, framework="fsdp2"), plan, pool())
+    operators = seconds(replace(JOB, framework="torchtitan"), plan, pool())
+    none = seconds(replace(JOB, framework="torchtitan"), replace(plan, checkpointing="none"), pool())
+    full = seconds(replace(JOB, framework="torchtitan"), replace(plan, checkpointing="full"), pool())
+    assert none["compute"] < operators["compute"] < full["compute"]
+    assert operators["compute"] > attention["compute"]
+
+
+def test_exchanges_hide_where_the_framework_hides_them() -> None:
+    plan = Plan(data=1, tensor=8, micro_batch=8, gradient_accumulation=8, sequence_parallel=True)
+    shown = {
+        name: seconds(replace(JOB, framework=name), plan, pool())["communication"]
+        for name in ("megatron-deepspeed", "megatron", "nemo")
+    }
+    assert shown["megatron-deepspeed"] > shown["megatron"] > shown["nemo"] > 0
+
+
+def test_a_slow_link_disturbs_computation_less() -> None:
+    """Of the same gradients, those over a bus take longer, and slow each second of computation down less."""
+    job, plan = replace(JOB, framework="ddp"), Plan(data=8, micro_batch=8)
+    alone = seconds(job, Plan(micro_batch=8, gradient_accumulation=8), pool())["compute"] / 8
+    fast, slow = (seconds(job, plan, pool(intra=link)) for link in ("nvlink3", "pcie4"))
+    assert fast["compute"] > alone and slow["communication"] > fast["communication"]
+    hidden = {"fast": fast["compute"] - alone, "slow": slow["compute"] - alone}
+    assert hidden["slow"] < 3 * hidden["fast"]
+
+
+def test_the_host_s_work_per_step_grows_with_the_tensors() -> None:
+    shallow = replace(JOB, model=replace(JOB.model, layers=2))
+    first, second = (seconds(job, Plan(micro_batch=64), pool())["launch"] for job in (shallow, JOB))
+    assert 0 < first < second
+
+
+def test_every_plan_has_a_finite_step() -> None:
+    found = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
+    sharded = models.shard(JOB, found)
+    times = step(JOB, sharded, found, pool(), kernel_seconds(JOB, sharded, pool().gpu))
+    assert np.isfinite(times.total).all() and (times.total > 0).all()
