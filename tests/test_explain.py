@@ -53,7 +53,7 @@ def test_operators_sum_to_the_compute_of_a_step(job: str, mode: str) -> None:
 
 def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     """With one replica and no pipeline, and nothing hidden, the lines are all that is exchanged."""
-    workload = replace(GPT, overlap=False)
+    workload = replace(GPT, overlap=False, framework="megatron-deepspeed")
     plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
     pool = replace(POOL, gpus_per_node=5)
     priced = search.price(workload, Plans.of(plan), pool)

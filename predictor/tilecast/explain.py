@@ -92,11 +92,13 @@ class Explanation:
     """Of one optimizer step over all ranks, without what is computed again."""
     mfu: float
     """Model FLOPs utilization: those over what the peaks of all GPUs do in a step."""
+    copied_s: float
+    """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
 
     @property
     def seconds(self) -> float:
         """GPU seconds of one micro-batch through every stage."""
-        return sum(operator.seconds for operator in self.operators)
+        return sum(operator.seconds for operator in self.operators) + self.copied_s
 
     @property
     def balance(self) -> float:
@@ -129,6 +131,15 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         gradient_bytes=float(wire[0]),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
+        copied_s=float(
+            step.copied_seconds(
+                workload,
+                sharded.stage("parameters", plans),
+                plans,
+                step.copied_bytes_per_s(pool.gpu, step.constants()),
+            )[0]
+        )
+        * plan.pipeline,
     )
 
 
@@ -136,11 +147,12 @@ def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
     return [(block, op) for block in graph.blocks for op in block.ops]
 
 
-def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> int:
-    """How often a micro-batch runs an operator: twice what the backward pass computes again."""
+def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) -> float:
+    """How often a micro-batch runs an operator: twice what the backward pass computes again, or a share of it."""
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
         return 1
-    return 1 + (plan.checkpointing == "full" or (plan.checkpointing == "selective" and op.selective))
+    shares = {"full": 1.0, "selective": step.recomputed_share(workload)(op), "none": 0.0}
+    return 1 + shares[plan.checkpointing]
 
 
 def _operators(
@@ -196,7 +208,8 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
     for block in graph.blocks:
         again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
         for transfer in block.transfers:
-            once_s = float(step.transfer_seconds(sharded, plans, pool, transfer)[0])
+            alone_s = float(step.transfer_seconds(sharded, plans, pool, transfer)[0])
+            once_s = alone_s * step.constants().factor["exchange"]
             if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
                 continue
             passes = 1 + (again and workload.training and transfer.phase == "forward")

@@ -167,7 +167,7 @@ def best(
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _groups(graph, order, family.plans, used)
-    fixed_s = step.constants().step_s[workload.execution]
+    fixed_s = step.once_seconds(workload, graph, step.constants())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,
@@ -249,9 +249,11 @@ class Families:
         """Seconds of each strategy everywhere, whether it fits or not, (S,)."""
         workload, plans, costs, order = self.workload, self.plans, self.costs, self.order
         pairs, counts = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_counts=True)
-        total = costs.alone_s[order].sum(axis=0) + _exposed(workload, plans, costs, None, int(order[0]), self.fitted)
+        total = costs.alone_s[order].sum(axis=0) + _exposed(
+            workload, plans, costs, None, int(order[0]), self.pool, self.fitted
+        )
         for (one, other), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            total = total + count * _exposed(workload, plans, costs, costs.rooms(one), other, self.fitted)
+            total = total + count * _exposed(workload, plans, costs, costs.rooms(one), other, self.pool, self.fitted)
         return np.asarray(total)
 
     def kept(self, rows: Ints, seconds: Floats) -> Ints:
@@ -286,6 +288,7 @@ def block_costs(
     graph = sharded.graph
     repeats = plans.gradient_accumulation
     straggle = step.straggle(plans, fitted)
+    copied_bytes_per_s = step.copied_bytes_per_s(pool.gpu, fitted)
     one_bucket, nil = np.ones(len(plans)), np.zeros(len(plans))
     rows = []
     for times in priced.blocks:
@@ -294,13 +297,14 @@ def block_costs(
             workload, alone, plans, pool, times, fitted, recomputed=is_layer
         )
         update_s = step.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
-        sync = step.sync_seconds(workload, alone, plans, pool, one_bucket)
+        copied_s = step.copied_seconds(workload, alone.stage("parameters", plans), plans, copied_bytes_per_s)
+        sync = step.sync_seconds(workload, alone, plans, pool, one_bucket, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
-            repeats * ((gpu_s + exchange_s) * straggle + stall_s) + update_s,
+            repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
             gpu_s + stall_s - backward_s,
             backward_s,
             np.where((stage == 1) | (stage == 2), sync.updated_s, nil),
@@ -322,14 +326,15 @@ def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: P
     straggle = step.straggle(plans, fitted)
     pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
     exposed = [
-        _exposed(workload, plans, costs, costs.rooms(one, pairs=True), other, fitted) for one, other in pairs.tolist()
+        _exposed(workload, plans, costs, costs.rooms(one, pairs=True), other, pool, fitted)
+        for one, other in pairs.tolist()
     ]
     moving = [_resharding(plans, costs.moved_bytes[other], pool) * straggle for _, other in pairs]
     shape = (0, len(plans), len(plans))
     moves = np.array(moving).reshape(-1, *shape[1:])[where.ravel()]
     change = np.array(exposed).reshape(-1, *shape[1:])[where.ravel()] + moves
     cost = costs.alone_s[order].copy()
-    cost[0] += _exposed(workload, plans, costs, None, int(order[0]), fitted)
+    cost[0] += _exposed(workload, plans, costs, None, int(order[0]), pool, fitted)
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _COMMUNICATING)
     context = memory.CONTEXT_BYTES + memory.COMMUNICATOR_BYTES * groups
     budget = memory.usable_bytes(pool.gpu) - context
@@ -343,18 +348,20 @@ def _exposed(
     costs: Costs,
     rooms: tuple[Floats, Floats] | None,
     block: int,
+    pool: Pool,
     fitted: Constants,
 ) -> Floats:
     """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
     hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
     for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
     share = fitted.hidden_share * (1.0 if workload.overlap else 0.0)
+    slowdown = fitted.slowdown * step.contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):
         room = 0.0 if rooms is None else rooms[index] * share
         for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
             visible = np.maximum(busy - room, 0.0)
-            total = total + times * (visible + fitted.slowdown * (busy - visible))
+            total = total + times * (visible + slowdown * (busy - visible))
     return np.asarray(total * step.straggle(plans, fitted))
 
 

@@ -32,10 +32,9 @@ from tilecast.spec import CHECKPOINTING, Columns, Distinct, Floats, Ints, Plans,
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
 
-FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients", "pipeline")
+FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
 """Parts of a step whose seconds the residuals of measured runs are held against: matrix products, fused attention,
-convolutions, exchanges inside layers, gradient synchronisation, and what stages send. Kernels bound by memory have one
-for each host."""
+convolutions, exchanges inside layers, gradient synchronisation. Kernels bound by memory have one for each host."""
 
 _COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
 _FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
@@ -286,7 +285,7 @@ def _kernel_seconds(
     table, rows = graph.kernels()
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
-    recomputed = _recomputed(workload)
+    recomputed = recomputed_share(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
     found, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
@@ -319,7 +318,7 @@ def _kernels_of(workload: Workload) -> str:
     return "fused" if workload.execution == "eager" and workload.fused_kernels else host(workload)
 
 
-def _recomputed(workload: Workload) -> Callable[[Op], float]:
+def recomputed_share(workload: Workload) -> Callable[[Op], float]:
     """The share of an operator of the forward pass that selective recomputation runs again."""
     if frameworks.of(workload).selective == "attention":
         return lambda op: float(op.selective)
@@ -413,6 +412,7 @@ class Steps:
     boundary_s: Floats
     copied_bytes_per_s: float
     """What copies and sums of weights and gradients reach of the GPU's memory."""
+    contention: float
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
 
@@ -444,8 +444,9 @@ class Steps:
             alike,
             _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
             _shared(workload, *at(alike.split.first), pool, fitted),
-            boundary_seconds(workload, *at(alike.hop.first), pool) * fitted.factor["pipeline"],
-            pool.gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency,
+            boundary_seconds(workload, *at(alike.hop.first), pool),
+            copied_bytes_per_s(pool.gpu, fitted),
+            contention(pool),
             pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
@@ -462,12 +463,13 @@ class Steps:
         bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
         bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
 
-        sync, contention = _gradient_sync(workload, plans, micro, shared, fitted)
+        sync, contended = _gradient_sync(workload, plans, micro, shared, fitted)
         communication = repeats * (micro.communication_s + boundary) + sync
         if workload.offload == "parameters":
             communication += repeats * _fetch(workload, plans, micro, shared)
         compute = (
-            repeats * (micro.gpu_s + shared.held * weight_bytes(workload, plans) / self.copied_bytes_per_s) + contention
+            repeats * (micro.gpu_s + copied_seconds(workload, shared.held, plans, self.copied_bytes_per_s))
+            + contended * self.contention
         )
         ones = np.broadcast_to(1.0, len(plans))
         found = StepTimes(
@@ -475,7 +477,7 @@ class Steps:
             communication=communication * shared.waited,
             bubble=bubble * shared.waited,
             optimizer=np.where(plans.zero_stage >= 1, shared.update_own_s, shared.update_s),
-            launch=repeats * micro.stall_s + _once_s(workload, self.sharded.graph, fitted),
+            launch=repeats * micro.stall_s + once_seconds(workload, self.sharded.graph, fitted),
             input=_input(self.sharded.graph, plans, compute),
             spread=micro.spread,
             correction=ones,
@@ -588,18 +590,13 @@ def block_seconds(
     forward_gpu, backward_gpu = column("gpu_s")
     forward_host, backward_host = column("host_s")
     exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
-    hidden = frameworks.of(workload).tensor_overlap
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
         alike = (transfer.group, transfer.collective, transfer.fanout, transfer.size_bytes.tobytes())
         if alike not in known:
-            known[alike] = transfer_seconds(sharded, plans, pool, transfer) * fitted.factor["exchange"]
-        one = known[alike]
-        if transfer.group == "context" or (transfer.group == "tensor" and hidden in ("both", transfer.phase)):
-            one = one * (1.0 - (fitted.tensor_share if hidden != "both" else fitted.pipelined_share))
-        if transfer.group == "expert":
-            one = one * (1.0 - fitted.expert_share)
+            known[alike] = transfer_seconds(sharded, plans, pool, transfer)
+        one = known[alike] * exposed_share(workload, transfer, fitted)
         call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
         if transfer.phase == "forward":
@@ -619,6 +616,19 @@ def block_seconds(
         exchanged["forward"] + exchanged["backward"],
         backward_gpu + waits[1],
     ]
+
+
+def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> float:
+    """What is left to see of a transfer inside a layer, against the collective alone: tensor parallelism hides it where
+    the framework does, context parallelism behind attention, and experts exchange beside computation."""
+    hidden, overlap = 0.0, frameworks.of(workload).tensor_overlap
+    if transfer.group == "expert":
+        hidden = fitted.expert_share
+    elif overlap == "both":
+        hidden = fitted.pipelined_share
+    elif transfer.group == "context" or overlap == transfer.phase:
+        hidden = fitted.tensor_share
+    return fitted.factor["exchange"] * (1.0 - hidden)
 
 
 _Exchange: TypeAlias = tuple[str, str, float, bytes]
@@ -682,12 +692,23 @@ def gradient_bytes(workload: Workload) -> float:
     return 4.0 if not workload.is_mixed or frameworks.of(workload).has_fp32_gradients(workload) else 2.0
 
 
+def copied_seconds(workload: Workload, held: Floats, plans: Plans, bytes_per_s: float) -> Floats:
+    """Seconds of a micro-batch in which weights and gradients are copied and summed, (n,): those of `held` parameters,
+    at a share of the memory's bandwidth."""
+    return np.asarray(held * weight_bytes(workload, plans) / bytes_per_s)
+
+
+def copied_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
+    """What copies and updates of weights reach of a GPU's memory."""
+    return gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency
+
+
 _TENSORS = 300.0
 """Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many."""
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
-def _once_s(workload: Workload, graph: Graph, fitted: Constants) -> float:
+def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
     """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
     lists, zeroing, limiting), of which an operator with weights has one, or two with a bias."""
     operators = sum(
@@ -724,7 +745,9 @@ class SyncSeconds(Columns):
     updated_s: Floats
 
 
-def sync_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, buckets: Floats) -> SyncSeconds:
+def sync_seconds(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, buckets: Floats, fitted: Constants
+) -> SyncSeconds:
     """Data-parallel collectives over the fullest stage, sharded ones in so many buckets, (n,)."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.trainable_share(plans)
@@ -735,7 +758,8 @@ def sync_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool,
     def both(collective: str, bytes_each: Floats | float, parts: Floats | float = 1.0) -> Floats:
         def run(parameters: Floats, group: Group) -> Floats:
             size = parameters * bytes_each / parts
-            return collectives.seconds(collective, size, group, pool.intra, pool.inter) * parts
+            seconds = collectives.seconds(collective, size, group, pool.intra, pool.inter)
+            return seconds * parts * fitted.factor["gradients"]
 
         whole = run(everything - experts, dense_group)
         return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
@@ -773,8 +797,6 @@ class _Shared(Columns):
     own: Floats
     waited: Floats
     """The slowest of so many ranks against their mean."""
-    contention: Floats
-    """How much of a GPU's memory collectives take, against NVLink of the third generation on A100."""
 
 
 def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
@@ -783,21 +805,19 @@ def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitt
     nil = np.zeros(len(plans))
     sync = SyncSeconds(nil, nil, nil, nil)
     if workload.training and active.any():
-        sync = sync_seconds(workload, sharded, plans, pool, layers)
+        sync = sync_seconds(workload, sharded, plans, pool, layers, fitted)
     held, own = sharded.held_parameters(plans)
-    share = active * fitted.factor["gradients"]
     return _Shared(
-        share * sync.reduce_s,
-        share * sync.scatter_s,
-        share * sync.gather_s,
-        share * sync.updated_s,
+        np.where(active, sync.reduce_s, 0.0),
+        np.where(active, sync.scatter_s, 0.0),
+        np.where(active, sync.gather_s, 0.0),
+        np.where(active, sync.updated_s, 0.0),
         1.0 / np.maximum(layers, 4.0),
         optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
         optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),
         held,
         own,
         straggle(plans, fitted),
-        _contention(plans, pool),
     )
 
 
@@ -805,12 +825,10 @@ _FED = 0.147
 """Bandwidth of NVLink of the third generation over that of the memory of an A100 with 80 GB."""
 
 
-def _contention(plans: Plans, pool: Pool) -> Floats:
-    """How much of a GPU's memory bandwidth its link can take, against A100 on NVLink, at most the same, (n,): a bus or
-    a network that brings little disturbs little."""
-    network = pool.inter.bandwidth_bytes_per_s / pool.gpus_per_node
-    rate = np.where(plans.gpus <= pool.domain, pool.intra.bandwidth_bytes_per_s, network)
-    return np.asarray(np.minimum(rate / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0))
+def contention(pool: Pool) -> float:
+    """How much of a GPU's memory bandwidth the link inside a node can take, against A100 on NVLink, at most the same: a
+    bus that brings little disturbs little."""
+    return min(pool.intra.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
 
 
 def _gradient_sync(
@@ -838,7 +856,7 @@ def _gradient_sync(
     busy = np.where(
         stage == 0, shared.reduce_s, np.where(stage < 3, scatters * shared.scatter_s + shared.updated_s, whole)
     )
-    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown * shared.contention
+    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
 
 
 def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
@@ -855,7 +873,7 @@ def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: G
     copy = 2.0 if workload.is_mixed and cells.weights == "master" else 0.0
     moved = own * (states[workload.optimizer] + passes * gradient + copy)
     if workload.offload == "none":
-        return moved / (gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency)
+        return moved / copied_bytes_per_s(gpu, fitted)
     crossing = own * 2.0 * workload.weight_bytes
     return crossing / _HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
 

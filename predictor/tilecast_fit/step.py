@@ -12,7 +12,7 @@ source counts alike and has an effect of its own, and outliers count less; then 
 `REACH`, and prices anew. A constant that few rows contain stays where physics puts it.
 
 `--left-out` writes, for every source, the constants that the same model finds in the last round without the rows of
-that source. `tilecast validate runs` prices its rows with these to show what a forecast of a source never seen is worth.
+that source. `tilecast validate runs` prices its rows with these, to show what a forecast of a new source is worth.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ exceed two L2, nor above L2 bandwidth below that; and doubling a dimension never
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.graph import Dims, KernelTable, Kind
+from tilecast.graph import KINDS, Dims, KernelTable, Kind
 from tilecast.hardware import Gpu
 from tilecast.kernels import features, formulas, tiles, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
@@ -68,13 +68,14 @@ class KernelTimes:
         return tiles.Tiling(*columns)
 
 
-def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> KernelTimes:
+def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded: bool = True) -> KernelTimes:
     """Durations of all kernels of the table on that GPU, in one batched call of the runtime.
 
     Args:
         table: N kernels of any kinds and precisions.
         gpu: the GPU; one that was not in the training data is priced by the general law.
         model: a file written by `tilecast_fit`; None takes the one that ships.
+        bounded: whether convolutions of tensor cores are held between parts and wholes of themselves (`_bounded`).
 
     Raises:
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model
@@ -86,6 +87,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
     contexts: dict[str, list[Ints]] = {}
     where: dict[str, list[Rows]] = {}
     irregular, implicit = np.zeros((2, len(table)), bool)
+    flat: list[Rows] = []
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
         if kind.name == "gemm" and tiles.units(precision, gpu) == "tensor":
@@ -96,10 +98,12 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         name = case(kind, precision, d, gpu)
         priced, family = plain, features.family(kind.name, precision, gpu)
         if kind.name == "conv" and family == "gemm_tensor":
-            # The implicit GEMM that tensor cores run; what was measured of them (DeepBench: T4, V100) holds the copies
-            # of channels-first images, which `tilecast.models.layers` prices where a job makes them.
-            priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
-            implicit[rows] = True
+            measured = learned.knows(family, name[0], gpu) & (d["groups"] == 1)
+            flat.append(rows[measured])
+            if not (measured.all() and features.is_flat(d)[0]):
+                # Nobody measured such convolutions on the tensor cores of this GPU: implicit GEMMs.
+                priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
+                implicit[rows] = True
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):
@@ -131,7 +135,38 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None) -> Kerne
         )
         for family, cycles in found_cycles.items():
             total[np.concatenate(where[family])] = np.exp2(cycles) / gpu.boost_clock_hz
-    return KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline, irregular, implicit)
+    times = KernelTimes(table, gpu, np.maximum(total, roofline), spread, roofline, irregular, implicit)
+    return _bounded(times, np.concatenate(flat), model) if flat and bounded else times
+
+
+_LEAST_BATCH = 4
+"""Images of the smallest part into which the batch of a convolution is divided."""
+_BATCH = KINDS["conv"].dims.index("batch")
+_DEPTHS = [KINDS["conv"].dims.index(name) for name in ("in_d", "k_d", "out_d")]
+
+
+def _bounded(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
+    """The same times, where those rows, convolutions of one group on a GPU that was measured, take no longer than parts
+    of their batch one after the other (a library may run 2, 4, 8, … such parts, and few batches were measured), and
+    volumes no shorter than one slice of them."""
+
+    def others(rows: Rows, dims: Floats) -> Floats:
+        table = KernelTable(times.table.kind[rows], times.table.precision[rows], dims)
+        return seconds(table, times.gpu, model=model, bounded=False).seconds
+
+    total, dims = times.seconds.copy(), times.table.dims[rows].copy()
+    deep = (dims[:, _DEPTHS] > 1).any(axis=1)
+    dims[:, _DEPTHS] = 1.0
+    least = others(rows, dims)
+    parts = 2.0
+    left = np.arange(len(rows))
+    while len(left := left[dims[left, _BATCH] >= _LEAST_BATCH * parts]):
+        one = dims[left]
+        one[:, _BATCH] /= parts
+        least[left] = np.minimum(least[left], parts * others(rows[left], one))
+        parts *= 2.0
+    total[rows] = np.where(deep, np.maximum(total[rows], least), least)
+    return replace(times, seconds=np.maximum(total, times.roofline_s))
 
 
 def model_info(model: Path | None = None) -> tuple[str, str]:
@@ -176,13 +211,15 @@ ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward 
 
 
 def _groups(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
-    """The kernels by kind and precision: (kind, precision, rows, dimensions of those rows)."""
+    """The kernels by kind and precision, convolutions in two groups (`is_flat`): (kind, precision, rows,
+    dimensions of those rows)."""
     found: list[tuple[Kind, str, Rows, Dims]] = []
     for kind, rows, d in table.groups():
-        codes = table.precision[rows]
+        plain = features.is_flat(d) if kind.name == "conv" else np.zeros(len(rows), bool)
+        codes = 2 * table.precision[rows] + plain
         for code in np.unique(codes):
             part = codes == code
-            found.append((kind, PRECISIONS[code], rows[part], {dim: column[part] for dim, column in d.items()}))
+            found.append((kind, PRECISIONS[code // 2], rows[part], {dim: column[part] for dim, column in d.items()}))
     return found
 
 

@@ -56,6 +56,12 @@ def conv_product(d: Dims) -> Product:
     )
 
 
+def is_flat(d: Dims) -> npt.NDArray[np.bool_]:
+    """Which convolutions are over images in one group, as those that were measured on tensor cores, (N,) bool."""
+    flat: npt.NDArray[np.bool_] = (d["groups"] == 1) & (d["k_d"] == 1) & (d["in_d"] == 1) & (d["out_d"] == 1)
+    return flat
+
+
 PACKED_CHANNELS = 32
 """Channels of a group below which several groups share a tile, their cross terms computed in vain."""
 

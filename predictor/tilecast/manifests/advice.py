@@ -137,6 +137,7 @@ class Explained(Door):
     mfu: float = Field(description="Model FLOPs utilization.")
     balance_flop_per_byte: float = Field(description="From where on the peak rather than the memory bounds.")
     micro_batch_seconds: float = Field(description="GPU time of one micro-batch through every stage.")
+    copied_seconds: float = Field(description="Of it, copies and sums of weights and gradients.")
     operators: list[OperatorLine] = Field(description="The costliest first.")
     exchanges: list[ExchangeLine] = Field(description="The longest first.")
     gradient_bytes: int = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")

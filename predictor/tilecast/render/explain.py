@@ -81,6 +81,9 @@ def _operators(found: Explanation) -> list[tuple[str, ...]]:
         seconds = sum(one.seconds for one in rest)
         told = (duration(seconds), f"{seconds / found.seconds:.1%}", f"{len(rest)} others")
         rows.append((*told, "", "", "", "", "", "", ""))
+    if found.copied_s:
+        told = (duration(found.copied_s), f"{found.copied_s / found.seconds:.1%}", "weights and gradients")
+        rows.append((*told, "copied and summed", "", "", "", "memory", "", ""))
     return rows
 
 
@@ -122,6 +125,7 @@ def document(found: Explanation) -> dict[str, Any]:
         "mfu": _figures(found.mfu),
         "balanceFlopPerByte": _figures(found.balance),
         "microBatchSeconds": _figures(found.seconds),
+        "copiedSeconds": _figures(found.copied_s),
         "operators": [_operator(one) for one in found.operators],
         "exchanges": [
             {

@@ -475,7 +475,9 @@ def network(text: str, gpu: Gpu, per_node: int) -> Link:
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
     if not rate:
         return usual if word == "infiniband" and usual.kind == "infiniband" else link
-    nics = ports or (1 if rate * link.nics <= link.bandwidth_bytes_per_s * 8e-9 else link.nics)
+    if link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9:
+        return link  # the figure is that of one of its ports
+    nics = ports or link.nics
     return replace(link, bandwidth_bytes_per_s=rate * 1e9 / 8, nics=nics, gpu_nics=max(1, nics // per_node))
 
 
