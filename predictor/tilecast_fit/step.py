@@ -8,8 +8,8 @@ logarithm of a constant near its value, with the share of the part that it scale
     ln(measured / forecast) = sum over constants of share x ln(factor) + effect of the source + noise
 
 as a mixed model (`tilecast.validate.mixed`) in which every constant is drawn to its physical value (`PRIORS`), every
-source counts alike and has an effect of its own, and outliers count less; then it moves the constants, at most by
-`REACH`, and prices anew. A constant that few rows contain stays where physics puts it.
+source has an effect of its own, the groups of a table count alike, and outliers count less; then it moves the
+constants, at most by `REACH`, and prices anew. A constant that few rows contain stays where physics puts it.
 
 `--left-out` writes, for every source, the constants that the same model finds in the last round without the rows of
 that source. `tilecast validate runs` prices its rows with these, to show what a forecast of a new source is worth.
@@ -39,6 +39,9 @@ from tilecast.validate.table import Row
 
 TABLES = ("e2e/*.csv", "second/e2e/published2.csv")
 """The tables that take part, below the folder of the data."""
+WEIGHTS: Mapping[str, float] = {"vtrain_dev.csv": 0.4, "neusight_dev.csv": 0.3}
+"""What a table counts where it is less than one: tables of one source."""
+_TABLE = "table"
 MOST_ROWS = 24
 """Rows of one source that take part, chosen by a rule on their ids."""
 OUTLIER = 0.8
@@ -118,11 +121,13 @@ class Sample:
     groups: tuple[Group, ...]
     measured_s: Floats
     source: tuple[str, ...]
+    weight: Floats
+    """How much each row counts: tables as `WEIGHTS` says, the split groups of a table alike, 1 on average."""
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Sample:
         """Rows of grade A and B, at most `MOST_ROWS` of each source."""
-        rows = [row for path in paths for row in runs.read_table(path)]
+        rows: list[Row] = [{**row, _TABLE: path.name} for path in paths for row in runs.read_table(path)]
         rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
         of_source: dict[str, list[Row]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: zlib.crc32(row["id"].encode())):
@@ -131,7 +136,14 @@ class Sample:
         groups, _ = runs.prepare(rows)
         order = [member.index for group in groups for member in group.members]
         measured = np.array([float(rows[index]["step_time_s_derived"]) for index in order])
-        return cls(tuple(groups), measured, tuple(residuals.source_of(rows[index]) for index in order))
+        tables = np.array([rows[index][_TABLE] for index in order])
+        weight = np.zeros(len(order))
+        for name in set(tables):
+            own = tables == name
+            split = [rows[index].get("split_group", "") for index, kept in zip(order, own, strict=True) if kept]
+            weight[own] = mixed.balanced(split) / own.sum() * WEIGHTS.get(name, 1.0)
+        sources = tuple(residuals.source_of(rows[index]) for index in order)
+        return cls(tuple(groups), measured, sources, weight / weight.mean())
 
     def steps(self, table: Mapping[str, Any]) -> Floats:
         """The forecast of every row with these constants, in seconds."""
@@ -150,6 +162,7 @@ class Round:
     shares: Floats
     kept: npt.NDArray[np.bool_]
     source: tuple[str, ...]
+    weight: Floats
 
     @classmethod
     def at(cls, table: Mapping[str, Any], sample: Sample) -> Round:
@@ -164,7 +177,7 @@ class Round:
         shares = np.stack(columns, axis=1)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])
-        return cls(off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source)
+        return cls(off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source, sample.weight)
 
     def solve(self, without: str = "") -> Floats:
         """The constants that the rows ask for, (constants,); `without` names a source that is left out."""
