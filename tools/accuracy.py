@@ -38,6 +38,11 @@ TABLES = (
         "runs", ("e2e/published_dev.csv",),
     ),
     Table(
+        "Training steps: second collection",
+        "V100 to GB300 in seven frameworks, vision, recommenders and MLPerf, and measured peaks of memory.",
+        "runs", ("second/e2e/published2.csv",),
+    ),
+    Table(
         "Training steps: vTrain",
         "GPT on 2 to 512 A100, every combination of tensor, pipeline and data parallelism and micro-batch.",
         "runs", ("e2e/vtrain_dev.csv",),

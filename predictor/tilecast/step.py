@@ -156,6 +156,8 @@ class Widths:
 
     communication: float
     host: float
+    slow_host: float
+    """How much slower than forecast a slow host is."""
     kernels: float
     plans: float
     unstated: Mapping[str, float]
@@ -728,9 +730,11 @@ def weight_bytes(workload: Workload, plans: Plans) -> Floats:
     cells, gradient = frameworks.of(workload), gradient_bytes(workload)
     cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
     fused = cells.fused_accumulation
-    converted = 2.0 + gradient if workload.is_mixed and gradient == 4.0 and not fused else 0.0
+    is_widened = workload.is_mixed and gradient == 4.0 and not fused
+    converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
     summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
-    copied = np.where(plans.zero_stage >= 3, 4 * workload.weight_bytes + 2 * gradient, 0.0)
+    # Out of two gathers, each read and written, and into the scatter, which widens on the way.
+    copied = np.where(plans.zero_stage >= 3, 5 * workload.weight_bytes + gradient, 0.0)
     return np.asarray(cast + converted + summed + copied) * np.ones(len(plans))
 
 

@@ -50,7 +50,7 @@ REACH = 1.33
 """Most that a constant moves in a round."""
 SPAN = 1.08
 """By how much constants move to find their shares."""
-MOVED = 0.003
+MOVED = 0.01
 """Least change, as a logarithm, for which a constant without a source is written."""
 
 

@@ -16,6 +16,13 @@ from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.spec import Floats, Workload
 
 
+def _accumulates(workload: Workload, vector: str) -> bool:
+    """Whether products add gradients of weights to FP32 buffers: hand-written kernels of frameworks that keep such."""
+    framework = frameworks.of(workload)
+    fused = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
+    return vector != "fp32" and fused and framework.has_fp32_gradients(workload)
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """How tensors are stored and kernels are cut: what every layer part needs to know of the workload."""
@@ -76,7 +83,7 @@ class Numerics:
             score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
             training=workload.training,
-            accumulates=workload.fused_kernels and vector != "fp32",
+            accumulates=_accumulates(workload, vector),
             frozen=workload.lora_rank > 0,
         )
 
