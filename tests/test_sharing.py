@@ -29,13 +29,13 @@ def pool(gpu: str, per_node: int = 8, nodes: int = 2) -> Pool:
     return Pool(found.name, found, per_node, nodes, link, find_link("ethernet-100"), price_per_gpu_hour=3.0)
 
 
-SMALL = Workload(models.preset("resnet-18"), 1, 8, "bf16")
+SMALL = Workload(models.preset("resnet-18"), 1, 4, "bf16")
 LARGE = Workload(models.preset("llama-2-7b"), 4096, 8, "bf16")
 GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_resnet_18_with_batch_8_gets_a_slice(gpu: str) -> None:
+def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
     found = sharing.consider(SMALL, pool(gpu))
     assert found is not None
     assert found.best is not None
