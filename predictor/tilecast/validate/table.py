@@ -474,7 +474,8 @@ def network(text: str, gpu: Gpu, per_node: int) -> Link:
     link = find_link(name) if name else usual
     ports, rate = (0, 0.0) if link.kind == "pod-tcp" else _gigabits(words, per_node)
     if not rate:
-        return usual if word == "infiniband" and usual.kind == "infiniband" else link
+        # "Ethernet" without a rate is the name of any cable; a word of a fabric says which, but not how wide.
+        return usual if word == "ethernet" or (word == "infiniband" and usual.kind == "infiniband") else link
     if link.kind == "infiniband" and not ports and rate * link.nics == link.bandwidth_bytes_per_s * 8e-9:
         return link  # the figure is that of one of its ports
     nics = ports or link.nics
