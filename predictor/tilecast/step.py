@@ -415,6 +415,8 @@ class Steps:
     copied_bytes_per_s: float
     """What copies and sums of weights and gradients reach of the GPU's memory."""
     contention: float
+    once_s: float
+    """Host time once per step."""
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
 
@@ -449,6 +451,7 @@ class Steps:
             boundary_seconds(workload, *at(alike.hop.first), pool),
             copied_bytes_per_s(pool.gpu, fitted),
             contention(pool),
+            once_seconds(workload, sharded.graph, fitted),
             pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
@@ -479,7 +482,7 @@ class Steps:
             communication=communication * shared.waited,
             bubble=bubble * shared.waited,
             optimizer=np.where(plans.zero_stage >= 1, shared.update_own_s, shared.update_s),
-            launch=repeats * micro.stall_s + once_seconds(workload, self.sharded.graph, fitted),
+            launch=repeats * micro.stall_s + self.once_s,
             input=_input(self.sharded.graph, plans, compute),
             spread=micro.spread,
             correction=ones,

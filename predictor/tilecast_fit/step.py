@@ -48,8 +48,6 @@ OUTLIER = 0.8
 """Rows further off than this logarithm say that something is missing, not that a constant is off."""
 REACH = 1.33
 """Most that a constant moves in a round."""
-SPAN = 1.08
-"""By how much constants move to find their shares."""
 MOVED = 0.01
 """Least change, as a logarithm, for which a constant without a source is written."""
 
@@ -172,8 +170,8 @@ class Round:
         for prior in PRIORS:
             moved = deepcopy(dict(table))
             for place in prior.places:
-                _set(moved, place, _get(table, place) * SPAN)
-            columns.append(np.log(sample.steps(moved) / step_s) / np.log(SPAN))
+                _set(moved, place, _get(table, place) * residuals.SPAN)
+            columns.append(np.log(sample.steps(moved) / step_s) / np.log(residuals.SPAN))
         shares = np.stack(columns, axis=1)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])

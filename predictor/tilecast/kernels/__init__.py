@@ -99,7 +99,8 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         priced, family = plain, features.family(kind.name, precision, gpu)
         if kind.name == "conv" and family == "gemm_tensor":
             measured = learned.knows(family, name[0], gpu) & (d["groups"] == 1)
-            flat.append(rows[measured])
+            if measured.any():
+                flat.append(rows[measured])
             if not (measured.all() and features.is_flat(d)[0]):
                 # Nobody measured such convolutions on the tensor cores of this GPU: implicit GEMMs.
                 priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
