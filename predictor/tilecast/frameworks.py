@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, Literal
 
+from tilecast.graph import PassName
 from tilecast.spec import Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
+Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "dropout"]
 
 UNSET = "unset"
 """The table that holds for a job that names no framework: the states of arXiv 1910.02054."""
@@ -43,8 +45,10 @@ class Framework:
     """Blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
     """Whether weights get an unused gradient of their own beside the accumulated one."""
-    norm: Literal["fused", "eager"]
-    """Whether an RMS norm keeps its input alone, or an FP32 copy and the normalised input."""
+    composed: frozenset[Composed]
+    """Operators that it writes as chains of element-wise ones, unless a compiler fuses them: `models.layers.CHAINS`."""
+    fuses: frozenset[PassName]
+    """Passes of `fuse.PASSES` that it runs whatever the execution."""
     loss: Loss
     """What the cross-entropy keeps; `models.layers.logit_bytes` says what each is."""
     attention: Literal["auto", "flash", "flash1", "eager"]
@@ -98,6 +102,7 @@ def _read(name: str) -> Framework:
     engine = table.get("engine", name)
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
     values = {cell: cells[cell][0] for cell in _CELLS}
+    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
     values["bucket_copies"] = tuple(values["bucket_copies"])
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 

@@ -850,7 +850,7 @@ def _gradient_sync(
         """What does not fit behind the room; the last bucket never does."""
         return np.maximum(busy - room, busy * shared.tail)
 
-    free = window if workload.overlap else np.zeros(1)
+    free = window if workload.overlap and frameworks.of(workload).overlap else np.zeros(1)
     plain = exposed(shared.reduce_s, free)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     scatters = np.where(stage == 2, repeats, 1)

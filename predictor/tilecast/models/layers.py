@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import frameworks, fuse
-from tilecast.frameworks import Framework, Loss
+from tilecast.frameworks import Composed, Framework, Loss
 from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.spec import Floats, Workload
 
@@ -35,6 +35,8 @@ class Numerics:
     """Bytes of one activation."""
     autocast: bool
     """Whether norms run in FP32 between casts: automatic mixed precision."""
+    composed: frozenset[Composed]
+    """Operators that are chains of element-wise ones, unless a compiler fuses them (`CHAINS`)."""
     promotes: bool
     """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
     of sums with FP32 weights, and casts what a product reads."""
@@ -73,6 +75,7 @@ class Numerics:
             vector=vector,
             element=element,
             autocast=vector in ("fp16", "bf16") and workload.training,
+            composed=framework.composed,
             promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
             channels_last=workload.memory_format == "channelsLast",
             flash="attention" in passes,
@@ -100,7 +103,7 @@ def _norm_extra(workload: Workload, framework: Framework) -> float:
     PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
     if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
         return 0.0
-    if workload.model.rms_norm and framework.norm == "eager":
+    if workload.model.rms_norm and "rmsnorm" in framework.composed:
         return 4.0
     return 2.0 if framework.weights == "autocast" else 0.0
 
@@ -234,9 +237,11 @@ def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
     return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
 
 
-def channel_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
-    """Batch, instance or group norm: one pass for the statistics and one to normalise; backward likewise."""
-    return pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
+    """Batch, instance or group norm of images, or of volumes (not `flat`): one pass for the statistics and one to
+    normalise; backward likewise."""
+    ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+    return ops if flat else _as_chain(name, numerics, elements, "channelnorm", "norm", ops)
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
@@ -259,7 +264,48 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))
-    return ops
+    return _as_chain(name, numerics, rows * cols, "rmsnorm" if rms else "layernorm", "norm", ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An operator written in element-wise ones: tensors read and written, and kernels, of each pass."""
+
+    forward: tuple[float, float, int]
+    backward: tuple[float, float, int]
+    wide: bool
+    """Whether mixed precision runs it in FP32, as it does powers and sums."""
+
+
+CHAINS: Mapping[Composed, Chain] = {
+    "rmsnorm": Chain((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "gelu": Chain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True),
+    "dropout": Chain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+}
+"""Counted from the formulas and their derivatives. A norm of layers or channels: mean, squared difference, its mean,
+product, sum (TensorFlow, nn_impl.py: moments, batch_normalization); of root mean squares: conversion, square, mean,
+product, conversion, product with the weight (Hugging Face, LlamaRMSNorm). GELU in its tanh form: power, product, sum,
+product, tanh, sum, product, product. Dropout: draw in FP32, compare, convert, scale, multiply."""
+
+
+def _as_chain(
+    name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
+) -> list[Op]:
+    """An operator as the chain that its framework writes, and `whole` where a pass fuses that."""
+    if kind not in numerics.composed:
+        return whole
+    chain = CHAINS[kind]
+    inside = replace(numerics, vector="fp32", element=4.0) if chain.wide else numerics
+    ops = []
+    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (("forward", chain.forward), ("backward", chain.backward))
+    for phase, (reads, writes, kernels) in passes:
+        if phase == "forward" or numerics.training:
+            label = name if phase == "forward" else f"{name}.gradient"
+            each = reads / kernels, writes / kernels
+            ops += elementwise(label, inside, elements, *each, phase=phase, count=float(kernels))
+    return fused_into(fusing, ops, whole)
 
 
 def pointwise(
@@ -273,13 +319,16 @@ def pointwise(
     kernels: int = 1,
     absorbed: bool = True,
     backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
+    kind: Composed | None = None,
 ) -> list[Op]:
     """An activation, dropout, residual … forward and backward. Eager code runs `kernels` kernels for it, each a full
-    pass; a chain that fusion absorbs (`absorbed`) leaves one of them."""
+    pass; a chain that fusion absorbs (`absorbed`) leaves one of them. `kind` is what a framework may compose."""
     ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
     eager = [replace(op, count=float(kernels)) for op in ops]
+    if kind is not None and kind in numerics.composed:
+        return _as_chain(name, numerics, elements, kind, "elementwise", ops)
     return fused_into("elementwise", eager, ops) if absorbed and kernels > 1 else eager
 
 
@@ -344,7 +393,7 @@ def attention(
         casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
         ops += _selective(casts)
     if dropout and numerics.training:
-        ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
+        ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"))
     ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
         gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=seq_kv, backward=1.0)

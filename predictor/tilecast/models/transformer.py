@@ -439,7 +439,7 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
     kernels = int(model.extra.get("activation_kernels", 1))
     if model.gated_mlp:
         return layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
-    return layers.pointwise(name, numerics, elements, kernels=kernels)
+    return layers.pointwise(name, numerics, elements, kernels=kernels, kind="gelu")
 
 
 def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
@@ -448,7 +448,7 @@ def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> 
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
         return sum_
-    masked = layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    masked = layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
     both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
     return layers.fused_into("elementwise", masked + sum_, both)
 

@@ -156,13 +156,18 @@ def _attention(row: Row) -> Attention:
 
 def execution(row: Row) -> Execution:
     """How a row's kernels were launched: as it states, or as its framework's name says."""
+    framework = row.get("framework", "").lower()
+    compiled: Execution = "xla" if any(word in framework for word in _BY_XLA) else "compiled"
     stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
     if stated is not None:
-        return stated
-    framework = row.get("framework", "").lower()
+        return compiled if stated == "compiled" else stated
     if "xla" in framework or "jax" in framework:
         return "xla"
-    return "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
+    return compiled if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+_BY_XLA = ("tensorflow", "jax")
+"""Frameworks whose compiler is XLA."""
 
 
 _FUSED_LOSS = ("composer",)
@@ -210,7 +215,7 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"), ("megatron-bridge", "nemo"),
     ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"), ("nanotron", "megatron"),
     ("hf trainer", "huggingface"), ("llama-factory", "huggingface"), ("fsdp", "fsdp2"), ("lightning", "lightning"),
-    ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
+    ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"), ("mxnet", "mxnet"),
     ("eager", None), ("pytorch", "ddp"),
 )  # fmt: skip
 """First match of a published word, and what it means; what is measured in one process has no framework."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
+from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats
@@ -43,6 +43,8 @@ class Walk:
     """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
     """Whether a gradient flows into the tensor in hand: not into the image, nor into what frozen layers made."""
+    normed: bool = False
+    """Whether a norm made the tensor in hand, which can take what follows along."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as detectors keep those of a pretrained backbone."""
 
@@ -110,6 +112,7 @@ class Walk:
         pixels = self.channels * self.size[0] * self.size[1] * self.size[2] + out * size[0] * size[1] * size[2]
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self._read()
+        self.normed = False
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.reached = out, size, True
@@ -157,8 +160,9 @@ class Walk:
             self.parameters += 2 * self.channels
             return
         self.keep(self.elements)
-        self.ops += layers.channel_norm("norm", self.numerics, self.elements)
+        self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
         self.parameters += 2 * self.channels
+        self.normed = True
 
     def scale(self) -> None:
         """A product with a constant, one for all or one per channel."""
@@ -173,11 +177,17 @@ class Walk:
             return
         if activation in _SMOOTH:
             self.keep(self.elements)
-        self.ops += layers.fused_away("elementwise", layers.pointwise(activation, self.numerics, self.elements))
+        fusing: PassName = "batchnorm" if self.normed else "elementwise"
+        self.ops += layers.fused_away(fusing, layers.pointwise(activation, self.numerics, self.elements))
 
     def add(self) -> None:
-        """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part."""
-        self.ops += layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part. The norm
+        that takes it along reads the branch and writes its gradient besides."""
+        ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        if self.normed:
+            along = layers.pointwise("add", self.numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
+            ops = layers.fused_into("batchnorm", ops, [replace(op, launches=0.0) for op in along])
+        self.ops += ops
 
     def concatenate(self, channels: int) -> None:
         """Appends branches of the same size until there are so many channels."""
