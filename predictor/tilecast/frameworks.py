@@ -17,7 +17,7 @@ from tilecast.spec import Workload
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
-Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "dropout"]
+Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 UNSET = "unset"
 """The table that holds for a job that names no framework: the states of arXiv 1910.02054."""

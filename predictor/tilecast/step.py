@@ -339,7 +339,7 @@ def operator_seconds(
     runs them one after the other."""
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
-    alone_s = alone_s * np.where(times.implicit[rows], fitted.implicit, 1.0)
+    alone_s = alone_s * fitted.implicit ** times.implicit[rows]
     part = _FACTOR_OF[op.table.kind[0]]
     seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[_kernels_of(workload)])
     if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):

@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from tilecast.frameworks import Composed
 from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
@@ -439,7 +440,8 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
     kernels = int(model.extra.get("activation_kernels", 1))
     if model.gated_mlp:
         return layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
-    return layers.pointwise(name, numerics, elements, kernels=kernels, kind="gelu")
+    kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"
+    return layers.pointwise(name, numerics, elements, kernels=kernels, kind=kind)
 
 
 def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:

@@ -180,9 +180,9 @@ _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
 _CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
-_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "apex amp, dali")
+_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
 """Frameworks in which images of 16 bits are channels last: TensorFlow's layout optimizer puts them so, the scripts of
-MXNet, of MLPerf and of NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) ask for it. PyTorch keeps what it is
+MXNet, of OneFlow (OneFlow-Benchmark: channel_last), of MLPerf and of NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) ask for it. PyTorch keeps what it is
 given, and is commonly given NCHW."""
 
 
@@ -198,9 +198,16 @@ def _memory_format(row: Row) -> MemoryFormat:
 
 def _fused_kernels(row: Row) -> bool:
     stated = row.get("fused_kernels", "")
+    if _FUSED_BUILD.search(row.get("framework", "").lower()):
+        return True
     if stated in ("0", "1"):
         return stated == "1"
     return any(word in row.get("framework", "").lower() for word in _FUSED)
+
+
+_FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
+"""Builds whose own kernels are hand-written ones, whatever a table says of the framework: NVIDIA's MXNet takes sums and
+ReLU along with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: fuse-bn-relu, fuse-bn-add-relu)."""
 
 
 def framework(row: Row) -> Framework | None:
@@ -239,7 +246,7 @@ def _model(row: Row) -> Model:
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or known.hidden == 0:
-        return _noted_dimensions(_as_long(known, integer(row, "seq_len")), row.get("notes", "").lower())
+        return _noted_dimensions(row, _as_long(known, integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
@@ -247,13 +254,19 @@ def _model(row: Row) -> Model:
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
 
 
-def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
-    """The average size of a batch whose images' short sides are drawn from a range: of two of them the larger counts,
-    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32."""
+def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
+    """The size of the largest of `drawn` images, for which all ranks wait: short sides are drawn from a range, the long
+    side is 4/3 of it, or 3/2 where there are many (COCO's images are 640 x 480 and 640 x 427), and both are padded to
+    multiples of 32."""
     if "image_width" not in model.extra:
         return {}
-    side = least + 2 / 3 * (most - least)
-    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+    side = least + drawn / (drawn + 1) * (most - least)
+    ratio = 4 / 3 if drawn < _MANY else 3 / 2
+    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * ratio / 32)}
+
+
+_MANY = 8
+"""Images of which one is likely as wide as 3/2 of its height."""
 
 
 def _as_long(model: Model, length: int | None) -> Model:
@@ -267,17 +280,19 @@ _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore",
 """Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
 
 
-def _noted_dimensions(model: Model, notes: str) -> Model:
+def _noted_dimensions(row: Row, model: Model) -> Model:
     """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
     or the rows and the width of tables and the number of dense layers behind them."""
     found: dict[str, float] = {}
+    notes = row.get("notes", "").lower()
     if "identities" in model.extra:
         found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
     if scales and 32 <= int(scales[1]) <= int(scales[2]):
-        found |= _drawn_size(model, int(scales[1]), int(scales[2]))
+        drawn = integer(row, "global_batch") or 2
+        found |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
     return replace(model, extra={**model.extra, **found})
