@@ -317,7 +317,11 @@ def host(workload: Workload) -> str:
 
 def _kernels_of(workload: Workload) -> str:
     """Whose kernels move memory: a key of `memory` in the constants."""
-    return "fused" if workload.execution == "eager" and workload.fused_kernels else host(workload)
+    if workload.execution == "eager" and workload.fused_kernels:
+        return "fused"
+    # Traces and convolutional networks, which have no hidden size, hold every operator that runs.
+    is_listed = workload.model.trace is not None or workload.model.hidden == 0
+    return "listed" if is_listed and host(workload) == "eager" else host(workload)
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
@@ -709,7 +713,9 @@ def copied_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
 
 
 _TENSORS = 300.0
-"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many."""
+"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many, and for Adam."""
+_CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
+"""Operators of one update of a list of tensors, as `_STEPWISE_OPTIMIZER_BYTES` counts them, and zeroing."""
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
@@ -720,7 +726,8 @@ def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
-    share = 0.125 + 0.875 * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
+    calls = _CALLS[workload.optimizer] / _CALLS["adam"]
+    share = 0.125 + 0.875 * calls * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
     return fitted.step_s[host(workload)] * share
 
 
