@@ -57,7 +57,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     if walk.numerics.training:
         walk.ops += layers.pointwise("loss", walk.numerics, batch, kernels=4)
     has_rows = bool(extra.get("spread_tables"))
-    weights = extra["table_weights"] / (shards.expert if has_rows else np.ones(len(shards)))
+    whole = extra["table_weights"] + extra.get("wide_weights", 0.0)
+    weights = whole / (shards.expert if has_rows else np.ones(len(shards)))
     block = Block(
         "network",
         1,
@@ -131,12 +132,11 @@ def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
 
 def wide_and_deep(walk: Walk, extra: Mapping[str, float]) -> None:
     """Vectors and dense features side by side through `deep` layers; beside them one weight for each key of `wide`
-    look-ups, `wide_weights` in all."""
+    look-ups, `wide_weights` in all, which are a table like the others."""
     walk.concatenate(int(extra["tables"] * extra["width"] + extra.get("dense_features", 0.0)))
     _dense(walk, extra, "deep")
     walk.dense(1)
     walk.ops += layers.embedding("wide", walk.numerics, walk.batch * extra["wide"], 1.0)
-    walk.parameters += extra["wide_weights"]
     walk.add()
 
 
