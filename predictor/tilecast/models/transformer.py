@@ -22,13 +22,17 @@ from typing import Protocol
 
 import numpy as np
 
-from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
+from tilecast import frameworks
+from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op, Phase, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
 
 MOST_LAYERS = 4096
 """Of deeper stacks only the number of layers is kept, not where each kind stands."""
+NORMED = (0.0, 1.0)
+"""What of a product's operands is cast to FP8 where a norm comes before it (Transformer Engine, LayerNormLinear; a
+compiler writes the norm's output so)."""
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
@@ -248,7 +252,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
     if key_rank is rank:
         qkv = (width + 2 * kv_heads * t * model.head_dim) / t
-        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable)
+        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable, cast=NORMED)
     else:
         ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias, trainable=trainable)
         ops += layers.linear(
@@ -272,7 +276,8 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         causal=causal,
         dropout=dropout,
     )
-    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable)
+    spread = (1.0, outer / tokens)
+    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread)
     ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
@@ -350,9 +355,10 @@ def _mlp(workload: Workload, rank: Rank) -> Part:
     ups = 2.0 if model.gated_mlp else 1.0
     trainable = not numerics.frozen
     ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable)
+    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable, cast=NORMED)
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
-    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable)
+    spread = (1.0, outer / tokens)
+    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable, cast=spread)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
     kept = (
@@ -391,18 +397,24 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
     ups = 2.0 if model.gated_mlp else 1.0
     shared = model.extra.get("shared_ffn_hidden", 0.0)
 
-    def grouped(label: str, inputs: float, outputs: float) -> list[Op]:
+    launches = local if frameworks.of(workload).grouped_products == "each" else np.ones(1)
+
+    def grouped(label: str, inputs: float, outputs: float, *, bias: bool = False) -> list[Op]:
         rows = np.maximum(slots / local, 1.0)
-        found = layers.linear(f"experts.{label}", numerics, rows, inputs, outputs, trainable=not numerics.frozen)
-        return [_batched(op, local) for op in found]
+        trainable = not numerics.frozen
+        found = layers.linear(f"experts.{label}", numerics, rows, inputs, outputs, bias=bias, trainable=trainable)
+        return [_batched(op, local, launches) for op in found]
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("experts.router", numerics, tokens, h, float(experts), trainable=not numerics.frozen)
+    whole = replace(numerics, matrix=numerics.vector)
+    ops += layers.linear("experts.router", whole, tokens, h, float(experts), trainable=not numerics.frozen)
     ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += grouped("up", h, ups * f)
+    ops += grouped("up", h, ups * f, bias=model.bias)
     ops += _activation("experts.activation", workload, numerics, slots * f)
     ops += grouped("down", f, h)
+    if model.bias:
+        ops += _weighted_bias("experts.bias", numerics, slots * h, launches)
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     linears: tuple[Linear, ...] = ()
     if shared:
@@ -427,18 +439,45 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
     return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
 
 
-def _batched(op: Op, batch: Floats) -> Op:
-    """The same GEMM for each of `batch` experts at once (a grouped GEMM)."""
-    dims = op.table.dims.copy()
-    dims[:, 0] = batch
-    return replace(op, table=replace(op.table, dims=dims))
+def _weighted_bias(name: str, numerics: Numerics, elements: Floats, launches: Floats) -> list[Op]:
+    """The experts' output plus their biases, each times the token's weight, which is in FP32 and makes the sum so: a
+    product, a sum, a copy that joins the experts' parts, and a cast (Megatron-Core, transformer/moe/experts.py:
+    _apply_bias). Backward the cast, the gradients' copies, and two products and two sums for bias and weight."""
+    e = numerics.element
+    passes: list[tuple[Phase, float, float]] = [("forward", e + 12.0, e + 12.0)]
+    if numerics.training:
+        passes.append(("backward", 2 * e + 20.0, 2 * e + 12.0))
+    return [
+        Op(
+            f"{name}{'.gradient' if phase == 'backward' else ''}",
+            KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written),
+            phase,
+            launches=(2.0 if phase == "forward" else 6.0) * launches,
+        )
+        for phase, read, written in passes
+    ]
+
+
+def _batched(op: Op, batch: Floats, launches: Floats) -> Op:
+    """The same operator for each of `batch` experts (a grouped GEMM, and the casts of its operands), in so many kernels."""
+    dims = op.table.dims * np.ones((len(batch), 1))
+    if op.table.kind[0] == KIND_NAMES.index("gemm"):
+        dims[:, 0] = batch
+    else:
+        dims[:, 0] *= batch  # elements
+    kind, precision = (np.broadcast_to(column, len(batch)) for column in (op.table.kind, op.table.precision))
+    return replace(op, table=KernelTable(kind, precision, dims), launches=launches)
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
     model = workload.model
     kernels = int(model.extra.get("activation_kernels", 1))
     if model.gated_mlp:
-        return layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
+        ops = layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
+        if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
+            # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
+            ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
+        return ops
     return layers.pointwise(name, numerics, elements, kernels=kernels)
 
 
@@ -508,7 +547,8 @@ def _head(workload: Workload, rank: Rank) -> Block:
     if model.extra.get("pooler"):
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True, trainable=trainable)
         parameters = parameters + h * h + h + 2 * h + 2
-    ops += layers.linear("head.logits", numerics, rows, h, vocab, trainable=trainable)
+    plain = replace(numerics, matrix=numerics.vector) if numerics.matrix == "fp8" else numerics
+    ops += layers.linear("head.logits", plain, rows, h, vocab, trainable=trainable)
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
@@ -527,19 +567,22 @@ def _head(workload: Workload, rank: Rank) -> Block:
 def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
     """What Megatron's tensor parallelism exchanges around half a layer: one all-reduce forward and one
     backward, or with sequence parallelism an all-gather and a reduce-scatter each way, and one more gather
-    backward for the weight gradient's input."""
-    size = Numerics.of(workload).element * rank.tokens * workload.model.hidden
+    backward for the weight gradient's input. What a product reads in FP8 is gathered so (Transformer Engine,
+    module/layernorm_linear.py and module/base.py: grad_output_preprocess)."""
+    numerics = Numerics.of(workload)
+    size = numerics.element * rank.tokens * workload.model.hidden
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain
+    gathered = spread * numerics.product_input / numerics.element
     found: list[Transfer] = [
         Transfer(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
         Transfer(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
     ]
     if spread.any():
         found += [
-            Transfer(f"{name}.gather", "all_gather", "tensor", spread, "forward"),
+            Transfer(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
             Transfer(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
-            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", spread, "backward", count=2.0),
+            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
             Transfer(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
         ]
     return found
