@@ -221,12 +221,14 @@ def _plans(case: Case) -> Plans:
 
 def _usual_expert_parallelism(case: Case) -> int:
     """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks; all
-    ranks for what is cut by rows."""
+    ranks for what is cut by rows, and where weights are sharded: whole experts are not gathered (NeMo AutoModel,
+    components/moe/parallelizer.py: only what expert parallelism leaves together is sharded)."""
     if models.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
-    most = min(int(step.joined(np.array(case.gpus), case.pool)), experts)
+    near = case.gpus if case.stated["zero_stage"] == 3 else int(step.joined(np.array(case.gpus), case.pool))
+    most = min(near, experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 
 
