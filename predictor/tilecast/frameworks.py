@@ -45,6 +45,9 @@ class Framework:
     """Whether weights get an unused gradient of their own beside the accumulated one."""
     norm: Literal["fused", "eager"]
     """Whether an RMS norm keeps its input alone, or an FP32 copy and the normalised input."""
+    activation: Literal["kernel", "operators"]
+    """Whether an activation is one kernel, or the arithmetic that the model's code writes (`activation_kernels` of a
+    model)."""
     loss: Loss
     """What the cross-entropy keeps; `models.layers.logit_bytes` says what each is."""
     attention: Literal["auto", "flash", "flash1", "eager"]

@@ -48,6 +48,8 @@ class Numerics:
     """What the cross-entropy keeps: `logit_bytes`."""
     product_input: float
     """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    eager_rms_norm: bool
+    """Whether an RMS norm is PyTorch's operators one after the other."""
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
@@ -79,6 +81,7 @@ class Numerics:
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
             product_input=1.0 if keeps_fp8 else element,
+            eager_rms_norm=workload.is_mixed and "norm" not in passes and framework.norm == "eager",
             norm_extra=_norm_extra(workload, framework),
             score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
@@ -266,6 +269,8 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     and the reduction for weight and bias."""
     kind = "rmsnorm" if rms else "layernorm"
     ops = []
+    if rms and numerics.eager_rms_norm:
+        return _eager_rms_norm(name, numerics, rows * cols)
     if numerics.autocast:
         casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
         ops += fused_away("norm", casts)
@@ -274,6 +279,25 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))
     return ops
+
+
+def _eager_rms_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
+    """An RMS norm in PyTorch's operators (Hugging Face, modeling_llama.py LlamaRMSNorm), pass by pass in bytes of each
+    element: to FP32, the square, its mean, the product with the inverse root, to 16 bits, the product with the weight.
+    Backward as autograd does: both factors of either product, the mean and the square spread out again, their sum."""
+    e = numerics.element
+    passes: list[tuple[str, Phase, float, float, float]] = [("", "forward", 2 * e + 16.0, 2 * e + 12.0, 8.0)]
+    if numerics.training:
+        passes.append((".gradient", "backward", 5 * e + 40.0, 3 * e + 24.0, 14.0))
+    return [
+        Op(
+            f"{name}{label}",
+            KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written),
+            phase,
+            launches=launches,
+        )
+        for label, phase, read, written, launches in passes
+    ]
 
 
 def pointwise(

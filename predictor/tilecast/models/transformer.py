@@ -471,7 +471,8 @@ def _batched(op: Op, batch: Floats, launches: Floats) -> Op:
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
     model = workload.model
-    kernels = int(model.extra.get("activation_kernels", 1))
+    written_out = frameworks.of(workload).activation == "operators"
+    kernels = int(model.extra.get("activation_kernels", 1)) if written_out else 1
     if model.gated_mlp:
         ops = layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
         if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):

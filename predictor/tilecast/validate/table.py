@@ -121,7 +121,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         frozen_bits=4.5 if row.get("task", "") == "qlora" else 16.0,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
-        overlap="no gradient bucketing" not in notes,
+        overlap=_overlaps(row, notes),
     )
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
 
@@ -217,6 +217,17 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("eager", None), ("pytorch", "ddp"),
 )  # fmt: skip
 """First match of a published word, and what it means; what is measured in one process has no framework."""
+
+
+_ONE_AFTER_THE_OTHER: tuple[Framework, ...] = ("deepspeed", "megatron-deepspeed")
+"""What reduces gradients after the backward pass unless told otherwise: DeepSpeed's overlap_comm is off by default but
+in stage 3 (config-json), and without ZeRO its engine reduces at the end (runtime/engine.py: allreduce_gradients)."""
+
+
+def _overlaps(row: Row, notes: str) -> bool:
+    if "no gradient bucketing" in notes:
+        return False
+    return framework(row) not in _ONE_AFTER_THE_OTHER or "overlap_comm true" in notes
 
 
 def _lora_rank(row: Row, notes: str) -> int:
