@@ -62,6 +62,12 @@ class Numerics:
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
+    @property
+    def unquantized(self) -> Numerics:
+        """The same for products that stay in 16 bits in an FP8 job: the router's and the head's (Megatron-Core,
+        transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's filter skips `output`)."""
+        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
+
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
         passes, framework = fuse.passes(workload), frameworks.of(workload)

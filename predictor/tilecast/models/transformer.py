@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op, Phase, Shards, Transfer
-from tilecast.models import layers
+from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
+from tilecast.models import grouped, layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
 
@@ -277,7 +277,9 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         dropout=dropout,
     )
     spread = (1.0, outer / tokens)
-    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread)
+    ops += layers.linear(
+        f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread
+    )
     ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
@@ -396,25 +398,18 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = model.extra.get("shared_ffn_hidden", 0.0)
-
-    launches = local if frameworks.of(workload).grouped_products == "each" else np.ones(1)
-
-    def grouped(label: str, inputs: float, outputs: float, *, bias: bool = False) -> list[Op]:
-        rows = np.maximum(slots / local, 1.0)
-        trainable = not numerics.frozen
-        found = layers.linear(f"experts.{label}", numerics, rows, inputs, outputs, bias=bias, trainable=trainable)
-        return [_batched(op, local, launches) for op in found]
+    calls = grouped.launches(workload, local)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
-    whole = replace(numerics, matrix=numerics.vector)
-    ops += layers.linear("experts.router", whole, tokens, h, float(experts), trainable=not numerics.frozen)
+    trainable = not numerics.frozen
+    ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts), trainable=trainable)
     ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += grouped("up", h, ups * f, bias=model.bias)
+    ops += grouped.linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
     ops += _activation("experts.activation", workload, numerics, slots * f)
-    ops += grouped("down", f, h)
+    ops += grouped.linear("down", numerics, local, slots, (f, h), calls)
     if model.bias:
-        ops += _weighted_bias("experts.bias", numerics, slots * h, launches)
+        ops += grouped.weighted_bias(numerics, slots * h, calls)
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     linears: tuple[Linear, ...] = ()
     if shared:
@@ -427,7 +422,11 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         )
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _mlp_tensors(model, numerics)
-    kept = (2 * e + numerics.norm_extra) * outer * h + e * slots * (2 * h + wide * f) + e * tokens * wide * shared
+    narrow = numerics.product_input
+    # What an expert's products read, as they read it, its activation's inputs, and what a kept copy of its output is
+    # for, the gradient of the weights: hand-written kernels multiply them in before the second product.
+    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
+    kept = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
@@ -437,36 +436,6 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         for name in ("dispatch", "combine")
     ]
     return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
-
-
-def _weighted_bias(name: str, numerics: Numerics, elements: Floats, launches: Floats) -> list[Op]:
-    """The experts' output plus their biases, each times the token's weight, which is in FP32 and makes the sum so: a
-    product, a sum, a copy that joins the experts' parts, and a cast (Megatron-Core, transformer/moe/experts.py:
-    _apply_bias). Backward the cast, the gradients' copies, and two products and two sums for bias and weight."""
-    e = numerics.element
-    passes: list[tuple[Phase, float, float]] = [("forward", e + 12.0, e + 12.0)]
-    if numerics.training:
-        passes.append(("backward", 2 * e + 20.0, 2 * e + 12.0))
-    return [
-        Op(
-            f"{name}{'.gradient' if phase == 'backward' else ''}",
-            KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written),
-            phase,
-            launches=(2.0 if phase == "forward" else 6.0) * launches,
-        )
-        for phase, read, written in passes
-    ]
-
-
-def _batched(op: Op, batch: Floats, launches: Floats) -> Op:
-    """The same operator for each of `batch` experts (a grouped GEMM, and the casts of its operands), in so many kernels."""
-    dims = op.table.dims * np.ones((len(batch), 1))
-    if op.table.kind[0] == KIND_NAMES.index("gemm"):
-        dims[:, 0] = batch
-    else:
-        dims[:, 0] *= batch  # elements
-    kind, precision = (np.broadcast_to(column, len(batch)) for column in (op.table.kind, op.table.precision))
-    return replace(op, table=KernelTable(kind, precision, dims), launches=launches)
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
@@ -548,8 +517,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     if model.extra.get("pooler"):
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True, trainable=trainable)
         parameters = parameters + h * h + h + 2 * h + 2
-    plain = replace(numerics, matrix=numerics.vector) if numerics.matrix == "fp8" else numerics
-    ops += layers.linear("head.logits", plain, rows, h, vocab, trainable=trainable)
+    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab, trainable=trainable)
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:

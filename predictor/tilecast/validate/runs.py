@@ -185,7 +185,9 @@ def meant(workload: Workload, priced: Priced, member: Member) -> Meant:
     row = chosen(priced, member)
     plans, framework = priced.plans, workload.framework
     table = np.arange(member.rows.start, member.rows.stop)
-    full = table[(plans.checkpointing[table] == _FULL) & (plans.sequence_parallel[table] == plans.sequence_parallel[table[0]])]
+    full = table[
+        (plans.checkpointing[table] == _FULL) & (plans.sequence_parallel[table] == plans.sequence_parallel[table[0]])
+    ]
     start = int(table[0])
     is_open = member.ordered and plans.checkpointing[start] != _FULL and plans.checkpointing[row] == _FULL
     varies = framework is None or "recomputation" in search.abilities(framework).per_layer
