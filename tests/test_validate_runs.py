@@ -11,7 +11,7 @@ import pytest
 
 from tilecast.hardware import find_gpu
 from tilecast.step import PARTS, constants, constants_with
-from tilecast.validate import runs
+from tilecast.validate import runs, table
 from tilecast.validate.table import ASSUMED, REASONS
 
 ROW = {
@@ -35,6 +35,62 @@ def test_a_row_is_forecast_with_parts_that_sum() -> None:
     assert item.fits is True
     # 6 N D for 1.3 billion parameters over eight A100 at their peak is 0.42 s; good runs reach 40 to 60 % of it.
     assert 0.6 < item.seconds < 1.2
+
+
+BRIDGE = {
+    **ROW, "framework": "Megatron-Bridge (NeMo 26.04)", "gpu": "H100-SXM-80GB", "model_name": "llama-3-70b",
+    "n_layers": "", "hidden": "", "n_heads": "", "n_kv_heads": "", "ffn_hidden": "", "vocab": "", "seq_len": "8192",
+    "n_gpus": "64", "dp": "4", "tp": "4", "pp": "4", "micro_batch_per_gpu": "1", "grad_accum": "16",
+    "global_batch": "64",
+    "activation_checkpointing": "", "notes": "VP 5",
+}  # fmt: skip
+
+
+def test_as_many_layers_are_recomputed_as_memory_asks() -> None:
+    none, full = (runs.forecast([{**BRIDGE, "activation_checkpointing": mode}])[0] for mode in ("none", "full"))
+    assert none.seconds and full.seconds and none.memory_bytes and full.memory_bytes
+    assert not none.fits and full.fits
+    (some,) = runs.forecast([BRIDGE])
+    assert some.seconds and some.memory_bytes and some.parts and some.fits
+    assert none.seconds < some.seconds < full.seconds
+    assert full.memory_bytes < some.memory_bytes < none.memory_bytes
+    assert 0.97 < some.memory_bytes / find_gpu("h100-sxm").memory_bytes < 1  # all of it but the driver's share
+    assert sum(some.parts.values()) == pytest.approx(some.seconds)
+    # DeepSpeed recomputes all layers or none.
+    whole = {**BRIDGE, "framework": "DeepSpeed", "pp": "1", "dp": "16", "grad_accum": "4", "zero_stage": "3", "tp": "1"}
+    whole |= {"n_gpus": "16", "notes": ""}
+    (open_,), (stated,) = (runs.forecast([{**whole, "activation_checkpointing": mode}]) for mode in ("", "full"))
+    assert open_.seconds == stated.seconds
+
+
+def test_a_pipeline_of_nemo_is_interleaved_unless_it_says_otherwise() -> None:
+    rows = [{**BRIDGE, "notes": notes} for notes in ("VP 5", "", "VP n/a")]
+    plans = [item.plan.virtual_stages for item in runs.forecast(rows) if item.plan]
+    assert plans == [5, 10, 1]
+    (other,) = runs.forecast([{**BRIDGE, "framework": "Megatron-LM", "notes": ""}])
+    assert other.plan and other.plan.virtual_stages == 1
+
+
+def test_language_models_of_mlperf_are_nemo_s() -> None:
+    assert table.framework({**ROW, "framework": "MLPerf v5.0"}) == "nemo"
+    assert table.framework({**ROW, "framework": "MLPerf v5.0", "family": "cnn"}) is None
+
+
+def test_deepspeed_reduces_after_the_backward_pass() -> None:
+    job = {**ROW, "framework": "DeepSpeed", "zero_stage": "1", "grad_accum": "1", "global_batch": "16"}
+    (usual,), (told,) = (runs.forecast([{**job, "notes": notes}]) for notes in ("", "no gradient bucketing"))
+    assert usual.parts and told.parts
+    assert usual.parts["communication"] == told.parts["communication"]
+
+
+def test_whole_experts_are_spread_rather_than_gathered() -> None:
+    sparse = {
+        **BRIDGE, "framework": "NeMo AutoModel (PyTorch FSDP2 + TE)", "model_name": "qwen3-30b-a3b", "family": "moe",
+        "dp": "64", "tp": "1", "pp": "1", "ep": "", "grad_accum": "1", "activation_checkpointing": "full", "notes": "",
+    }  # fmt: skip
+    sharded, copied = (runs.forecast([{**sparse, "zero_stage": stage}])[0].plan for stage in ("3", "2"))
+    assert sharded and copied
+    assert (sharded.expert, copied.expert) == (64, 8)
 
 
 MEASURED = ("metric", "value", "step_time_s_derived", "neusight_s", "roofline_s", "trust", "split_group")

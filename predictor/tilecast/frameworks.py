@@ -69,6 +69,8 @@ class Framework:
     """Who launches kernels where execution is eager: Python code, operator by operator, or a compiled executor."""
     clips_gradients: bool
     """Whether the norm of all gradients is taken and limited in every step."""
+    grouped_products: Literal["one", "each"]
+    """Whether the products of all experts of a rank are one kernel, or each expert's is launched by itself."""
     graphs: bool
     """Whether steps are captured as CUDA graphs without being asked."""
     engine: str

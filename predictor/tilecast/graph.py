@@ -247,8 +247,8 @@ class Op:
     phase: Phase = "forward"
     count: float = 1.0
     """How often one block runs it."""
-    launches: float = 1.0
-    """CUDA kernels that an eager framework launches for it."""
+    launches: Floats | float = 1.0
+    """CUDA kernels that an eager framework launches for it, (S,) or one number."""
     selective: bool = False
     """Whether selective recomputation runs it again in the backward pass (the attention core)."""
     unless: PassName | None = None

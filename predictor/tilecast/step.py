@@ -298,7 +298,7 @@ def _kernel_seconds(
             position += 1
             seconds = operator_seconds(workload, op, times, index, fitted)
             launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
-            one = _Pass(seconds, np.full(1, op.count * op.launches * launch_s))
+            one = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
             passes[op.phase] = passes[op.phase] + one
             if op.phase == "forward" and (share := recomputed(op)):
                 passes["core"] = passes["core"] + one.times(share)

@@ -157,7 +157,7 @@ class Sample:
         fitted, found = Constants.of(table), []
         for group in self.groups:
             priced = runs.price(group, fitted)
-            found += [priced.step_s[runs.chosen(priced, member)] for member in group.members]
+            found += [runs.meant(group.workload, priced, member).of(priced.step_s) for member in group.members]
         return np.array(found)
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
@@ -45,7 +45,8 @@ class Gpu:
     peak_flops: Mapping[str, float]
     """FLOP/s by precision; a precision that the GPU cannot run is absent."""
     sustained_ratio: Mapping[str, float]
-    """Share of `peak_flops` that power or clock limits leave under sustained load; 1 where not stated."""
+    """Share of `peak_flops` that power or clock limits leave under sustained load; 1 where not stated. `attention`, if
+    stated, is that of fused attention, which reaches less of the peak and so meets the limit later."""
     intra_link: str
     """Name of the link between GPUs of one node that this product usually has."""
     fp16_accumulate_flops: float = 0.0
@@ -253,7 +254,7 @@ class GpuFile(_Facts):
     bridge: str = ""
     aliases: tuple[str, ...] = ()
     peak_tflops: dict[Precision, PositiveFloat]
-    sustained_ratio: dict[Precision, float] = {}
+    sustained_ratio: dict[Precision | Literal["attention"], float] = {}
     sources: dict[str, str]
 
     def gpu(self) -> Gpu:
@@ -271,7 +272,7 @@ class GpuFile(_Facts):
             boost_clock_hz=self.boost_clock_mhz * 1e6,
             tdp_w=self.tdp_w,
             peak_flops={name: self.peak_tflops[name] * 1e12 for name in PRECISIONS if name in self.peak_tflops},
-            sustained_ratio={name: self.sustained_ratio.get(name, 1.0) for name in PRECISIONS},
+            sustained_ratio={**dict.fromkeys(PRECISIONS, 1.0), **self.sustained_ratio},
             intra_link=self.intra_link,
             fp16_accumulate_flops=(self.fp16_accumulate_tflops or 0.0) * 1e12,
             bridge=self.bridge,

@@ -157,7 +157,10 @@ def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats
 
 
 def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dict[str, Floats]:
-    peak = gpu.peak(precision) * gpu.sustained_ratio[precision]
+    ratio = gpu.sustained_ratio[precision]
+    if w.kind == "attention":
+        ratio = gpu.sustained_ratio.get("attention", ratio)
+    peak = gpu.peak(precision) * ratio
     per_sm = peak / gpu.sm_count
     element = ELEMENT_BYTES[precision]
     written = gemm_output_bytes(w.dims, element) if w.kind == "gemm" else element

@@ -62,6 +62,12 @@ class Numerics:
     frozen: bool
     """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
 
+    @property
+    def unquantized(self) -> Numerics:
+        """The same for products that stay in 16 bits in an FP8 job: the router's and the head's (Megatron-Core,
+        transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's filter skips `output`)."""
+        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
+
     @classmethod
     def of(cls, workload: Workload) -> Numerics:
         passes, framework = fuse.passes(workload), frameworks.of(workload)
@@ -118,9 +124,11 @@ def linear(
     bias: bool = False,
     trainable: bool = True,
     input_gradient: bool = True,
+    cast: tuple[Floats | float, Floats | float] = (1.0, 1.0),
 ) -> list[Op]:
     """A dense layer: Y[tokens, outputs] = X[tokens, inputs] W. Backward is two GEMMs of the same FLOPs, the
-    gradients of X and of W, plus a reduction over tokens for the bias."""
+    gradients of X and of W, plus a reduction over tokens for the bias. In FP8 the shares `cast` of the input and of the
+    output's gradient are quantized here: a norm writes its output so, and tensor ranks gather what each has cast."""
 
     def gemm(
         label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase, *, adds: bool = False
@@ -128,9 +136,11 @@ def linear(
         sizes = {"batch": 1.0, "m": m, "n": n, "k": k, "accumulated": float(adds)}
         return Op(f"{name}{label}", KernelTable.of("gemm", numerics.matrix, **sizes), phase)
 
-    ops = [gemm("", tokens, outputs, inputs, "forward")]
+    ops = quantized(name, numerics, tokens * inputs * cast[0], "forward")
+    ops.append(gemm("", tokens, outputs, inputs, "forward"))
     if not numerics.training:
         return ops
+    ops += quantized(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
     if input_gradient:
         ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
     if trainable:
@@ -138,6 +148,16 @@ def linear(
         if bias:
             ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")
     return ops
+
+
+def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
+    """The cast of an operand to FP8 where products run in it: 16 bits are read and, in training, two copies written, by
+    rows for this product and by columns for the gradient (Transformer Engine, pytorch/tensor/float8_tensor.py and
+    mxfp8_tensor.py: rowwise and columnwise usage; torchao, float8/float8_linear.py casts both operands)."""
+    if numerics.matrix != "fp8" or not np.any(elements):
+        return []
+    copies = 1.0 if numerics.training else 0.5
+    return elementwise(f"{name}.quantize", numerics, elements, 1.0, copies, phase=phase)
 
 
 def elementwise(
@@ -149,7 +169,7 @@ def elementwise(
     *,
     mask_bytes: float = 0.0,
     phase: Phase = "forward",
-    launches: float = 1.0,
+    launches: Floats | float = 1.0,
     count: float = 1.0,
 ) -> list[Op]:
     """A kernel over `elements` that reads and writes that many tensors of the activation's type, and `mask_bytes` of a

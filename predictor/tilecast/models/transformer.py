@@ -24,12 +24,15 @@ import numpy as np
 
 from tilecast.frameworks import Composed
 from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
-from tilecast.models import layers
+from tilecast.models import grouped, layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats, Model, Workload
 
 MOST_LAYERS = 4096
 """Of deeper stacks only the number of layers is kept, not where each kind stands."""
+NORMED = (0.0, 1.0)
+"""What of a product's operands is cast to FP8 where a norm comes before it (Transformer Engine, LayerNormLinear; a
+compiler writes the norm's output so)."""
 _PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
@@ -249,7 +252,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
     if key_rank is rank:
         qkv = (width + 2 * kv_heads * t * model.head_dim) / t
-        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable)
+        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable, cast=NORMED)
     else:
         ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias, trainable=trainable)
         ops += layers.linear(
@@ -273,7 +276,10 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         causal=causal,
         dropout=dropout,
     )
-    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable)
+    spread = (1.0, outer / tokens)
+    ops += layers.linear(
+        f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread
+    )
     ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
@@ -351,9 +357,10 @@ def _mlp(workload: Workload, rank: Rank) -> Part:
     ups = 2.0 if model.gated_mlp else 1.0
     trainable = not numerics.frozen
     ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable)
+    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable, cast=NORMED)
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
-    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable)
+    spread = (1.0, outer / tokens)
+    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable, cast=spread)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
     kept = (
@@ -391,19 +398,18 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
     local = experts / rank.expert
     ups = 2.0 if model.gated_mlp else 1.0
     shared = model.extra.get("shared_ffn_hidden", 0.0)
-
-    def grouped(label: str, inputs: float, outputs: float) -> list[Op]:
-        rows = np.maximum(slots / local, 1.0)
-        found = layers.linear(f"experts.{label}", numerics, rows, inputs, outputs, trainable=not numerics.frozen)
-        return [_batched(op, local) for op in found]
+    calls = grouped.launches(workload, local)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("experts.router", numerics, tokens, h, float(experts), trainable=not numerics.frozen)
+    trainable = not numerics.frozen
+    ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts), trainable=trainable)
     ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += grouped("up", h, ups * f)
+    ops += grouped.linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
     ops += _activation("experts.activation", workload, numerics, slots * f)
-    ops += grouped("down", f, h)
+    ops += grouped.linear("down", numerics, local, slots, (f, h), calls)
+    if model.bias:
+        ops += grouped.weighted_bias(numerics, slots * h, calls)
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     linears: tuple[Linear, ...] = ()
     if shared:
@@ -416,7 +422,11 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         )
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _mlp_tensors(model, numerics)
-    kept = (2 * e + numerics.norm_extra) * outer * h + e * slots * (2 * h + wide * f) + e * tokens * wide * shared
+    narrow = numerics.product_input
+    # What an expert's products read, as they read it, its activation's inputs, and what a kept copy of its output is
+    # for, the gradient of the weights: hand-written kernels multiply them in before the second product.
+    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
+    kept = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
@@ -428,20 +438,16 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
     return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
 
 
-def _batched(op: Op, batch: Floats) -> Op:
-    """The same GEMM for each of `batch` experts at once (a grouped GEMM)."""
-    dims = op.table.dims.copy()
-    dims[:, 0] = batch
-    return replace(op, table=replace(op.table, dims=dims))
-
-
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
     model = workload.model
-    kernels = int(model.extra.get("activation_kernels", 1))
     if model.gated_mlp:
-        return layers.pointwise(name, numerics, elements, reads=2.0, kernels=kernels, backward=(3.0, 2.0))
+        ops = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
+        if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
+            # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
+            ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
+        return ops
     kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"
-    return layers.pointwise(name, numerics, elements, kernels=kernels, kind=kind)
+    return layers.pointwise(name, numerics, elements, kind=kind)
 
 
 def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
@@ -510,7 +516,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
     if model.extra.get("pooler"):
         ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True, trainable=trainable)
         parameters = parameters + h * h + h + 2 * h + 2
-    ops += layers.linear("head.logits", numerics, rows, h, vocab, trainable=trainable)
+    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab, trainable=trainable)
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
@@ -529,19 +535,22 @@ def _head(workload: Workload, rank: Rank) -> Block:
 def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
     """What Megatron's tensor parallelism exchanges around half a layer: one all-reduce forward and one
     backward, or with sequence parallelism an all-gather and a reduce-scatter each way, and one more gather
-    backward for the weight gradient's input."""
-    size = Numerics.of(workload).element * rank.tokens * workload.model.hidden
+    backward for the weight gradient's input. What a product reads in FP8 is gathered so (Transformer Engine,
+    module/layernorm_linear.py and module/base.py: grad_output_preprocess)."""
+    numerics = Numerics.of(workload)
+    size = numerics.element * rank.tokens * workload.model.hidden
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain
+    gathered = spread * numerics.product_input / numerics.element
     found: list[Transfer] = [
         Transfer(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
         Transfer(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
     ]
     if spread.any():
         found += [
-            Transfer(f"{name}.gather", "all_gather", "tensor", spread, "forward"),
+            Transfer(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
             Transfer(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
-            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", spread, "backward", count=2.0),
+            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
             Transfer(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
         ]
     return found

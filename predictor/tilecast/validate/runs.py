@@ -20,7 +20,7 @@ from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
-from tilecast.spec import Floats, Plan, Plans, SpecError, Workload
+from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, Constants, constants_with
 from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.graphs import Graphs
@@ -133,7 +133,7 @@ def _forecast(rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int
         for member in group.members:
             one = _one(group.workload, group.pool, priced, member)
             other = without[residuals.source_of(rows[member.index])]
-            found[member.index] = replace(one, left_out_s=float(other.step_s[chosen(other, member)]))
+            found[member.index] = replace(one, left_out_s=meant(group.workload, other, member).of(other.step_s))
     return [found[index] for index in range(len(rows))]
 
 
@@ -150,20 +150,51 @@ def price(group: Group, fitted: Constants | None = None) -> Priced:
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
 
-_ROOM = 1.0
-"""A run whose bill is larger than its GPU by less than the bill's own error is taken to have run as it is."""
+_FULL = CHECKPOINTING.index("full")
 
 
 def chosen(priced: Priced, member: Member) -> int:
     """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
     none does."""
     rows, start = member.rows, int(member.rows.start)
-    fits = priced.memory_bytes[rows] <= _ROOM * priced.usable_bytes if member.ordered else priced.fits[rows]
+    fits = priced.fits[rows]
     if not fits.any():
         return start + int(np.argmin(priced.memory_bytes[rows]))
     if member.ordered:
         return start + int(np.argmax(fits))
     return start + int(np.argmin(np.where(fits, priced.step_s[rows], np.inf)))
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What a row means: a plan of the table, with a `share` of its layers as another plan has them."""
+
+    row: int
+    other: int
+    share: float
+
+    def of(self, column: Floats) -> float:
+        """The value of a column (n,) that is a sum over layers."""
+        return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
+
+
+def meant(workload: Workload, priced: Priced, member: Member) -> Meant:
+    """The plan that a row means. One that does not say what it recomputes, and does not fit without recomputation, runs
+    as many layers again as its memory asks where its framework can tell layers apart (Megatron-LM, megatron/training/
+    arguments.py: --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module)."""
+    row = chosen(priced, member)
+    plans, framework = priced.plans, workload.framework
+    table = np.arange(member.rows.start, member.rows.stop)
+    full = table[
+        (plans.checkpointing[table] == _FULL) & (plans.sequence_parallel[table] == plans.sequence_parallel[table[0]])
+    ]
+    start = int(table[0])
+    is_open = member.ordered and plans.checkpointing[start] != _FULL and plans.checkpointing[row] == _FULL
+    varies = framework is None or "recomputation" in search.abilities(framework).per_layer
+    if not (is_open and varies and len(full)):
+        return Meant(row, row, 0.0)
+    least, most, room = priced.memory_bytes[full[0]], priced.memory_bytes[start], priced.usable_bytes
+    return Meant(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
 
 
 def _is_stated(case: Case) -> bool:
@@ -192,12 +223,14 @@ def _plans(case: Case) -> Plans:
 
 def _usual_expert_parallelism(case: Case) -> int:
     """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks; all
-    ranks for what is cut by rows."""
+    ranks for what is cut by rows, and where weights are sharded: whole experts are not gathered (NeMo AutoModel,
+    components/moe/parallelizer.py: only what expert parallelism leaves together is sharded)."""
     if models.spreads_rows(case.workload.model):
         return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
-    most = min(int(step.joined(np.array(case.gpus), case.pool)), experts)
+    near = case.gpus if case.stated["zero_stage"] == 3 else int(step.joined(np.array(case.gpus), case.pool))
+    most = min(near, experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 
 
@@ -231,16 +264,18 @@ def _complete(case: Case) -> Plans:
 
 
 def _one(workload: Workload, pool: Pool, priced: Priced, member: Member) -> Forecast:
-    row = chosen(priced, member)
-    lower, upper = uncertainty.interval(workload, priced, row)
-    plan = priced.plans.row(row)
+    one = meant(workload, priced, member)
+    lower, upper = uncertainty.interval(workload, priced, one.row)
+    row = one.other if one.share else one.row
+    plan, seconds = priced.plans.row(row), one.of(priced.step_s)
+    widened = seconds / float(priced.step_s[one.row])
     return Forecast(
-        seconds=float(priced.step_s[row]),
-        lower_s=lower,
-        upper_s=upper,
+        seconds=seconds,
+        lower_s=lower * widened,
+        upper_s=upper * widened,
         fits=bool(priced.fits[row]),
-        memory_bytes=float(priced.memory_bytes[row]),
-        parts=priced.times.parts(row),
+        memory_bytes=one.of(priced.memory_bytes),
+        parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
         roofline_s=_roofline(workload, plan, pool),
         model_flops=model_flops(workload),
         plan=plan,
@@ -309,7 +344,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[For
     def steps(moved: Mapping[str, float]) -> Floats:
         fitted = constants_with(moved)
         priced = {id(group): price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
-        return np.array([float(one.step_s[chosen(one, m)]) for g, m, _, _ in kept if (one := priced[id(g)])])
+        return np.array([meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in kept if (one := priced[id(g)])])
 
     predicted = np.array([item.seconds for _, _, _, item in kept], dtype=float)
     measured = np.array([_measured(row) for _, _, row, _ in kept], dtype=float)

@@ -211,8 +211,11 @@ ReLU along with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: 
 
 
 def framework(row: Row) -> Framework | None:
-    """What ran a row; None where its text names none that is known."""
+    """What ran a row; None where its text names none that is known. MLPerf's references for large language models are
+    NeMo's (mlcommons/training, large_language_model_pretraining/nemo), and submissions keep to them."""
     words = row.get("framework", "").lower()
+    if "mlperf" in words and row.get("family") == "decoder":
+        return "nemo"
     return next((name for word, name in _FRAMEWORKS if word in words), None)
 
 
@@ -411,12 +414,22 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         "micro_batch": integer(row, "micro_batch_per_gpu"),
         "gradient_accumulation": integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
-        "virtual_stages": _virtual_stages(row),
+        "virtual_stages": _virtual_stages(row, model, degrees["pipeline"] or 1),
     }
 
 
-def _virtual_stages(row: Row) -> int:
-    return _noted(r"\bVP ?(\d+)", row.get("notes", "")) or 1
+_CHUNK = 2
+"""Layers of a chunk of an interleaved pipeline where a recipe of NeMo's does not say (collections/llm/recipes: one to
+four)."""
+
+
+def _virtual_stages(row: Row, model: Model, stages: int) -> int:
+    """The chunks of a stage that a row states; NeMo's recipes interleave every pipeline unless they say that they do
+    not."""
+    notes = row.get("notes", "")
+    if (stated := _noted(r"\bVP ?(\d+)", notes)) or "VP n/a" in notes or stages == 1 or framework(row) != "nemo":
+        return stated or 1
+    return max(1, -(-model.layers // stages) // _CHUNK)
 
 
 _GENERATION_LINK = {

@@ -1,0 +1,68 @@
+"""Operators of the experts that a rank holds: one matrix product for each, called a grouped product where they are one.
+
+Columns are over shards, (S,). Some frameworks launch one kernel for all experts of a rank, some one for each
+(`frameworks.Framework.grouped_products`), which their host feels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast import frameworks
+from tilecast.graph import KIND_NAMES, KernelTable, Op, Phase
+from tilecast.models import layers
+from tilecast.models.layers import Numerics
+from tilecast.spec import Floats, Workload
+
+_GEMM = KIND_NAMES.index("gemm")
+
+
+def launches(workload: Workload, local: Floats) -> Floats:
+    """Kernels that a product of `local` experts is launched as, (S,)."""
+    return local if frameworks.of(workload).grouped_products == "each" else np.ones(1)
+
+
+def linear(
+    name: str,
+    numerics: Numerics,
+    local: Floats,
+    slots: Floats,
+    sides: tuple[float, float],
+    calls: Floats,
+    *,
+    bias: bool = False,
+) -> list[Op]:
+    """A dense layer of every expert, of `sides` inputs and outputs, over equal shares of the `slots` that a balanced
+    router fills, in `calls` kernels each."""
+    rows, trainable = np.maximum(slots / local, 1.0), not numerics.frozen
+    found = layers.linear(f"experts.{name}", numerics, rows, *sides, bias=bias, trainable=trainable)
+    return [_of_each(op, local, calls) for op in found]
+
+
+def _of_each(op: Op, experts: Floats, calls: Floats) -> Op:
+    """The same operator for each of so many experts: a product becomes a batch of them, other kernels a longer one."""
+    dims = op.table.dims * np.ones((len(experts), 1))
+    dims[:, 0] *= experts  # the batch of a product, the elements of a pass
+    kind, precision = (np.broadcast_to(column, len(dims)) for column in (op.table.kind, op.table.precision))
+    return replace(op, table=KernelTable(kind, precision, dims), launches=calls)
+
+
+def weighted_bias(numerics: Numerics, elements: Floats, calls: Floats) -> list[Op]:
+    """The experts' outputs plus their biases times the tokens' weights, which are in FP32 and make the sum so: a
+    product, a sum, a copy that joins the experts' parts, and a cast (Megatron-Core, transformer/moe/experts.py:
+    _apply_bias). Backward the cast and the copy again, and a product and a sum for the biases and for the weights."""
+    e = numerics.element
+    passes: list[tuple[str, Phase, float, float, float]] = [("", "forward", e + 12.0, e + 12.0, 2.0)]
+    if numerics.training:
+        passes.append((".gradient", "backward", 2 * e + 20.0, 2 * e + 12.0, 6.0))
+    return [
+        Op(
+            f"experts.weighted-bias{label}",
+            KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written),
+            phase,
+            launches=each * calls,
+        )
+        for label, phase, read, written, each in passes
+    ]

@@ -1,0 +1,155 @@
+"""What FP8, experts and code written operator by operator add to a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilecast import kernels, models
+from tilecast.graph import KIND_NAMES, PRECISION_NAMES, Block, KernelTable, Op, Shards
+from tilecast.hardware import find_gpu
+from tilecast.spec import Plan, Plans, Workload
+
+DENSE = Workload(models.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
+SPARSE = replace(DENSE, model=models.preset("qwen3-30b-a3b"))
+BIASED = replace(SPARSE, model=models.preset("gpt-oss-120b"), precision="bf16")
+
+
+def blocks(job: Workload, **degrees: int) -> dict[str, Block]:
+    columns = {"micro_batch": 1, "tensor": 1, "context": 1, "expert": 1, "sequence_parallel": 0, **degrees}
+    shards = Shards(**{name: np.array([value]) for name, value in columns.items()})
+    return {block.name: block for block in models.build(job, shards).blocks}
+
+
+def ops(job: Workload, block: str, **degrees: int) -> dict[str, Op]:
+    return {op.name: op for op in blocks(job, **degrees)[block].ops}
+
+
+def precision(op: Op) -> str:
+    return PRECISION_NAMES[op.table.precision[0]]
+
+
+def moved(op: Op) -> float:
+    return float(op.table.bytes()[0])
+
+
+def test_operands_of_fp8_products_are_cast() -> None:
+    found = ops(DENSE, "layer")
+    tokens, hidden, wide = 4096.0, 4096.0, 14336.0
+    # 16 bits in, one byte by rows and one by columns out.
+    assert moved(found["mlp.down.quantize"]) == 4 * tokens * wide
+    assert moved(found["mlp.down.gradient.quantize"]) == 4 * tokens * hidden
+    assert moved(found["mlp.up.gradient.quantize"]) == 4 * tokens * 2 * wide
+    assert "mlp.up.quantize" not in found  # the norm writes it so
+    assert not any("quantize" in name for name in ops(replace(DENSE, precision="bf16"), "layer"))
+
+
+def test_a_forward_pass_alone_casts_one_copy() -> None:
+    found = ops(replace(DENSE, training=False), "layer")
+    assert moved(found["mlp.down.quantize"]) == 3 * 4096.0 * 14336.0
+    assert not any("gradient" in name for name in found)
+
+
+def test_tensor_ranks_cast_and_gather_their_own_part() -> None:
+    whole, part = ({**blocks(DENSE, tensor=4, sequence_parallel=spread)}["layer"] for spread in (0, 1))
+    name = "attention.output.gradient.quantize"
+    each = [moved(next(op for op in block.ops if op.name == name)) for block in (whole, part)]
+    assert each[0] == 4 * each[1]
+    narrow, wide = (
+        {item.name: float(item.size_bytes[0]) for item in blocks(job, tensor=4, sequence_parallel=1)["layer"].transfers}
+        for job in (DENSE, replace(DENSE, precision="bf16"))
+    )
+    assert narrow["mlp.gather"] == wide["mlp.gather"] / 2
+    assert narrow["mlp.scatter"] == wide["mlp.scatter"]  # sums stay in 16 bits
+
+
+def test_router_and_head_stay_in_16_bits() -> None:
+    assert precision(ops(SPARSE, "expert-layer")["experts.router"]) == "bf16"
+    assert precision(ops(SPARSE, "expert-layer")["experts.up"]) == "fp8"
+    assert precision(ops(SPARSE, "head")["head.logits"]) == "bf16"
+    tf32 = replace(SPARSE, precision="tf32")
+    assert precision(ops(tf32, "head")["head.logits"]) == "tf32"
+
+
+@pytest.mark.parametrize(("framework", "calls"), [("megatron", 16.0), ("nemo", 16.0), ("torchtitan", 1.0)])
+def test_a_kernel_for_each_expert_or_one_for_all(framework: Any, calls: float) -> None:
+    found = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
+    assert float(np.asarray(found["experts.up"].launches).item()) == calls
+    assert float(np.asarray(found["experts.up.quantize"].launches).item()) == calls
+    assert found["experts.router"].launches == 1.0
+
+
+def test_the_work_of_experts_is_that_of_their_tokens_however_they_are_launched() -> None:
+    slots, hidden, wide = 4096 * 8.0, 2048.0, 768.0
+    for framework in ("megatron", "torchtitan"):
+        found = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
+        assert found["experts.up"].table.flops()[0] == 2 * slots * hidden * 2 * wide
+        assert moved(found["experts.down.quantize"]) == 4 * slots * wide
+
+
+def test_biases_and_limits_of_experts_are_passes_of_their_own() -> None:
+    found, plain = ops(BIASED, "expert-layer", expert=8), ops(replace(SPARSE, precision="bf16"), "expert-layer")
+    slots, hidden, wide = 4096 * 4.0, 2880.0, 2880.0
+    # A product in FP32, a sum, a copy and a cast: 4 + (2 + 4) + 4 + 4 + 4 + 4 + 4 + 2 bytes of an element.
+    assert moved(found["experts.weighted-bias"]) == 28 * slots * hidden
+    assert moved(found["experts.activation.clamp"]) == 16 * slots * wide
+    assert not {"experts.weighted-bias", "experts.activation.clamp"} & set(plain)
+    compiled = ops(replace(BIASED, execution="compiled"), "expert-layer", expert=8)
+    assert "experts.activation.clamp" not in compiled
+
+
+@pytest.mark.parametrize(
+    ("facts", "hidden", "wide"),
+    [
+        # What both products read, and the two inputs of the gate in 16 bits.
+        ({}, 1, 1 + 4),
+        ({"precision": "bf16"}, 2, 2 + 4),
+        # Besides the activated gate, and the outputs that the tokens' weights multiply.
+        ({"precision": "bf16", "fused_kernels": False}, 2 + 2, 2 + 6),
+    ],
+)
+def test_experts_keep_what_their_products_read(facts: dict[str, Any], hidden: int, wide: int) -> None:
+    job = replace(SPARSE, **facts)
+    fewer = replace(job, model=replace(job.model, extra={**job.model.extra, "top_k": 4.0}))
+    more, less = (float(blocks(one, expert=8)["expert-layer"].activation_bytes[0, 0]) for one in (job, fewer))
+    assert more - less == 4096 * 4 * (hidden * 2048 + wide * 768)
+
+
+def test_a_norm_in_operators_takes_many_passes() -> None:
+    job = replace(DENSE, precision="bf16", fused_kernels=False)
+    written, fused = (ops(replace(job, framework=name), "layer") for name in ("huggingface", "fsdp2"))
+    elements = 4096.0 * 4096.0
+    assert moved(written["attention.norm"]) * written["attention.norm"].count == pytest.approx(36 * elements)
+    assert moved(fused["attention.norm"]) == 4 * elements
+    compiled = ops(replace(job, framework="huggingface", execution="compiled"), "layer")
+    assert moved(compiled["attention.norm"]) == 4 * elements
+
+
+def test_an_activation_in_operators_takes_as_many_kernels_as_the_model_writes() -> None:
+    job = Workload(models.preset("gpt2-xl"), 1024, 8, precision="fp16")
+    written, one = (ops(replace(job, framework=name), "layer") for name in ("huggingface", "ddp"))
+    assert written["mlp.activation"].count == 8.0
+    assert one["mlp.activation"].count == 1.0
+
+
+def test_attention_meets_the_limit_of_power_later_than_products() -> None:
+    gpu = find_gpu("b200")
+    assert gpu.sustained_ratio["attention"] > gpu.sustained_ratio["bf16"]
+    table = KernelTable.of(
+        "attention", "bf16", batch=1.0, heads=64.0, kv_heads=8.0, seq_q=8192.0, seq_kv=8192.0, head_dim=128.0,
+        causal=1.0, backward=0.0,
+    )  # fmt: skip
+    held = replace(gpu, sustained_ratio={**gpu.sustained_ratio, "attention": gpu.sustained_ratio["bf16"]})
+    assert kernels.seconds(table, held).seconds[0] > kernels.seconds(table, gpu).seconds[0]
+
+
+def test_every_kind_of_these_operators_is_priced() -> None:
+    plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
+    for job in (SPARSE, BIASED):
+        sharded = models.shard(job, plans)
+        times = kernels.seconds(sharded.graph.kernels()[0], find_gpu("gb200"))
+        assert np.isfinite(times.seconds).all() and (times.seconds > 0).all()
+        assert {"gemm", "attention", "elementwise"} <= {KIND_NAMES[code] for code in times.table.kind}
