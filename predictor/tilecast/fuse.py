@@ -40,6 +40,8 @@ def passes(workload: Workload) -> frozenset[PassName]:
     """The passes that run over a workload's graph: those of its execution, of hand-written kernels, and of the
     attention and the optimizer that it chose."""
     chosen = set(_OF_EXECUTION[workload.execution])
+    if not workload.compiled_loss:
+        chosen.discard("loss")
     if workload.fused_kernels:
         chosen |= _HAND_WRITTEN
     can_be_flash = workload.is_mixed and workload.model.head_dim <= 256

@@ -14,11 +14,11 @@ max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from tilecast import frameworks
+from tilecast import frameworks, models
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.models import Sharded
@@ -26,6 +26,10 @@ from tilecast.spec import Columns, Distinct, Floats, Plans, Rows, Workload, dist
 
 CONTEXT_BYTES = 0.8e9
 """Loaded kernels of cuBLAS, cuDNN and PyTorch, and their workspaces, without any communicator."""
+PEER_BYTES = 0.06e9
+"""NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB."""
+_MOST_PEERS = 7
+"""Peers of a node; those of other nodes share the buffers of the network."""
 COMMUNICATOR_BYTES = 0.25e9
 """NCCL's buffers of each parallel dimension that communicates: 8 channels, each with a ring and both ways of a tree, of
 10 MiB (4 MiB for the simple protocol and what LL and LL128 need; NVIDIA/nccl, issue 1685). PCIe has two channels,
@@ -41,6 +45,9 @@ FRAGMENTATION = 0.02
 CACHED = 0.2
 """Share of the dynamic bytes that a caching allocator holds besides while the GPU has room: blocks whose sizes do not
 come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails)."""
+VARIED = 1.0
+"""The same share where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to what the
+GPU has. Read off FlagPerf's detectors on 40 GB, which all but fill the GPU."""
 UNCERTAINTY = 0.05
 """Relative error of the bytes that tensors take."""
 
@@ -116,7 +123,8 @@ def context_bytes(plans: Plans) -> Floats:
     """Libraries and communicators of each plan, (n,)."""
     degrees = (plans.data, plans.tensor, plans.pipeline, plans.context, plans.expert)
     groups = np.sum([degree > 1 for degree in degrees], axis=0, dtype=float)
-    return np.asarray(CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)
+    peers = np.clip(plans.expert - 1, 0, _MOST_PEERS)
+    return np.asarray(CONTEXT_BYTES + COMMUNICATOR_BYTES * groups + PEER_BYTES * peers)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
@@ -142,14 +150,19 @@ class Bills:
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans) -> Bills:
         """What the plans of a table share."""
-        state = distinct(plans.zero_stage, plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        workload, sharded = _at_largest(workload, sharded, plans)
+        framework = frameworks.of(workload)
+        degrees = (plans.zero_stage, plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        accumulates = (np.minimum(plans.gradient_accumulation, 2),) if framework.updates_in_backward else ()
+        state = distinct(*degrees, *accumulates)
         kept = distinct(sharded.index, plans.checkpointing, plans.pipeline)
 
         def at(rows: Rows) -> tuple[Sharded, Plans]:
             return sharded.take(rows), plans.take(rows)
 
         states, micro = _states(workload, *at(state.first)), _micro(workload, *at(kept.first))
-        cached = CACHED - FRAGMENTATION if frameworks.of(workload).allocator == "caching" else 0.0
+        share = VARIED if "largest_image" in workload.model.extra else CACHED
+        cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
         return cls(workload.training, cached, plans, state, states, kept, micro)
 
     def rows(self, rows: slice) -> Footprint:
@@ -166,7 +179,10 @@ class Bills:
             in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
             activations = np.maximum(micro.early * in_flight, micro.late)
         # The update runs when the activations are gone, and takes their place.
-        working = np.maximum(micro.working + states.gathered, states.update - activations)
+        # What the head kept is gone when the gradient of the last layer is reduced.
+        reducing = micro.layer_working + states.reduced - micro.head
+        passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
+        working = np.maximum(passes, states.update - activations)
         dynamic = activations + working
         return Footprint(
             states.parameters,
@@ -181,6 +197,17 @@ class Bills:
         )
 
 
+def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
+    """The job over its largest images where their size varies: a step is as long as its average batch, and needs the
+    memory of its largest one."""
+    extra = workload.model.extra
+    if "largest_image" not in extra:
+        return workload, sharded
+    sizes = {"image": extra["largest_image"], "image_width": extra["largest_image_width"]}
+    largest = replace(workload, model=replace(workload.model, extra={**extra, **sizes}))
+    return largest, models.shard(largest, plans)
+
+
 @dataclass(frozen=True, slots=True)
 class _States(Columns):
     """Bytes that plans of equal degrees and ZeRO stage share, (n,)."""
@@ -189,6 +216,8 @@ class _States(Columns):
     gradients: Floats
     optimizer: Floats
     gathered: Floats
+    reduced: Floats
+    """The gradient of a block before it is spread."""
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
@@ -240,17 +269,27 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     if workload.training and not offloads:
         gradients = spread(2 if framework.shards_gradients else 3) * trainable * each.gradient
         gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
+        gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
         moments = _MOMENTS[workload.optimizer] * each.moment
         optimizer = spread(1) * trainable * (each.master + moments) + tables * _MOMENTS[workload.optimizer] * 4.0
         if framework.optimizer == "foreach" and _MOMENTS[workload.optimizer] > 1:
             update = spread(1) * trainable * each.moment
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
+    if framework.updates_in_backward and not workload.lora_rank and not offloads:
+        alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
+        gradients = np.where(alone, np.minimum(gradients, block * each.gradient), gradients)
+        optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
-    blocks = framework.gathered_blocks * np.minimum(block, parameters)
+    layer = _largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
+    blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * workload.weight_bytes, 0.0)
+    # Beside a block's whole gradient lies the buffer from which it is reduced, in the type of the shards.
+    spreads = workload.training and framework.weights in ("sharded", "pure")
+    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + each.gradient)
+    reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _States(
-        zero if offloads else held, gradients, optimizer, gathered, update,
+        zero if offloads else held, gradients, optimizer, gathered, reduced, update,
         _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(plans),
     )  # fmt: skip
 
@@ -266,7 +305,8 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) ->
     held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
     share = sharded.layer_share(plans, "parameters")
     layers = np.minimum(sharded.sum(sharded.graph.layers, "parameters") * share / np.maximum(parameters, 1.0), 1.0)
-    bits = np.where(workload.lora_rank > 0, layers * workload.frozen_bits + (1 - layers) * 16.0, 16.0)
+    frozen = workload.frozen_bits if workload.frozen_bits >= 16 else framework.quantized_bits
+    bits = np.where(workload.lora_rank > 0, layers * frozen + (1 - layers) * 16.0, 16.0)
     held = held + (1 - trainable) * kept * (bits / 8 if workload.is_mixed else 4.0)
     copies = framework.fp8_weight_bytes if workload.precision == "fp8" else 0.0
     return np.asarray(held + copies * layers * whole)
@@ -298,7 +338,10 @@ class _Micro(Columns):
 
     early: Floats
     late: Floats
-    working: Floats
+    layer_working: Floats
+    head_working: Floats
+    head: Floats
+    """What the last blocks keep."""
     workspace: Floats
 
 
@@ -314,7 +357,7 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _Micro(nothing, nothing, 2 * layer_working + head_working + first, nothing)
+        return _Micro(nothing, nothing, nothing, 2 * layer_working + head_working + first, nothing, nothing)
     # The one layer being recomputed is whole again while its backward pass runs.
     whole = _largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -325,7 +368,7 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     early = np.where(staged, kept * share + first, everything)
     late = np.where(staged, kept * share + last, everything)
     workspace = _largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _Micro(early, late, np.maximum(layer_working, head_working), workspace)
+    return _Micro(early, late, layer_working, head_working, last, workspace)
 
 
 def _largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

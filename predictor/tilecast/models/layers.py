@@ -46,8 +46,12 @@ class Numerics:
     """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
     loss: Loss
     """What the cross-entropy keeps: `logit_bytes`."""
+    loss_chunks: float
+    """Into how many chunks the loss cuts the logits."""
     product_input: float
     """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    frozen_input: float
+    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
@@ -67,6 +71,7 @@ class Numerics:
         element = 4.0 if vector == "fp32" else 2.0
         # Kernels of one's own are Transformer Engine's, where the job is in FP8.
         keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -78,6 +83,8 @@ class Numerics:
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
+            loss_chunks=framework.loss_chunks,
+            frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=1.0 if keeps_fp8 else element,
             norm_extra=_norm_extra(workload, framework),
             score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
@@ -388,15 +395,16 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     Eager frameworks keep a normalised copy of the logits in FP32, and the logits where a model has `returned` them to
     the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
     logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
-    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
+    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. Of logits
+    in chunks the gradients of one chunk are there at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
     if numerics.loss == "fused":
-        return numerics.element, numerics.element
+        return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
-    return (numerics.element if returned else 0.0) + 4.0, 8.0
+    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:

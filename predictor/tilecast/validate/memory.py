@@ -120,7 +120,9 @@ def measure(rows: Sequence[Row]) -> Peaks:
                 continue
             kind = figure(kept[index])
             stacks = memory.stack_bytes(group.pool.gpu)
-            value = _billed(priced.footprint, kind, place) + (stacks if kind == "device" else 0.0)
+            value = _billed(priced.footprint, kind, place)
+            if kind == "device":  # a cache grows no further than the GPU
+                value = max(min(value, priced.usable_bytes), float(priced.footprint.total[place])) + stacks
             within = measured[index] <= float(priced.footprint.upper[place]) + stacks
             billed[index] = kind, value, bool(priced.fits[place]), within
     shown = sorted(billed)

@@ -118,7 +118,8 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
-        frozen_bits=4.5 if row.get("task", "") == "qlora" else 16.0,
+        compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
+        frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
         overlap="no gradient bucketing" not in notes,
@@ -167,6 +168,9 @@ def execution(row: Row) -> Execution:
 
 _FUSED_LOSS = ("composer",)
 """Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
+_EAGER_LOSS = re.compile(r"\btorchtitan \+ torchao 0\.(?:\d|10)\b")
+"""torchtitan of that time, which leaves the loss out of compilation (train.py: "compiling loss function causes CUDA
+errors, turning off for now"; since the spring of 2025 components/loss.py compiles it)."""
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
@@ -244,11 +248,17 @@ def _model(row: Row) -> Model:
 
 def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
     """The average size of a batch whose images' short sides are drawn from a range: of two of them the larger counts,
-    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32."""
+    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32. And the largest
+    size: detectors bound the long side at 5/3 of the longest short one, 1333 pixels for 800."""
     if "image_width" not in model.extra:
         return {}
     side = least + 2 / 3 * (most - least)
-    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+    return {"image": _padded(side), "image_width": _padded(side * 4 / 3), "largest_image": _padded(most),
+            "largest_image_width": _padded(most * 5 / 3)}  # fmt: skip
+
+
+def _padded(pixels: float) -> float:
+    return 32.0 * math.ceil(pixels / 32)
 
 
 def _as_long(model: Model, length: int | None) -> Model:
@@ -382,7 +392,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         if used != gpus:
             raise Refusal("impossible-plan")
     zero = integer(row, "zero_stage")
-    if zero is None and "distributed optimizer" in row.get("optimizer", ""):
+    if zero is None and _spreads_optimizer(row):
         zero = 1
     checkpointing = row.get("activation_checkpointing", "")
     return {
@@ -392,7 +402,15 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         "gradient_accumulation": integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": _virtual_stages(row),
+        "sequence_parallel": 0 if "flagscale" in row.get("framework", "").lower() else None,
     }
+
+
+def _spreads_optimizer(row: Row) -> bool:
+    """Whether a run's optimizer is distributed: it says so, or is MLPerf's of Stable Diffusion (NeMo's
+    distributed_fused_adam; mlcommons/training_results, stable_diffusion, main.py)."""
+    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
+    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
 
 
 def _virtual_stages(row: Row) -> int:

@@ -261,6 +261,7 @@ class Walk:
     def dropout(self) -> None:
         """Dropout with a byte mask, in training."""
         if self.numerics.training:
+            self.keep(self.elements / self.numerics.element)
             self.ops += layers.pointwise("dropout", self.numerics, self.elements, mask_bytes=1.0, backward=(1.0, 1.0))
 
     def loss(self, classes: int | None = None) -> None:
