@@ -70,6 +70,8 @@ class Framework:
     """How ranks share embedding tables. Row-wise each of them looks up a part of the vectors of all samples."""
     allocator: Literal["caching", "expandable", "planned"]
     """Whether memory is handed out block by block, which leaves gaps, in segments that grow, or planned ahead."""
+    memory_error: float
+    """Half the width of the range of what a run takes, as a share of the bill."""
     fp8_weight_bytes: float
     """Bytes of the FP8 copies of a weight of the layers, beside what is held."""
     fp8_inputs: bool

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.models import Sharded
 from tilecast.spec import Columns, Distinct, Floats, Plans, Rows, Workload, distinct
+
+Figure = Literal["allocated", "reserved", "device"]
 
 CONTEXT_BYTES = 0.8e9
 """Loaded kernels of cuBLAS, cuDNN and PyTorch, and their workspaces, without any communicator."""
@@ -48,9 +51,6 @@ come again (PyTorch, CUDA semantics: memory management; freed only when an alloc
 VARIED = 1.0
 """The same share where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to what the
 GPU has. Read off FlagPerf's detectors on 40 GB, which all but fill the GPU."""
-UNCERTAINTY = 0.05
-"""Relative error of the bytes that tensors take."""
-
 _MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of a weight's shape that an optimizer keeps, each in FP32 or, where weights are in 16 bit alone, in those."""
 
@@ -72,6 +72,8 @@ class Footprint:
     """Libraries and communicators, outside the allocator."""
     cached: Floats
     """What the allocator holds besides while the GPU has room: blocks that do not fit again, and workspaces."""
+    error: float
+    """Half the width of the range, as a share of the bill (`Framework.memory_error`)."""
 
     @property
     def allocated(self) -> Floats:
@@ -96,16 +98,22 @@ class Footprint:
     @property
     def lower(self) -> Floats:
         """The lower end of the range of what a run takes."""
-        return self.total - UNCERTAINTY * self.allocated
+        return self.total * (1.0 - self.error)
 
     @property
     def upper(self) -> Floats:
         """The upper end: no plan whose upper end fits needs its allocator to give anything back."""
-        return self.device + UNCERTAINTY * self.allocated
+        return self.device * (1.0 + self.error)
+
+    def spans(self, figure: Figure) -> tuple[Floats, Floats]:
+        """The range of one of the three figures, both ends (n,): from what the plan cannot do without to what an
+        allocator with room holds, each with the bill's error."""
+        least = {"allocated": self.allocated, "reserved": self.allocated + self.fragmentation, "device": self.total}
+        return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
         """One plan's bill, in bytes: the lines that sum to its total."""
-        names = (item.name for item in fields(self) if item.name != "cached")
+        names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
@@ -138,6 +146,7 @@ class Bills:
     evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
 
     training: bool
+    error: float
     cached_share: float
     plans: Plans
     state: Distinct
@@ -163,7 +172,7 @@ class Bills:
         states, micro = _states(workload, *at(state.first)), _micro(workload, *at(kept.first))
         share = VARIED if "largest_image" in workload.model.extra else CACHED
         cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
-        return cls(workload.training, cached, plans, state, states, kept, micro)
+        return cls(workload.training, framework.memory_error, cached, plans, state, states, kept, micro)
 
     def rows(self, rows: slice) -> Footprint:
         """The bills of these rows of the table."""
@@ -194,6 +203,7 @@ class Bills:
             FRAGMENTATION * dynamic,
             states.context,
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
+            self.error,
         )
 
 

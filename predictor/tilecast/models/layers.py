@@ -55,7 +55,8 @@ class Numerics:
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
-    """Bytes that an unfused softmax keeps of each score besides its output in the activation's type."""
+    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32, and
+    the product behind it reads a cast of that, or of what dropout made of it."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
@@ -87,7 +88,7 @@ class Numerics:
             frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=1.0 if keeps_fp8 else element,
             norm_extra=_norm_extra(workload, framework),
-            score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
+            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
             training=workload.training,
             accumulates=_accumulates(workload, vector),

@@ -96,7 +96,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
     if not gpu.supports(precision):
         raise Refusal("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or _model(row)
-    gpus = integer(row, "n_gpus")
+    gpus = _gpus(row)
     if not gpus:
         raise Refusal("no-gpus")
     stated = _plan(row, model, gpus)
@@ -129,6 +129,15 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
 """What is meant where a table does not state the variant."""
+
+
+def _gpus(row: Row) -> int | None:
+    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its files
+    say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
+    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    if not (gpus and micro and batch and framework(row) == "litgpt"):
+        return gpus
+    return min(gpus, max(1, batch // micro))
 
 
 def _batch_of(stated: Mapping[str, int | None]) -> int | None:
@@ -382,6 +391,8 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     degrees = {ours: integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
+    if framework(row) == "litgpt" and degrees["data"]:
+        degrees["data"] = min(degrees["data"], gpus)
     if models.spreads_rows(model):
         copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
         degrees["expert"] = 1 if copied else None
