@@ -63,6 +63,10 @@ class Framework:
     updates_in_backward: bool
     """Whether a job of one GPU without accumulation updates each weight as soon as its gradient is there, by an
     optimizer whose states are paged out to the host."""
+    casts_gradients: bool
+    """Whether the update reads an FP32 copy of each gradient in 16 bit, spread as the optimizer's states are."""
+    context_bytes: float
+    """What loaded libraries and their workspaces take outside the allocator, without any communicator."""
     table_gradients: Literal["rows", "whole"]
     """Whether the gradient of an embedding table that ranks share has the rows of the batch alone, or those of the
     table."""

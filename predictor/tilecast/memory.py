@@ -23,12 +23,10 @@ from tilecast import frameworks, models
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.models import Sharded
-from tilecast.spec import Columns, Distinct, Floats, Plans, Rows, Workload, distinct
+from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 
 Figure = Literal["allocated", "reserved", "device"]
 
-CONTEXT_BYTES = 0.8e9
-"""Loaded kernels of cuBLAS, cuDNN and PyTorch, and their workspaces, without any communicator."""
 PEER_BYTES = 0.06e9
 """NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB."""
 _MOST_PEERS = 7
@@ -127,12 +125,25 @@ def stack_bytes(gpu: Gpu) -> float:
     return THREAD_BYTES * _THREADS.get(gpu.compute_capability, 2048) * gpu.sm_count
 
 
-def context_bytes(plans: Plans) -> Floats:
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+"""Parallel dimensions with a communicator of their own."""
+
+
+def context_bytes(workload: Workload, plans: Plans) -> Floats:
     """Libraries and communicators of each plan, (n,)."""
-    degrees = (plans.data, plans.tensor, plans.pipeline, plans.context, plans.expert)
-    groups = np.sum([degree > 1 for degree in degrees], axis=0, dtype=float)
-    peers = np.clip(plans.expert - 1, 0, _MOST_PEERS)
-    return np.asarray(CONTEXT_BYTES + COMMUNICATOR_BYTES * groups + PEER_BYTES * peers)
+    groups = np.sum([getattr(plans, name) > 1 for name in _DEGREES], axis=0, dtype=float)
+    return _context(workload, groups, plans.expert)
+
+
+def shared_context_bytes(workload: Workload, plans: Plans) -> float:
+    """Libraries and communicators of a job whose layers follow any of these plans."""
+    groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
+    return float(_context(workload, np.array(float(groups)), plans.expert.max()))
+
+
+def _context(workload: Workload, groups: Floats, experts: Ints) -> Floats:
+    peers = np.clip(experts - 1, 0, _MOST_PEERS)
+    return np.asarray(frameworks.of(workload).context_bytes + COMMUNICATOR_BYTES * groups + PEER_BYTES * peers)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
@@ -244,19 +255,22 @@ class _Each:
     gradient: float
     master: float
     moment: float
+    update: float
+    """The copy of the gradient that the update reads, where it is another one."""
 
     @classmethod
     def of(cls, workload: Workload, framework: Framework) -> _Each:
         if not workload.is_mixed:
-            return cls(4.0, 0.0, 4.0, 0.0, 4.0)
+            return cls(4.0, 0.0, 4.0, 0.0, 4.0, 0.0)
         held = _HELD[framework.weights]
         widened = framework.gradients == "fp32" or (
             framework.gradients == "fp32-with-bf16" and workload.precision != "fp16"
         )
         gradient = 4.0 if widened else held
         copy = 0.0 if framework.weights in ("master", "pure") else 2.0
-        pure = framework.weights == "pure"
-        return cls(held, copy, gradient, 4.0 if framework.weights == "master" else 0.0, 2.0 if pure else 4.0)
+        master = 4.0 if framework.weights == "master" else 0.0
+        moment = 2.0 if framework.weights == "pure" else 4.0
+        return cls(held, copy, gradient, master, moment, 4.0 if framework.casts_gradients else 0.0)
 
 
 _HELD: Mapping[str, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
@@ -282,7 +296,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
         moments = _MOMENTS[workload.optimizer] * each.moment
-        optimizer = spread(1) * trainable * (each.master + moments) + tables * _MOMENTS[workload.optimizer] * 4.0
+        optimizer = spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
         if framework.optimizer == "foreach" and _MOMENTS[workload.optimizer] > 1:
             update = spread(1) * trainable * each.moment
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
@@ -300,7 +314,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _States(
         zero if offloads else held, gradients, optimizer, gathered, reduced, update,
-        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(plans),
+        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(workload, plans),
     )  # fmt: skip
 
 

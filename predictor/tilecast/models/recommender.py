@@ -4,8 +4,8 @@ Embedding tables are read row by row: per sample `lookups` rows of `width` numbe
 them unlike each other in a batch, which become one vector for each of `tables`. With `spread_tables` every rank holds a
 share of the tables and answers for the samples of all ranks (hybrid parallelism): keys go to the tables and vectors
 back in an all-to-all, gradients the same way, and only the rows that were read are updated. Where a framework shards
-tables by rows (`Framework.table_sharding`) each rank holds a part of the vectors of all ranks' samples. Otherwise tables are copied
-on every rank and have whole gradients.
+tables by rows (`Framework.table_sharding`) each rank holds a part of the vectors of all ranks' samples. Otherwise
+tables are copied on every rank and have whole gradients.
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4,
 low rank); Cheng et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639
@@ -57,8 +57,9 @@ def build(workload: Workload, shards: Shards) -> Graph:
     NETWORKS[workload.model.family].write(walk, extra)
     has_rows = bool(extra.get("spread_tables"))
     row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
-    asked = batch * (shards.expert if row_wise else 1.0)
-    walk.keep(asked * extra["tables"] * extra["width"])
+    # Row-wise a rank's part of the vectors, and the gradients that it scatters, are those of all ranks' samples.
+    others = 2.0 * (shards.expert - 1) if row_wise else 0.0
+    walk.keep(batch * (1.0 + others) * extra["tables"] * extra["width"])
     if walk.numerics.training:
         walk.ops += layers.pointwise("loss", walk.numerics, batch, kernels=4)
     weights = _table_weights(extra) / (shards.expert if has_rows else np.ones(len(shards)))
@@ -69,6 +70,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         walk.parameters + (0.0 if has_rows else 1.0) * weights,
         np.stack([walk.kept * np.ones(len(shards))] * 3),
         tuple(transfers),
+        working_bytes=walk.working * np.ones(len(shards)),
         table_parameters=weights if has_rows else np.zeros(1),
     )
     features = extra["lookups"] + extra.get("dense_features", 0.0)

@@ -258,6 +258,7 @@ class Walk:
         """A dense layer over all that is in hand of a sample."""
         inputs = self.channels * self.size[0] * self.size[1] * self.size[2]
         self.keep(self.elements)
+        self.differentiate(self.batch * (inputs + out))
         self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=bias)
         self.parameters += inputs * out + (out if bias else 0)
         self.channels, self.size = out, (1, 1, 1)
