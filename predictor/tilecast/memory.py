@@ -6,6 +6,8 @@ optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the w
 that are updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the
 graph (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
 
+Where images differ in size, a job is billed at its largest batch.
+
 Three figures are measured of a run, and the bill answers for each: what tensors take (`Footprint.allocated`, PyTorch's
 max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
@@ -28,7 +30,8 @@ from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload
 Figure = Literal["allocated", "reserved", "device"]
 
 PEER_BYTES = 0.06e9
-"""NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB."""
+"""NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB. Read off DLPerf's
+Wide & Deep on 2, 4 and 8 V100."""
 _MOST_PEERS = 7
 """Peers of a node; those of other nodes share the buffers of the network."""
 COMMUNICATOR_BYTES = 0.25e9
@@ -45,7 +48,8 @@ FRAGMENTATION = 0.02
 """Share of the dynamic bytes that a caching allocator cannot use, even after it gave its cache back."""
 CACHED = 0.2
 """Share of the dynamic bytes that a caching allocator holds besides while the GPU has room: blocks whose sizes do not
-come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails)."""
+come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails). Read off SimuMax's runs of
+Megatron-LM, whose logs tell both."""
 VARIED = 1.0
 """The same share where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to what the
 GPU has. Read off FlagPerf's detectors on 40 GB, which all but fill the GPU."""
@@ -224,7 +228,8 @@ def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Wor
     extra = workload.model.extra
     if "largest_image" not in extra:
         return workload, sharded
-    sizes = {"image": extra["largest_image"], "image_width": extra["largest_image_width"]}
+    height = extra["largest_image"]
+    sizes = {"image": height, "image_width": extra.get("largest_image_width", height)}
     largest = replace(workload, model=replace(workload.model, extra={**extra, **sizes}))
     return largest, models.shard(largest, plans)
 
@@ -296,7 +301,9 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
         gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
         moments = _MOMENTS[workload.optimizer] * each.moment
-        optimizer = spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
+        optimizer = (
+            spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
+        )
         if framework.optimizer == "foreach" and _MOMENTS[workload.optimizer] > 1:
             update = spread(1) * trainable * each.moment
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))

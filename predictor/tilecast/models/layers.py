@@ -55,8 +55,8 @@ class Numerics:
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
-    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32, and
-    the product behind it reads a cast of that, or of what dropout made of it."""
+    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
+    and the product behind it reads a cast of that, or of what dropout made of it."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
@@ -396,8 +396,8 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     Eager frameworks keep a normalised copy of the logits in FP32, and the logits where a model has `returned` them to
     the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
     logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
-    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. Of logits
-    in chunks the gradients of one chunk are there at a time.
+    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
+    Of logits in chunks the gradients of one chunk are there at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0

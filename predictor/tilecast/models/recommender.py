@@ -110,9 +110,7 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]
     return ops, transfers if extra.get("spread_tables") else []
 
 
-def _dense(
-    walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False, dropout: bool = False
-) -> None:
+def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False, dropout: bool = False) -> None:
     """Dense layers of `name`1, `name`2 … outputs with ReLU, the last without where it is the network's `output`, and
     with `dropout` behind each, which keeps what it read besides what the next layer reads."""
     number = 1

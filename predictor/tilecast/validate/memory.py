@@ -173,7 +173,10 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-_TITLES = f"{'bill / peak':<44} {'rows':>5} {'error':>7} {'median':>7} {'least':>6} {'most':>6} {'>10% low':>9} {'in range':>9}"
+_TITLES = (
+    f"{'bill / peak':<44} {'rows':>5} {'error':>7} {'median':>7} {'least':>6} {'most':>6} {'>10% low':>9} "
+    f"{'in range':>9}"
+)
 
 
 def _line(name: str, ratio: Floats, inside: Floats, mask: np.typing.NDArray[np.bool_]) -> str:

@@ -132,8 +132,8 @@ ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v1
 
 
 def _gpus(row: Row) -> int | None:
-    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its files
-    say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
+    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its
+    files say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
     gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
     if not (gpus and micro and batch and framework(row) == "litgpt"):
         return gpus

@@ -98,7 +98,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     where the model has some.
 
     `Model.extra` holds `image`, the height of an image in pixels (and its width, unless `image_width`), `image_depth`
-    for volumes, `image_channels` (3) and what the family needs.
+    for volumes, `image_channels` (3) and what the family needs; where images differ in size, `largest_image` and
+    `largest_image_width`, which the memory bill reads.
     """
     extra = workload.model.extra
     image = int(extra["image"])
