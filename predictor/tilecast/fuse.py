@@ -42,6 +42,8 @@ def passes(workload: Workload) -> frozenset[PassName]:
     and of the attention and the optimizer that it chose."""
     cells = frameworks.of(workload)
     chosen = set(_OF_EXECUTION[workload.execution] | cells.fuses)
+    if not workload.compiled_loss:
+        chosen.discard("loss")
     if workload.fused_kernels:
         chosen |= _HAND_WRITTEN
     can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and cells.attention != "eager"

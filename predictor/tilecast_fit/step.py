@@ -136,9 +136,7 @@ class Sample:
         for row in sorted(rows, key=lambda row: zlib.crc32(row["id"].encode())):
             of_source[residuals.source_of(row)].append(row)
         rows = [
-            row
-            for members in of_source.values()
-            for row in members[: MORE_ROWS.get(members[0][_TABLE], MOST_ROWS)]
+            row for members in of_source.values() for row in members[: MORE_ROWS.get(members[0][_TABLE], MOST_ROWS)]
         ]
         groups, _ = runs.prepare(rows, graphs)
         order = [member.index for group in groups for member in group.members]

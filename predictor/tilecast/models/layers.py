@@ -48,12 +48,17 @@ class Numerics:
     """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
     loss: Loss
     """What the cross-entropy keeps: `logit_bytes`."""
+    loss_chunks: float
+    """Into how many chunks the loss cuts the logits."""
     product_input: float
     """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    frozen_input: float
+    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
-    """Bytes that an unfused softmax keeps of each score besides its output in the activation's type."""
+    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
+    and the product behind it reads a cast of that, or of what dropout made of it."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
@@ -75,6 +80,7 @@ class Numerics:
         element = 4.0 if vector == "fp32" else 2.0
         # Kernels of one's own are Transformer Engine's, where the job is in FP8.
         keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
@@ -87,9 +93,11 @@ class Numerics:
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
+            loss_chunks=framework.loss_chunks,
+            frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=1.0 if keeps_fp8 else element,
             norm_extra=_norm_extra(workload, framework),
-            score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
+            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
             training=workload.training,
             accumulates=_accumulates(workload, vector),
@@ -321,7 +329,10 @@ def _as_chain(
     chain = CHAINS[kind]
     inside = replace(numerics, vector="fp32", element=4.0) if chain.wide else numerics
     ops = []
-    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (("forward", chain.forward), ("backward", chain.backward))
+    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (
+        ("forward", chain.forward),
+        ("backward", chain.backward),
+    )
     for phase, (reads, writes, kernels) in passes:
         if phase == "forward" or numerics.training:
             label = name if phase == "forward" else f"{name}.gradient"
@@ -415,7 +426,9 @@ def attention(
         casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
         ops += _selective(casts)
     if dropout and numerics.training:
-        ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"))
+        ops += _selective(
+            pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        )
     ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
         gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=seq_kv, backward=1.0)
@@ -460,14 +473,15 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
     logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
     (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
+    Of logits in chunks the gradients of one chunk are there at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
     if numerics.loss == "fused":
-        return numerics.element, numerics.element
+        return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
-    return (numerics.element if returned else 0.0) + 4.0, 8.0
+    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:

@@ -96,7 +96,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
     if not gpu.supports(precision):
         raise Refusal("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or _model(row)
-    gpus = integer(row, "n_gpus")
+    gpus = _gpus(row)
     if not gpus:
         raise Refusal("no-gpus")
     stated = _plan(row, model, gpus)
@@ -118,7 +118,8 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
-        frozen_bits=4.5 if row.get("task", "") == "qlora" else 16.0,
+        compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
+        frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
         overlap="no gradient bucketing" not in notes,
@@ -128,6 +129,15 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
 """What is meant where a table does not state the variant."""
+
+
+def _gpus(row: Row) -> int | None:
+    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its
+    files say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
+    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    if not (gpus and micro and batch and framework(row) == "litgpt"):
+        return gpus
+    return min(gpus, max(1, batch // micro))
 
 
 def _batch_of(stated: Mapping[str, int | None]) -> int | None:
@@ -172,6 +182,9 @@ _BY_XLA = ("tensorflow", "jax")
 
 _FUSED_LOSS = ("composer",)
 """Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
+_EAGER_LOSS = re.compile(r"\btorchtitan \+ torchao 0\.(?:\d|10)\b")
+"""torchtitan of that time, which leaves the loss out of compilation (train.py: "compiling loss function causes CUDA
+errors, turning off for now"; since the spring of 2025 components/loss.py compiles it)."""
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
@@ -182,8 +195,8 @@ _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
 _CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
 _USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
 """Frameworks in which images of 16 bits are channels last: TensorFlow's layout optimizer puts them so, the scripts of
-MXNet, of OneFlow (OneFlow-Benchmark: channel_last), of MLPerf and of NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) ask for it. PyTorch keeps what it is
-given, and is commonly given NCHW."""
+MXNet, of OneFlow (OneFlow-Benchmark: channel_last), of MLPerf and of NVIDIA's classifiers in PyTorch
+(ConvNets/configs.yml) ask for it. PyTorch keeps what it is given, and is commonly given NCHW."""
 
 
 def _memory_format(row: Row) -> MemoryFormat:
@@ -225,7 +238,8 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("deepspeed", "deepspeed"), ("automodel", "fsdp2"), ("fsdp2", "fsdp2"), ("megatron-bridge", "nemo"),
     ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"), ("nanotron", "megatron"),
     ("hf trainer", "huggingface"), ("llama-factory", "huggingface"), ("fsdp", "fsdp2"), ("lightning", "lightning"),
-    ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"), ("mxnet", "mxnet"),
+    ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
+    ("mxnet", "mxnet"),
     ("eager", None), ("pytorch", "ddp"),
 )  # fmt: skip
 """First match of a published word, and what it means; what is measured in one process has no framework."""
@@ -260,12 +274,18 @@ def _model(row: Row) -> Model:
 def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
     """The size of the largest of `drawn` images, for which all ranks wait: short sides are drawn from a range, the long
     side is 4/3 of it, or 3/2 where there are many (COCO's images are 640 x 480 and 640 x 427), and both are padded to
-    multiples of 32."""
+    multiples of 32. And the largest size: detectors bound the long side at 5/3 of the longest short one, 1333 pixels
+    for 800."""
     if "image_width" not in model.extra:
         return {}
     side = least + drawn / (drawn + 1) * (most - least)
     ratio = 4 / 3 if drawn < _MANY else 3 / 2
-    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * ratio / 32)}
+    return {"image": _padded(side), "image_width": _padded(side * ratio), "largest_image": _padded(most),
+            "largest_image_width": _padded(most * 5 / 3)}  # fmt: skip
+
+
+def _padded(pixels: float) -> float:
+    return 32.0 * math.ceil(pixels / 32)
 
 
 _MANY = 8
@@ -395,6 +415,8 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     degrees = {ours: integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
+    if framework(row) == "litgpt" and degrees["data"]:
+        degrees["data"] = min(degrees["data"], gpus)
     if models.spreads_rows(model):
         copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
         degrees["expert"] = 1 if copied else None
@@ -405,7 +427,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         if used != gpus:
             raise Refusal("impossible-plan")
     zero = integer(row, "zero_stage")
-    if zero is None and "distributed optimizer" in row.get("optimizer", ""):
+    if zero is None and _spreads_optimizer(row):
         zero = 1
     checkpointing = row.get("activation_checkpointing", "")
     return {
@@ -415,7 +437,15 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         "gradient_accumulation": integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": _virtual_stages(row, model, degrees["pipeline"] or 1),
+        "sequence_parallel": 0 if "flagscale" in row.get("framework", "").lower() else None,
     }
+
+
+def _spreads_optimizer(row: Row) -> bool:
+    """Whether a run's optimizer is distributed: it says so, or is MLPerf's of Stable Diffusion (NeMo's
+    distributed_fused_adam; mlcommons/training_results, stable_diffusion, main.py)."""
+    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
+    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
 
 
 _CHUNK = 2

@@ -39,6 +39,10 @@ class Walk:
     workspace: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the input and the output of the largest convolution, (S,): cuDNN lays both out anew for the matrix
     units."""
+    peak: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes alive in the backward pass at its fullest, (S,): of some operator what was kept up to it, the gradients of
+    what it reads and writes, and the workspace of a convolution, which PyTorch's allocator hands out too (ATen,
+    native/cudnn/ConvShared.cpp)."""
     held: bool = False
     """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
@@ -66,6 +70,16 @@ class Walk:
         """Tensors of so many elements stay alive until the backward pass."""
         if self.numerics.training:
             self.kept = self.kept + elements * self.numerics.element
+
+    def differentiate(self, elements: Floats) -> None:
+        """Gradients of so many elements are alive while an operator, the last to keep something, runs backward."""
+        if self.numerics.training:
+            self.peak = np.maximum(self.peak, self.kept + elements * self.numerics.element)
+
+    @property
+    def working(self) -> Floats:
+        """What the backward pass needs at its fullest beside all that is kept, in bytes, (S,)."""
+        return np.maximum(self.peak - self.kept, 0.0)
 
     def again(self, shape: tuple[int, Size]) -> None:
         """Returns to an earlier tensor that another branch has read, and so keeps."""
@@ -113,6 +127,7 @@ class Walk:
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self._read()
         self.normed = False
+        self.differentiate(2 * self.batch * pixels)
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.reached = out, size, True
@@ -253,6 +268,7 @@ class Walk:
         """A dense layer over all that is in hand of a sample."""
         inputs = self.channels * self.size[0] * self.size[1] * self.size[2]
         self.keep(self.elements)
+        self.differentiate(self.batch * (inputs + out))
         self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=bias)
         self.parameters += inputs * out + (out if bias else 0)
         self.channels, self.size = out, (1, 1, 1)
@@ -271,6 +287,7 @@ class Walk:
     def dropout(self) -> None:
         """Dropout with a byte mask, in training."""
         if self.numerics.training:
+            self.keep(self.elements / self.numerics.element)
             self.ops += layers.pointwise("dropout", self.numerics, self.elements, mask_bytes=1.0, backward=(1.0, 1.0))
 
     def loss(self, classes: int | None = None) -> None:
