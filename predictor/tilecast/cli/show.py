@@ -164,7 +164,7 @@ def _pool_row(item: FoundPool) -> Row:
     price = "unknown" if pool.price_per_gpu_hour is None else f"{pool.price_per_gpu_hour:g} {pool.currency}"
     shape = f"{pool.max_nodes}x{pool.gpus_per_node}"
     layer = item.facts.get("gpu", ("", ""))[1]
-    told = (pool.name, pool.gpu.name, shape, pool.intra.name, pool.inter.name, price, layer, "")
+    told = (pool.name, pool.gpu.name, shape, pool.intra.name, pool.inter.name, price, layer, "; ".join(item.remarks))
     return dict(zip(_POOL, told, strict=True))
 
 
@@ -179,6 +179,8 @@ def _pool(options: argparse.Namespace) -> Row:
                 "most nodes": pool.max_nodes,
                 "GPUs": item.gpus_total,
                 "allocatable": item.gpus_allocatable,
+                "usable now": item.nodes - item.unusable,
+                "remarks": list(item.remarks),
                 "node type": pool.node_type,
                 "facts": {name: value for name, (value, _) in item.facts.items()},
                 "known by": {name: layer for name, (_, layer) in item.facts.items()},

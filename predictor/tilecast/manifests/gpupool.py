@@ -476,14 +476,15 @@ def _links(
         layers["nvlinkDomain"] = (str(intra.domain), word)
     elif layer and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
         layers["nvlinkDomain"] = (str(intra.domain), layer)
-    if wanted.inter_node and kind and kind.inter.name == wanted.inter_node:
-        inter, layer = kind.inter, word
+    typed = kind.inter if kind else None
+    if wanted.inter_node and typed and typed.name == wanted.inter_node:
+        inter, layer = typed, word
     elif wanted.inter_node:
         inter, layer = _link(wanted.inter_node, "spec.links.interNode", per_node=True), word
     elif found:
         inter, layer = found.inter, ""
-    elif kind:
-        inter, layer = kind.inter, "instance type"
+    elif typed:
+        inter, layer = typed, "instance type"
     else:
         inter, layer = default_network(gpu, gpus_per_node), "default"
     if layer:
