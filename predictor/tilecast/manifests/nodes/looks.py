@@ -98,7 +98,7 @@ def look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[s
     if counted is None:
         return Problem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
     gpus, usable, count_layer = counted
-    physical = _physical(item, kind)
+    physical = _labelled(item) or (None if kind is None else kind.gpus)
     if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
         told = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
         return Problem("SharedGpu", told, _UNSHARE)
@@ -222,10 +222,10 @@ def _counted(
     return total, total if item.gpus is None else 0, layer
 
 
-def _physical(item: Node, kind: NodeType | None) -> int | None:
-    """GPUs that the node is made of, by labels or instance type; None where neither says."""
+def _labelled(item: Node) -> int | None:
+    """GPUs that the node is made of, by its labels; None where they do not say."""
     told = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
-    return next((number for number in told if number), None if kind is None else kind.gpus)
+    return next((number for number in told if number), None)
 
 
 def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
@@ -236,4 +236,4 @@ def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Li
     told = next(((layer, rate) for layer, rate in rates if rate), None)
     if told is not None:
         return ethernet(told[1] / 1000), told[0].name
-    return default_network(gpu, gpus), "default"
+    return default_network(gpu, _labelled(item) or gpus), "default"
