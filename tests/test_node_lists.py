@@ -260,7 +260,7 @@ CASES: dict[str, Case] = {
     "mig-on-some-gpus": Case(
         times(1, H100 | {"nvidia.com/mig.strategy": "mixed"}, {GPU: 4, "nvidia.com/mig-1g.10gb": 28}),
         {"h100-sxm": ("h100-sxm", 1, 4, "infiniband-ndr-8x400")},
-        remarks=("1 of 1 nodes (n0) is cut in part (28 x 1g.10gb): only whole GPUs are counted",),
+        remarks=("its only node (n0) is cut in part (28 x 1g.10gb): only whole GPUs are counted",),
     ),
     "gaudi": Case(times(1, {TYPE: "dl1.24xlarge"}, {"habana.ai/gaudi": 8}), left_out=("UnknownAccelerator",)),
     "ascend": Case(times(1, {}, {"huawei.com/Ascend910": 8}), left_out=("UnknownAccelerator",)),
@@ -271,7 +271,7 @@ CASES: dict[str, Case] = {
     "no-device-plugin": Case(
         times(2, {TYPE: "p5.48xlarge"}, {}),
         {"h100-sxm": ("h100-sxm", 2, 8, "efa-3200")},
-        remarks=("2 of 2 nodes (n0, n1) are without nvidia.com/gpu, as no device plugin runs there; counted by the ",),
+        remarks=("all 2 nodes (n0, n1) are without nvidia.com/gpu, as no device plugin runs there; counted by the ",),
     ),
     "no-healthy-gpu": Case(
         [listed("n0", H100, {GPU: 8}), listed("n1", H100, {GPU: 0})],
@@ -347,6 +347,19 @@ def test_what_a_cluster_has_does_not_change_with_the_hour(case: Case) -> None:
     assert all(few.pool.max_gpus <= many.pool.max_gpus for few, many in zip(now.found, had.found, strict=True))
 
 
+def test_a_machine_with_gpus_as_an_extra_costs_both() -> None:
+    (found,) = nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).found
+    assert found.pool.price_per_gpu_hour == pytest.approx((0.379998 + 2 * 0.35) / 2)
+    document = nodes.discovered(found)
+    assert document is not None
+    assert (
+        nodes.pools([], [document]).pools
+        == nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).pools
+    )
+    (unpriced,) = nodes.pools(times(1, gke("nvidia-tesla-t4", "n1-custom-6-23040", 1), {GPU: 1})).found
+    assert unpriced.pool.price_per_gpu_hour is None
+
+
 def test_every_left_out_node_has_a_reason_and_a_remedy() -> None:
     for case in CASES.values():
         for item in nodes.pools(case.nodes, now=True).left_out:
@@ -355,7 +368,7 @@ def test_every_left_out_node_has_a_reason_and_a_remedy() -> None:
 
 def test_nothing_usable_is_one_line_that_says_why() -> None:
     gone = times(2, H100, {GPU: 8}, cordoned=True)
-    with pytest.raises(SpecError, match=r"no usable GPU: pool h100-sxm: 2 of 2 nodes \(n0, n1\) are cordoned"):
+    with pytest.raises(SpecError, match=r"no usable GPU: pool h100-sxm: all 2 nodes \(n0, n1\) are cordoned"):
         nodes.pools(gone, now=True).require()
     assert nodes.pools(gone).require()[0].max_nodes == 2
 

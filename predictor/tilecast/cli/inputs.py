@@ -214,7 +214,8 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
     if table is not None:
         report = report.calibrated(table)
     for item in report.left_out:
-        print(f"tilecast: left out {len(item.nodes)} nodes: {item.message}; {item.remedy}", file=sys.stderr)
+        amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
+        print(f"tilecast: left out {amount}: {item.message}; {item.remedy}", file=sys.stderr)
     return report.require()
 
 
@@ -257,10 +258,11 @@ def _told_shape(pool: Pool) -> str:
     """The nodes of a pool and what joins them."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
-    inside = f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"
+    inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
     between = [] if wide >= pool.max_gpus else [f"{pool.inter.name} between"]
     typed = [f"as {pool.node_type}"] if pool.node_type else []
-    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", inside, *between, *typed])
+    reached = [] if pool.gpu.mig else [*inside, *between]
+    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
 
 
 def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:

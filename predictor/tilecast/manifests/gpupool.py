@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
 from tilecast.manifests.calibration import PoolCalibration, PoolError
 from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
-from tilecast.manifests.instances import NodeType, default_network, network, node_types
+from tilecast.manifests.instances import NodeType, default_network, network, node_types, with_gpus
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
 from tilecast.spec import SpecError
 
@@ -403,6 +403,7 @@ def override(
     max_nodes = spec.max_nodes if spec.max_nodes is not None else (found.max_nodes if found else None)
     if max_nodes is None:
         raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
+    kind = kind or with_gpus(spec.node_type or "", gpu, gpus_per_node)
     intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers, layer)
     price, currency = _price(spec, gpu, kind, found, spot, layers, layer)
     node_type = spec.node_type or (found.node_type if found else "")

@@ -63,6 +63,16 @@ def _network(row: Mapping[str, Any]) -> Link | None:
     return ethernet(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
 
 
+def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
+    """The type of a machine that has GPUs as an extra (Google's N1): its price is the machine's and theirs; None where
+    either is not known."""
+    for table in _tables().values():
+        machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
+        if machine is not None and extra is not None:
+            return NodeType(name, gpu.name, gpus, None, machine + extra * gpus, table["currency"])
+    return None
+
+
 def usual_type(gpu: Gpu) -> NodeType | None:
     """The instance type that stands for a GPU of which nothing but the name is known: one with as many GPUs as the
     maker's own system, or as many of them as there is, first one with a price; None where nobody rents the GPU."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice
 from tilecast.manifests import gpupool
 from tilecast.manifests.door import shown
-from tilecast.manifests.instances import NodeType, default_network, ethernet, node_types
+from tilecast.manifests.instances import NodeType, default_network, ethernet, node_types, with_gpus
 from tilecast.manifests.nodes.labels import Layer, count, labels
 from tilecast.manifests.nodes.objects import Node, profile_of
 from tilecast.spec import SpecError
@@ -98,6 +98,7 @@ def look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[s
     if counted is None:
         return Problem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
     gpus, usable, count_layer = counted
+    kind = kind or with_gpus(item.node_type, gpu, gpus)
     physical = _labelled(item) or (None if kind is None else kind.gpus)
     if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
         told = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"

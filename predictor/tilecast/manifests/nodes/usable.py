@@ -64,7 +64,13 @@ def _of(names: Sequence[str], members: Sequence[Node]) -> str:
     """How many nodes, and their names."""
     told = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
-    return f"{len(names)} of {len(members)} nodes ({told}{more}) {_verb(len(names))}"
+    return f"{_share(len(names), len(members))} ({told}{more}) {_verb(len(names))}"
+
+
+def _share(amount: int, total: int) -> str:
+    if amount < total:
+        return f"{amount} of {total} nodes"
+    return "its only node" if total == 1 else f"all {total} nodes"
 
 
 def _verb(amount: int) -> str:
@@ -104,6 +110,6 @@ def _tainted(members: Sequence[Node]) -> list[str]:
     told = []
     for (key, value, effect), amount in sorted(found.items()):
         text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
-        which = "all nodes are" if amount == len(members) else f"{amount} of {len(members)} nodes {_verb(amount)}"
+        which = "all nodes are" if amount == len(members) else f"{_share(amount, len(members))} {_verb(amount)}"
         told.append(f"{which} tainted {text}, which a job has to tolerate")
     return told
