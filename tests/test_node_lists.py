@@ -251,6 +251,12 @@ CASES: dict[str, Case] = {
         times(1, H100 | {"nvidia.com/mig.strategy": "mixed"}, {"nvidia.com/mig-1g.10gb.me": 8, GPU: 0}),
         {"h100-sxm-mig-1g.10gb": ("h100-sxm-mig-1g.10gb", 1, 8, "ethernet-25")},
     ),
+    "mig-without-facts": Case(
+        times(1, gfd("NVIDIA-B200-MIG-1g.23gb", 56, "23552"), {GPU: 56}), left_out=("UnknownAccelerator",)
+    ),
+    "mig-resource-without-facts": Case(
+        times(1, gfd("NVIDIA-B200", 8, "183359"), {"nvidia.com/mig-1g.23gb": 56}), left_out=("MigPartitioned",)
+    ),
     "mig-mixed": Case(
         times(
             1, H100 | {"nvidia.com/mig.strategy": "mixed"}, {"nvidia.com/mig-1g.10gb": 14, "nvidia.com/mig-3g.40gb": 8}
@@ -271,7 +277,9 @@ CASES: dict[str, Case] = {
     "no-device-plugin": Case(
         times(2, {TYPE: "p5.48xlarge"}, {}),
         {"h100-sxm": ("h100-sxm", 2, 8, "efa-3200")},
-        remarks=("all 2 nodes (n0, n1) are without nvidia.com/gpu, as no device plugin runs there; counted by the ",),
+        remarks=(
+            "all 2 nodes (n0, n1) are without nvidia.com/gpu: no device plugin offers it; counted by instance type",
+        ),
     ),
     "no-healthy-gpu": Case(
         [listed("n0", H100, {GPU: 8}), listed("n1", H100, {GPU: 0})],

@@ -149,11 +149,15 @@ def _pools(options: argparse.Namespace) -> list[Row]:
     report = _report(options)
     rows = [_pool_row(item) for item in report.found]
     for item in report.left_out:
-        why = f"{len(item.nodes)} nodes not priced ({item.code}): {item.message}; {item.remedy}"
+        why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
         rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": why})
     if report.other_nodes:
-        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": f"{report.other_nodes} nodes without a GPU"})
+        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
     return rows
+
+
+def _amount(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 _POOL = ("POOL", "GPU", "NODES", "INTRA", "INTER", "PRICE", "GPU KNOWN BY", "WHY")

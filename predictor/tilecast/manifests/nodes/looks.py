@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilecast.hardware import Gpu, Link, find_gpu, find_slice
+from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
 from tilecast.manifests import gpupool
 from tilecast.manifests.door import shown
 from tilecast.manifests.instances import NodeType, default_network, ethernet, node_types, with_gpus
@@ -93,7 +93,8 @@ def look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[s
         try:
             gpu = find_slice(gpu, profile)
         except SpecError as error:
-            return Problem("MigPartitioned", error.problem, error.remedy)
+            remedy = error.remedy if mig_profiles(gpu) else "disable MIG on the nodes meant for training"
+            return Problem("MigPartitioned", error.problem, remedy)
     counted = _counted(item, spec, kind, gpu, len(whole))
     if counted is None:
         return Problem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)

@@ -99,7 +99,7 @@ def node(document: Mapping[str, Any]) -> Node:
         gpus=count(capacity.get(table.gpu_resource)),
         allocatable=count(allocatable.get(table.gpu_resource)) or 0,
         other_devices=tuple(sorted([*mig, *filter(table.is_other_gpu, present)])),
-        slices=_slices([resource for resource in mig if resource not in shared], capacity, allocatable),
+        slices=_slices([item for item in mig if item not in shared and _PROFILE.search(item)], capacity, allocatable),
         shared=tuple(sorted(shared)),
         has_capacity=bool(capacity),
         away=_away(spec, conditions if isinstance(conditions, list) else (), taints),
@@ -163,7 +163,7 @@ def _slices(
 
 
 def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:
-    if spec.get("unschedulable"):
+    if spec.get("unschedulable") in (True, "true"):
         return "cordoned"
     ready = [item for item in conditions if isinstance(item, Mapping) and item.get("type") == "Ready"]
     if not all(item.get("status") == "True" for item in ready):

@@ -88,7 +88,7 @@ def _unplugged(members: Sequence[Node], looks: Sequence[Look]) -> list[str]:
     if not names:
         return []
     layer = next(found.count_layer for found in looks)
-    return [f"{_of(names, members)} without {resource}, as no device plugin runs there; counted by the {layer}"]
+    return [f"{_of(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
 
 
 def _also_cut(members: Sequence[Node]) -> list[str]:
