@@ -368,6 +368,22 @@ def test_a_machine_with_gpus_as_an_extra_costs_both() -> None:
     assert unpriced.pool.price_per_gpu_hour is None
 
 
+def test_whole_gpus_are_not_selected_with_shared_ones() -> None:
+    whole = times(2, gke("nvidia-l4", "g2-standard-48", 4), {GPU: 4})
+    shared = [
+        listed(
+            f"s{index}",
+            gke("nvidia-l4", "g2-standard-48", 4, gke_gpu_sharing_strategy="mps", gke_nodepool="s"),
+            {GPU: 8},
+        )
+        for index in range(2)
+    ]
+    (found,) = nodes.pools([*whole, *shared]).found
+    assert found.pool.node_selector == {"cloud.google.com/gke-nodepool": "gpus"}
+    (alone,) = nodes.pools(whole).found
+    assert alone.pool.node_selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+
+
 def test_every_left_out_node_has_a_reason_and_a_remedy() -> None:
     for case in CASES.values():
         for item in nodes.pools(case.nodes, now=True).left_out:
@@ -440,10 +456,10 @@ def test_the_first_screen_says_which_nodes_do_not_count(tmp_path: Path, capsys: 
     ("gpus", "told"),
     [
         ("a100-40:16", "a100-40 2 nodes of 8, nvlink3 inside, efa-400 between, as p4d.24xlarge"),
-        ("gb200:72", "gb200 18 nodes of 4, nvlink5-nvl72 over 72 GPUs, as gb200-4x"),
+        ("gb200:72", "gb200 18 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-ndr-4x400 beyond, as gb200-4x"),
         (
             "gb300:144",
-            "gb300 36 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-xdr-4x800 between, as BM.GPU.GB300.4",
+            "gb300 36 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-xdr-4x800 beyond, as BM.GPU.GB300.4",
         ),
         ("h100-sxm:4", "h100-sxm 1 node of 4, nvlink4 inside, as p5.48xlarge"),
         ("rtx-4090:16", "rtx-4090 2 nodes of 8, pcie4 inside, ethernet-25 between"),
@@ -454,6 +470,11 @@ def test_the_first_screen_says_what_a_bare_count_assumes(
 ) -> None:
     out, _ = run(capsys, "advise", "gpt2", "--seq", "1024", "--batch", "144", "--gpus", gpus)
     assert f"Assumed of --gpus: {told}. Give --nodes FILE for nodes of your own." in " ".join(out.split())
+
+
+def test_the_assumption_is_told_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", "llama-3-70b", "--seq", "4096", "--batch", "16", "--gpus", "l40:8"]) == 3
+    assert "Assumed of --gpus: l40 1 node of 8" in capsys.readouterr().out
 
 
 def test_prices_and_networks_of_instance_types_have_sources_and_dates() -> None:

@@ -259,7 +259,7 @@ def _told_shape(pool: Pool) -> str:
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
     inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
-    between = [] if wide >= pool.max_gpus else [f"{pool.inter.name} between"]
+    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * (pool.max_nodes > 1)
     typed = [f"as {pool.node_type}"] if pool.node_type else []
     reached = [] if pool.gpu.mig else [*inside, *between]
     return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])

@@ -124,6 +124,7 @@ class Labels(_Data):
     nvlink_clique: str
     other_gpu_resources: tuple[str, ...]
     present: tuple[Mark, ...]
+    node_pool: tuple[str, ...]
     layer: tuple[Layer, ...]
     partitioned: tuple[Partitioned, ...]
     spot: tuple[Mark, ...]

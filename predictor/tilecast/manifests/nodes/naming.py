@@ -33,22 +33,29 @@ def names(found: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
 def selectors(
     nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """For each group its old labels while they select all of its nodes and no other; then the fewest labels that do;
-    otherwise every label of the candidates that its nodes share."""
+    """For each group its old labels while they select all of its nodes and no other; then the fewest labels that do,
+    of those that say what nodes are, then also by what their node pool is called; otherwise every label of the first
+    that its nodes share."""
     table = labels()
     keys = [layer.product for layer in table.layer] + list(table.instance_type)
     keys += [key for layer in table.layer for key in (layer.count, layer.memory_mib) if key]
     keys += [mark.label for mark in table.spot]
+    telling = len(keys)
+    keys += table.node_pool
     values = [tuple(item.labels.get(key) for key in keys) for item in nodes]
     home = {index: position for position, group in enumerate(groups) for index in group}
     kinds: dict[tuple[tuple[str | None, ...], int], None] = {
         (value, home.get(index, -1)): None for index, value in enumerate(values)
     }
-    return [_selector(keys, kinds, position, old[position]) for position in range(len(groups))]
+    return [_selector(keys, telling, kinds, position, old[position]) for position in range(len(groups))]
 
 
 def _selector(
-    keys: Sequence[str], kinds: Iterable[tuple[tuple[str | None, ...], int]], position: int, old: Mapping[str, str]
+    keys: Sequence[str],
+    telling: int,
+    kinds: Iterable[tuple[tuple[str | None, ...], int]],
+    position: int,
+    old: Mapping[str, str],
 ) -> dict[str, str]:
     own = [value for value, owner in kinds if owner == position]
     others = [value for value, owner in kinds if owner != position]
@@ -58,8 +65,10 @@ def _selector(
         if chosen and chosen.count(position) == len(own) == len(chosen):
             return dict(old)
     shared = [slot for slot, text in enumerate(own[0]) if text and all(value[slot] == text for value in own)]
-    for size in range(1, min(len(shared), 3) + 1):
-        for slots in combinations(shared, size):
-            if not any(all(value[slot] == own[0][slot] for slot in slots) for value in others):
-                return {keys[slot]: str(own[0][slot]) for slot in slots}
-    return {keys[slot]: str(own[0][slot]) for slot in shared}
+    first = [slot for slot in shared if slot < telling]
+    for candidates in (first, shared):
+        for size in range(1, min(len(candidates), 3) + 1):
+            for slots in combinations(candidates, size):
+                if not any(all(value[slot] == own[0][slot] for slot in slots) for value in others):
+                    return {keys[slot]: str(own[0][slot]) for slot in slots}
+    return {keys[slot]: str(own[0][slot]) for slot in first}
