@@ -187,7 +187,7 @@ CASES: dict[str, Case] = {
         times(1, {TYPE: "Standard_NX1_v9", "kubernetes.azure.com/accelerator": "nvidia"}, {GPU: 1}),
         left_out=("UnknownAccelerator",),
     ),
-    "oke": Case(times(2, {TYPE: "BM.GPU.H100.8"}, {GPU: 8}), {"h100-sxm": ("h100-sxm", 2, 8, "roce-3200")}),
+    "oke": Case(times(2, {TYPE: "bm.gpu.h100.8"}, {GPU: 8}), {"h100-sxm": ("h100-sxm", 2, 8, "roce-3200")}),
     "oke-a10": Case(times(1, {TYPE: "VM.GPU.A10.2"}, {GPU: 2}), {"a10": ("a10", 1, 2, "ethernet-25")}),
     "oke-amd": Case(times(1, {TYPE: "BM.GPU.MI300X.8"}, {"amd.com/gpu": 8}), left_out=("UnknownAccelerator",)),
     "nebius": Case(
@@ -422,6 +422,17 @@ def test_a_cordoned_node_leaves_its_nvlink_domain() -> None:
     for row in rows[:12]:
         row["spec"]["unschedulable"] = True
     assert nodes.pools(rows, now=True).found[0].pool.domain == 36
+
+
+def test_an_ultraserver_is_a_domain_of_its_own() -> None:
+    rows = [
+        listed(
+            f"n{index}", {TYPE: "p6e-gb200.36xlarge", "topology.k8s.aws/ultraserver-id": f"us-{index // 9}"}, {GPU: 4}
+        )
+        for index in range(18)
+    ]
+    (found,) = nodes.pools(rows, now=True).found
+    assert found.facts["nvlinkDomain"] == ("36", "topology.k8s.aws/ultraserver-id")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
 from tilecast.manifests.calibration import PoolCalibration, PoolError
 from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
-from tilecast.manifests.instances import NodeType, default_network, network, node_types, with_gpus
+from tilecast.manifests.instances import NodeType, default_network, find_type, network, with_gpus
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
 from tilecast.spec import SpecError
 
@@ -430,7 +430,7 @@ def override(
 
 
 def _node_type(spec: GPUPoolSpec) -> NodeType | None:
-    return node_types().get(spec.node_type) if spec.node_type else None
+    return find_type(spec.node_type) if spec.node_type else None
 
 
 def _slice(gpu: Gpu, profile: str) -> Gpu:

@@ -63,6 +63,16 @@ def _network(row: Mapping[str, Any]) -> Link | None:
     return ethernet(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
 
 
+def find_type(name: str) -> NodeType | None:
+    """The instance type of that name, in whatever case a cluster writes it; None where no file has it."""
+    return node_types().get(name) or _folded().get(name.casefold())
+
+
+@cache
+def _folded() -> Mapping[str, NodeType]:
+    return {name.casefold(): kind for name, kind in node_types().items()}
+
+
 def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
     """The type of a machine that has GPUs as an extra (Google's N1): its price is the machine's and theirs; None where
     either is not known."""

@@ -80,15 +80,18 @@ def group(
 
 
 def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
-    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: their cliques, once
-    these show that a domain is smaller or larger than the product's."""
-    intra, key = find_link(gpu.intra_link), labels().nvlink_clique
+    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: the label of their
+    domains, once these show to be smaller or larger than the product's."""
+    intra = find_link(gpu.intra_link)
     if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
         return intra, ""
-    cliques = Counter(item.labels[key] for item in members if item.labels.get(key))
-    largest = max(cliques.values(), default=0) * gpus_per_node
-    if len(cliques) > 1 or largest > intra.domain:
-        return replace(intra, domain=largest), key
+    for key in labels().nvlink_domain:
+        domains = Counter(item.labels[key] for item in members if item.labels.get(key))
+        largest = max(domains.values(), default=0) * gpus_per_node
+        if len(domains) > 1 or largest > intra.domain:
+            return replace(intra, domain=largest), key
+        if domains:
+            break
     return intra, "gpu"
 
 

@@ -121,7 +121,7 @@ class Labels(_Data):
     dra_driver: str
     dra_whole: str
     dra_slice: str
-    nvlink_clique: str
+    nvlink_domain: tuple[str, ...]
     other_gpu_resources: tuple[str, ...]
     present: tuple[Mark, ...]
     node_pool: tuple[str, ...]

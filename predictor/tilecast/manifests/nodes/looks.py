@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
 from tilecast.manifests import gpupool
 from tilecast.manifests.door import shown
-from tilecast.manifests.instances import NodeType, default_network, ethernet, node_types, with_gpus
+from tilecast.manifests.instances import NodeType, default_network, ethernet, find_type, with_gpus
 from tilecast.manifests.nodes.labels import Layer, count, labels
 from tilecast.manifests.nodes.objects import Node, profile_of
 from tilecast.spec import SpecError
@@ -85,7 +85,7 @@ def look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[s
     problem = _partitioned(item, profile, whole, devices)
     if problem is not None:
         return problem
-    kind = node_types().get(item.node_type)
+    kind = find_type(item.node_type)
     gpu, gpu_layer = _identify(item, spec, kind, whole)
     if gpu is None:
         return _unknown(item, whole)
