@@ -155,6 +155,7 @@ def test_show_lists_what_is_known(
         (["models", "lama-2-7b"], "did you mean llama-2-7b"),
         (["links", "string"], "unknown link"),
         (["pools"], "no pools are given"),
+        (["pools", "--gpus", "t4:4"], "names no nodes"),
         (["pools", "b300", "--nodes", MIXED], "there is no pool"),
         (["gpus", "--nodes", MIXED], "says nothing of gpus"),
     ],

@@ -483,14 +483,6 @@ def test_the_first_screen_says_what_a_bare_count_assumes(
     assert f"Assumed of --gpus: {told}. Give --nodes FILE for nodes of your own." in " ".join(out.split())
 
 
-def test_show_pools_tells_what_a_bare_count_assumes(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(run(capsys, "show", "pools", "--gpus", "gb200:72,a100-40:16", "-o", "json")[0])
-    assert [(row["POOL"], row["NODES"]) for row in rows] == [("gb200", "18x4"), ("a100-40", "2x8")]
-    assert rows[1]["WHY"] == "size and network of nodes are assumed, as p4d.24xlarge"
-    one = json.loads(run(capsys, "show", "pools", "gb200", "--gpus", "gb200:72", "-o", "json")[0])
-    assert one["known by"]["interNode"] == "assumed"
-
-
 def test_the_assumption_is_told_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "llama-3-70b", "--seq", "4096", "--batch", "16", "--gpus", "l40:8"]) == 3
     assert "Assumed of --gpus: l40 1 node of 8" in capsys.readouterr().out

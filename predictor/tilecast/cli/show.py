@@ -10,7 +10,7 @@ from typing import Any
 
 from tilecast import models
 from tilecast.cli import EXIT_OK, inputs
-from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
+from tilecast.hardware import find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
 from tilecast.manifests.nodes import FoundPool, NodesReport
 from tilecast.render.columns import columns
 from tilecast.spec import Model, SpecError, Workload
@@ -136,28 +136,9 @@ def _link(options: argparse.Namespace) -> Row:
     return link_facts(options.name).model_dump(exclude_defaults=True)
 
 
-def _assumed(pool: Pool) -> FoundPool:
-    """A pool of `--gpus`, as if its nodes had been seen."""
-    price = (
-        {}
-        if pool.price_per_gpu_hour is None
-        else {"price": (f"{pool.price_per_gpu_hour:g} {pool.currency}", "instance type")}
-    )
-    facts = {
-        "gpu": (pool.gpu.name, "--gpus"),
-        "gpusPerNode": (str(pool.gpus_per_node), inputs.ASSUMED),
-        "intraNode": (pool.intra.name, "gpu"),
-        "interNode": (pool.inter.name, inputs.ASSUMED),
-        **price,
-    }
-    typed = f", as {pool.node_type}" if pool.node_type else ""
-    remarks = (f"size and network of nodes are assumed{typed}",)
-    return FoundPool(pool, pool.max_nodes, pool.max_gpus, pool.max_gpus, facts, remarks=remarks)
-
-
 def _report(options: argparse.Namespace) -> NodesReport:
     if options.gpus:
-        return NodesReport(tuple(map(_assumed, inputs.pools(options))), (), {}, 0)
+        raise SpecError("--gpus", "names no nodes", "give --nodes FILE or --context NAME")
     report = inputs.nodes_report(options)
     for name, error in report.invalid.items():
         raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
