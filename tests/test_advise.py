@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tilecast import memory, models, uncertainty
-from tilecast.advise import Baseline, Constraints, Request, advise, rank
+from tilecast.advise import Baseline, Constraints, Request, advise, choose, rank
 from tilecast.advise.boards import settle
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import documents, nodes, trainingjob
@@ -76,10 +76,10 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     kept = found.fits
     usable = memory.usable_bytes(found.pool.gpu)
 
-    def chosen(tight: int | slice) -> rank.Choice:
+    def chosen(tight: int | slice) -> choose.Choice:
         upper = np.full(len(found), 0.6 * usable)
         upper[tight] = 1.05 * usable
-        choice = rank.choose(LLAMA, replace(found, upper_bytes=upper), kept)
+        choice = choose.choose(LLAMA, replace(found, upper_bytes=upper), kept)
         assert choice is not None
         return choice
 
@@ -98,9 +98,9 @@ def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatc
         "small", Workload(models.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds it, however it is split
     found = rank.field(request, pool("h100-sxm", 64))
-    few = rank.choose(request, found, found.fits)
-    monkeypatch.setattr(rank, "MAX_TIED", 10**6)
-    every = rank.choose(request, found, found.fits)
+    few = choose.choose(request, found, found.fits)
+    monkeypatch.setattr(choose, "MAX_TIED", 10**6)
+    every = choose.choose(request, found, found.fits)
     assert few is not None and every is not None
     assert len(every.details.rows) > len(few.details.rows)
     assert few.row == every.row

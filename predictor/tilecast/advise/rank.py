@@ -16,7 +16,7 @@ from tilecast.advise import stated
 from tilecast.advise.values import Constraints, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
-from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload, distinct
+from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
 
@@ -27,8 +27,6 @@ def is_price(request: Request) -> bool:
 
 MAX_BATCHES = 8
 """Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
-MAX_TIED = 128
-"""Plans of a pool that are held against its best one to see whether the forecast can tell them apart."""
 
 FINISHING = ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget")
 """Objectives that need to know how long the run is."""
@@ -147,17 +145,21 @@ class Field:
         return within(self.plans, self.pool, limits)
 
     def value(self, request: Request) -> Floats:
-        """What the objective makes least, (n,), at the cautious step; NaN where a price is missing."""
-        return self._value(request, uncertainty.cautious(self.step_s, self.launch_s))
+        """What the objective makes least, (n,); NaN where a price is missing."""
+        return self._price(request) if is_price(request) else self._seconds(request)
 
-    def forecast(self, request: Request) -> Floats:
-        """The same at the forecast itself: what is shown to people."""
-        return self._value(request, self.step_s)
+    def other(self, request: Request) -> Floats:
+        """What the objective leaves open, (n,): seconds where it makes a price least, else the price; NaN where that is
+        missing."""
+        return self._seconds(request) if is_price(request) else self._price(request)
 
-    def _value(self, request: Request, step_s: Floats) -> Floats:
+    def _seconds(self, request: Request) -> Floats:
+        """Of the run, or of as many samples as a step of the job's own batch has."""
         steps = self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
-        seconds = step_s * steps
-        return self.hourly / 3600 * seconds if is_price(request) else seconds
+        return self.step_s * steps
+
+    def _price(self, request: Request) -> Floats:
+        return self.hourly / 3600 * self._seconds(request)
 
     def allowed(self, request: Request) -> Mask:
         """Which plans the objective allows: those before the deadline, or within the budget."""
@@ -230,118 +232,6 @@ def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
     found = stated.plans(workload, gpus, wanted, "plan")
     able = search.abilities(workload.framework).executes(found) if workload.framework else None
     return found.take(able) if able is not None and able.any() else found
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
-
-    found: Field
-    kept: Mask
-    """Rows that it was chosen from."""
-    row: int
-    value: float
-    best: float
-    """The least of the values, which ties may be behind."""
-    forecast: float
-    """What the forecast itself says of the value."""
-    ties: int
-    least: float
-    """The least that the forecast says of the plans that tie."""
-    details: Details
-    place: int
-    """Of the recommended plan in `details`."""
-    errors: Errors
-    """What may be off in its forecast, columns of length one."""
-
-    @property
-    def gpus(self) -> int:
-        return int(self.found.gpus[self.row])
-
-    @property
-    def is_tight(self) -> bool:
-        return bool(self.found.take(slice(self.row, self.row + 1)).tight[0])
-
-    def offer(self) -> Offer:
-        """The plan in full."""
-        return self.details.offer(self.place)
-
-
-def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
-    """Of the plans that the forecast cannot tell from the best of those kept the simplest with memory to spare, or the
-    simplest where none has any; of those that tie in price none that another beats in price and time. None if none is
-    kept."""
-    value = found.value(request)
-    kept = kept & np.isfinite(value)
-    if not kept.any():
-        return None
-    if request.objective == "fewestGpus":
-        kept = kept & (found.gpus == found.gpus[kept].min())
-    rows = np.flatnonzero(kept)
-    best = value[rows].min()
-    near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
-    near = _nearest(found, near, value)
-    ratio = value[near] / best if best > 0 else np.ones(len(near))
-    details = Details.of(found, near)
-    errors = details.errors()
-    close = np.flatnonzero(np.log(ratio) <= _tie_width(found, near, errors))
-    told = found.forecast(request)[near]
-    ties, least = len(close) - 1, float(told[close].min())
-    if is_price(request):
-        tight = found.tight[near[close]]
-        close = close if tight.all() else close[~tight]
-        close = close[unbeaten(told[close], (found.step_s[near] / found.batch[near])[close])]
-    columns = simplicity(found, near[close])
-    place = int(close[np.lexsort((found.step_s[near[close]], ratio[close], *columns[::-1]))[0]])
-    row = int(near[place])
-    own = errors.take(np.array([place]))
-    return Choice(
-        found, kept, row, float(value[row]), float(best), float(told[place]), ties, least, details, place, own
-    )
-
-
-def unbeaten(price: Floats, sample_s: Floats) -> Mask:
-    """Which of some plans that tie in price no other beats in price and time at once, (k,): nobody waits longer for
-    more money."""
-    order = np.lexsort((sample_s, price))
-    fastest = np.minimum.accumulate(sample_s[order])
-    kept = np.zeros(len(price), dtype=bool)
-    kept[order] = (sample_s[order] <= fastest) & np.append(True, sample_s[order][1:] < fastest[:-1])
-    return kept
-
-
-def _nearest(found: Field, rows: Ints, value: Floats) -> Ints:
-    """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
-    the best."""
-    rows = rows[np.lexsort((found.step_s[rows], value[rows]))]
-    if len(rows) <= MAX_TIED:
-        return rows
-    kept = np.arange(len(rows)) < MAX_TIED
-    kept[distinct(*simplicity(found, rows)).first] = True
-    return rows[kept]
-
-
-def _tie_width(found: Field, rows: Ints, errors: Errors) -> Floats:
-    """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
-    plans = found.plans.take(rows)
-    columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-    alike = np.all([column == column[0] for column in (*columns, found.variant[rows])], axis=0)
-    return uncertainty.tie_within(errors, errors.take(np.array([0])), alike)
-
-
-_REPLICAS = ("data", "gradient_accumulation")
-"""Columns that say how often a GPU's work is repeated, not what it is."""
-
-
-def simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
-    """Columns that are less for a plan that is preferred among ties, the weightiest first: memory to spare, fewer GPUs,
-    the job's own batch and precision, fewer dimensions, nothing sharded, nothing recomputed."""
-    plans = found.plans.take(rows)
-    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
-    dimensions = np.sum([degree > 1 for degree in degrees], axis=0)
-    sharded = np.minimum(plans.zero_stage, 1)
-    tight = found.tight[rows].astype(np.int64)
-    return tight, plans.gpus, found.variant[rows], dimensions, sharded, plans.checkpointing
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import numpy as np
 from tilecast import search
 from tilecast.advise.boards import judge, settle, usable
 from tilecast.advise.changes import apply
-from tilecast.advise.rank import PRICED, Choice, Field, field, variants, within
+from tilecast.advise.choose import Choice
+from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
@@ -254,7 +255,7 @@ def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
-        scaled = replace(choice, value=choice.value * factor)
+        scaled = choice.scaled(factor)
         return settle(request, (scaled, *others)).choices[0] is scaled
 
     if choice.value <= 0 or not wins(math.exp(low)):

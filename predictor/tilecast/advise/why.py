@@ -17,7 +17,8 @@ import numpy as np
 from tilecast import kernels, models, search, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
-from tilecast.advise.rank import Choice, Field, field, is_price, simplicity
+from tilecast.advise.choose import Choice, island, simplicity
+from tilecast.advise.rank import Field, field, is_price
 from tilecast.advise.remedies import FURTHER, GIB, cheaper
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
@@ -68,7 +69,7 @@ def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> boo
     """Whether a plan of a changed pool makes that pool the recommended one. The changed pool holds better plans too
     and may recommend one that ties with its best, so the plan has to win by the width of two ties."""
     widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
-    behind = replace(choice, value=choice.value * math.exp(2 * max(widths, default=0.0)))
+    behind = choice.scaled(math.exp(2 * max(widths, default=0.0)))
     return settle(request, (behind, *others)).choices[0] is behind
 
 
@@ -94,10 +95,10 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
     workload = choice.found.variants[choice.found.variant[choice.row]]
     plan = choice.found.plans.take(np.array([choice.row]))
     table = _Table.of(workload, plan, choice.found.pool)
-    now = _cautious(table.price())[0]
+    now = table.price().step_s[0]
     for speed in SPEEDS:
-        ratio = float(_cautious(table.price(speed))[0] / now)
-        if _surely(request, replace(choice, value=choice.value * ratio), others):
+        ratio = float(table.price(speed).step_s[0] / now)
+        if _surely(request, choice.scaled(ratio, ratio), others):
             return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
     return None
 
@@ -121,7 +122,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     sharded = _Table.of(workload, table, found.pool)
     priced = sharded.price()
     weight = table.gpus / plan.gpus if is_price(request) else np.ones(len(table))
-    values = _cautious(priced) * weight
+    values = priced.step_s * weight
     ratios = values / values[0]
     speeds = _speeds(sharded, weight, ratios)
     errors = uncertainty.errors(priced)
@@ -214,10 +215,6 @@ class _Table:
         return search.price_sharded(self.workload, self.sharded, self.plans, pool, timed=self.timed)
 
 
-def _cautious(priced: Priced) -> Floats:
-    return uncertainty.cautious(priced.step_s, priced.launch_s)
-
-
 def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]:
     """For each plan, the least of `SPEEDS` of all links that puts it before the first; None where none does."""
     behind = ratios > 1
@@ -225,7 +222,7 @@ def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]
     for speed in reversed(SPEEDS):
         if not behind.any():
             break
-        values = _cautious(table.price(speed)) * weight
+        values = table.price(speed).step_s * weight
         behind &= values < values[0]
         for row in np.flatnonzero(behind):
             least[row] = speed
@@ -263,6 +260,8 @@ class _Neighbour:
             return self._said(
                 "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
             )
+        if self.ratio < 1 and not self.best.kept[self.row]:
+            return self._said("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
         code = "Dearer" if is_price(self.request) else "Slower"
         change = None if speed is None else Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
         return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
@@ -270,15 +269,19 @@ class _Neighbour:
     def _said(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
         return WhyNot(self.subject, self.best.found.pool.name, self.plan, code, message, value, change)
 
+    def _excuse(self) -> str:
+        """Why a plan that is ahead is not recommended without being asked for."""
+        if self.plan.tensor > island(self.best.found):
+            return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
+        return "it splits what a GPU holds whole; a stated plan asks for it"
+
     def _behind(self) -> str:
         """Why a plan that ties with the recommended one is not recommended itself."""
         found = self.best.found
         if found.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine, best = (
-            tuple(column[0] for column in simplicity(found, np.array([row]))) for row in (self.row, self.best.row)
-        )
-        return ", but not within that of the fastest" if mine < best else " and no simpler"
+        mine = tuple(int(column[0]) for column in simplicity(found, np.array([self.row])))
+        return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
     def _beyond(self) -> WhyNot:
         pool = self.best.found.pool
