@@ -10,7 +10,7 @@ from tilecast import models, search
 from tilecast.advise import Advice, Budget, Change, Constraints, Request, advise
 from tilecast.advise.changes import CHANGES, apply
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Objective, Plan, Plans, Workload
+from tilecast.spec import Objective, Plan, Plans, Stated, Workload
 
 
 def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-8x200", per_node: int = 8) -> Pool:
@@ -149,6 +149,7 @@ INPUTS = {
     "training.fusedLoss": 1,
     "training.offload": "optimizer",
     "training.framework": "fsdp2",
+    "plan.zeroStage": 2,
     "constraints.gpus": 8,
     "constraints.maxGpus": 8,
     "constraints.maxNodes": 1,
@@ -166,7 +167,8 @@ INPUTS = {
 
 def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     assert INPUTS.keys() == CHANGES.keys()
-    request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0)
+    plan = Stated.parse("dp8,mb2", "plan")
+    request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0, plan=plan)
     for name, value in INPUTS.items():
         after, changed = apply(Change(name, value, "fits", ""), request, POOLS[0])
         assert (after != request) != (changed != POOLS[0]), name
@@ -194,3 +196,23 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
     advice = advise(Request("titan", replace(LARGE, framework="torchtitan")), [POOLS[0], POOLS[3]])
     (rejection,) = advice.rejections
     assert rejection.code == "PrecisionNotSupported" and "fp16" not in rejection.remedy
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed", "remedy"),
+    [
+        ("fsdp8", "training.activationCheckpointing", "recompute every layer (full)"),
+        ("fsdp8,mb2", "training.microBatchSize", "micro-batch 2 -> 1"),
+        ("dp8,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
+    """Not shorter sequences, where the plan itself can be made to fit."""
+    lora = replace(LARGE, model=models.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
+    workload = lora if plan == "fsdp8" else LARGE
+    request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))
+    (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
+    assert rejection.change is not None
+    assert (rejection.change.input, rejection.remedy) == (changed, remedy)
+    after, where = apply(rejection.change, request, pool("a100-40", 1, 3.4))
+    assert advise(after, [where]).best is not None

@@ -17,6 +17,7 @@ from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
+from tilecast.spec import CHECKPOINTING
 
 GIB = 2**30
 FURTHER = (2, 4, 8)
@@ -144,14 +145,8 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     """What makes a job smaller on each GPU, what costs the user least first."""
     yield from _loosened(request, found)
     yield from _framework(request)
-    workload, pool = request.workload, found.pool
-    micro, over = workload.micro_batch, rejection.memory_bytes or 0.0
-    smaller = search.divisors(micro)[-2::-1] if micro and micro > 1 else []
-    for size in smaller:
-        if workload.global_batch % size == 0:
-            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
-    if workload.checkpointing not in (None, "full") and workload.training:
-        yield Change("training.activationCheckpointing", "full", "fits", "recompute every layer (full)")
+    workload, pool, over = request.workload, found.pool, rejection.memory_bytes or 0.0
+    yield from _leaner(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None:
@@ -167,6 +162,24 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     if rejection.memory_available_bytes:
         wanted = math.ceil(pool.gpu.memory_bytes / GIB * over / rejection.memory_available_bytes)
         yield Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+
+
+def _leaner(request: Request) -> Iterator[Change]:
+    """What the job, or the plan that it asks for, holds fixed and could hold less with."""
+    workload, plan = request.workload, request.plan
+    stage = plan.zero_stage if plan is not None else None
+    if stage is not None and workload.training:
+        for higher in range(stage + 1, 4):
+            yield Change("plan.zeroStage", higher, "fits", f"ZeRO stage {stage} -> {higher}")
+    micro = (plan.micro_batch if plan is not None else None) or workload.micro_batch
+    for size in search.divisors(micro)[-2::-1] if micro else []:
+        if workload.global_batch % size == 0:
+            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
+    mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
+    if mode is not None and workload.training:
+        for more in CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :]:
+            told = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
+            yield Change("training.activationCheckpointing", more, "fits", told)
 
 
 def _framework(request: Request) -> Iterator[Change]:
