@@ -9,6 +9,7 @@ import pytest
 from tilecast import models, search
 from tilecast.advise import Advice, Budget, Change, Constraints, Request, advise
 from tilecast.advise.changes import CHANGES, apply
+from tilecast.advise.remedies import roomier
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Objective, Plan, Plans, Stated, Workload
 
@@ -107,6 +108,56 @@ def test_just_less_than_the_change_is_not_enough(name: str) -> None:
         if change.input in ("deadlineSeconds", "budget.amount"):
             request, _ = apply(replace(change, value=float(change.value) - 2), advice.request, POOLS[0])
             assert where not in [offer.pool.name for offer in advise(request, POOLS).offers]
+
+
+FEWER = {
+    "tight": (Request("tight", LARGE), [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4)]),
+    "odd": (Request("odd", replace(LARGE, global_batch=96)), [pool("h100-sxm", 2, 6.9), pool("a100-80", 3, 3.4)]),
+    "large": (Request("large", replace(MOE, model=models.preset("llama-3.1-405b"))), [pool("a100-80", 2, 3.4)]),
+}
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
+    """Nodes were once doubled until it was true."""
+    request, pools = FEWER[name]
+    advice = advise(request, pools)
+    changes = [(item.pool, item.change) for item in (*advice.rejections, *advice.why_not) if item.change]
+    nodes = [
+        (where, change)
+        for where, change in changes
+        if change.input == "pool.maxNodes" and (advice.best is None or where != advice.best.pool.name)
+    ]
+    assert nodes
+    for where, change in nodes:
+        for value, is_enough in ((float(change.value), True), (float(change.value) - 1, False)):
+            changed = [
+                apply(replace(change, value=value), request, one)[1] if one.name == where else one for one in pools
+            ]
+            best = advise(request, changed).best
+            assert (best is not None and best.pool.name == where) == is_enough, (change, value)
+
+
+def test_slightly_slower_links_than_the_change_do_not_win() -> None:
+    request = Request("links", replace(LARGE, global_batch=16), constraints=Constraints(gpus=16))
+    pools = [pool("a100-80", 2, 3.4), pool("h100-sxm", 2, 6.9, "ethernet-10")]
+    advice = advise(request, pools)
+    (change,) = [item.change for item in advice.why_not if item.subject == "pool" and item.change]
+    assert change.input == "pool.links"
+    for factor, winner in ((1.0, "h100-sxm"), (0.97, "a100-80")):
+        _, faster = apply(replace(change, value=float(change.value) * factor), request, pools[1])
+        best = advise(request, [pools[0], faster]).best
+        assert best is not None and best.pool.name == winner
+
+
+def test_the_least_memory_that_would_do_is_told() -> None:
+    request = Request("one", replace(LARGE, global_batch=1), constraints=Constraints(gpus=1))
+    where = replace(pool("l4", 1, 0.8), max_nodes=1)
+    (rejection,) = advise(request, [where]).rejections
+    found = roomier(where, float(rejection.memory_bytes or 0))
+    for less, fits in ((0, True), (1, False)):
+        changed = apply(replace(found, value=float(found.value) - less), request, where)[1]
+        assert (advise(request, [changed]).best is not None) == fits
 
 
 def test_a_price_just_above_the_change_does_not_win() -> None:

@@ -99,6 +99,12 @@ class Field:
     """Those that the pool's GPU has units for."""
     variant: Ints
     """Index into `variants`."""
+    tables: tuple[Found | Priced, ...]
+    """Where the rows come from."""
+    table: Ints
+    """Index into `tables`."""
+    origin: Ints
+    """The row there."""
     plans: Plans
     step_s: Floats
     launch_s: Floats
@@ -115,7 +121,7 @@ class Field:
     def take(self, rows: slice) -> Field:
         """The chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return Field(self.pool, self.variants, plans=self.plans.take(rows), **columns)
+        return replace(self, plans=self.plans.take(rows), **columns)
 
     @property
     def gpus(self) -> Ints:
@@ -171,7 +177,7 @@ class Field:
         return kept
 
 
-_COLUMNS = ("variant", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
+_COLUMNS = ("variant", "table", "origin", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
@@ -201,13 +207,17 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
     def column(name: str) -> Floats:
         return np.concatenate([np.zeros(0), *(getattr(table, name) for _, table in every)])
 
-    variant = np.repeat([index for index, _ in every], [len(table.plans) for _, table in every]).astype(np.int64)
+    sizes = [len(table.plans) for _, table in every]
+    variant = np.repeat([index for index, _ in every], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in able])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in able])
     return Field(
         pool=pool,
         variants=able,
         variant=variant,
+        tables=tuple(table for _, table in every),
+        table=np.repeat(np.arange(len(every)), sizes),
+        origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
         plans=Plans.concatenate([table.plans for _, table in every]) if every else Plans.of(),
         step_s=column("step_s"),
         launch_s=column("launch_s"),
@@ -241,7 +251,7 @@ class Details:
     field: Field
     rows: Ints
     priced: tuple[Priced, ...]
-    """A table for each variant among the rows."""
+    """A table for each of the field's tables among the rows."""
     table: Ints
     """For each row, the index of its table, (k,)."""
     place: Ints
@@ -250,14 +260,17 @@ class Details:
     @classmethod
     def of(cls, found: Field, rows: Ints) -> Details:
         """The rows of a field, in the order given."""
-        present, table = np.unique(found.variant[rows], return_inverse=True)
+        present, table = np.unique(found.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
-        for index, variant in enumerate(present):
+        for index, source in enumerate(present):
             members = np.flatnonzero(table == index)
             place[members] = np.arange(len(members))
-            plans = found.plans.take(rows[members])
-            priced.append(search.price(found.variants[variant], plans, found.pool))
+            among = rows[members]
+            workload, plans = found.variants[found.variant[among[0]]], found.plans.take(among)
+            # The graph of the whole table, so that no kernel is priced twice.
+            sharded = found.tables[source].sharded.take(found.origin[among])
+            priced.append(search.price_sharded(workload, sharded, plans, found.pool))
         return cls(found, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
