@@ -116,7 +116,7 @@ def rates(before: Link, after: Link) -> dict[str, float]:
 
 
 def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
-    """A log of small buffers once cut the bulk bandwidth to an eighth, and one of a link as it is moved six constants."""
+    """A log of small buffers once cut the bulk bandwidth to an eighth; one of a link as it is moved six constants."""
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
     small = rates(start, fit(start, rows.where(rows.size_bytes <= 2**16), other))
     assert small

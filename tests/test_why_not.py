@@ -122,7 +122,8 @@ def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
     """Nodes were once doubled until it was true."""
     request, pools = FEWER[name]
     advice = advise(request, pools)
-    changes = [(item.pool, item.change) for item in (*advice.rejections, *advice.why_not) if item.change]
+    changes = [(item.pool, item.change) for item in advice.rejections if item.change]
+    changes += [(item.pool, item.change) for item in advice.why_not if item.change]
     nodes = [
         (where, change)
         for where, change in changes

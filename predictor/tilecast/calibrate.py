@@ -9,6 +9,7 @@ The same rows give the same constants.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
         return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))))
 
     def loss(tried: Link) -> float:
-        return error(tried) + PULL * sum(abs(np.log(constant(tried, name) / start)) for name, start in begin.items())
+        return error(tried) + PULL * sum(abs(math.log(constant(tried, name) / start)) for name, start in begin.items())
 
     def counts(name: str) -> bool:
         """Whether some row's time goes with the constant."""
@@ -142,8 +143,8 @@ def _rate(link: Link, name: str) -> float:
 
 
 def _scaled(link: Link, name: str, factor: float) -> Link:
-    """The link with one constant times a factor, and what else is measured as it was: the efficiency changes without the
-    rates of other protocols than the bulk one."""
+    """The link with one constant times a factor and all rates but its own as they were: the efficiency changes without
+    the rates of other protocols than the bulk one."""
     if name != "efficiency":
         return _with(link, name, constant(link, name) * factor)
     protocols = {

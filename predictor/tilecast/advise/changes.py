@@ -143,5 +143,5 @@ CHANGES: Mapping[str, Apply] = {
     "pool.gpu.memoryGib": _memory,
     "pool.links": _links,
 }
-"""Every input that a remedy may name: paths of a TrainingJob's spec, `plan.…` for those of a plan that is asked for, and
+"""Every input that a remedy may name: paths of a TrainingJob's spec, `plan.…` for those of a plan that is asked for,
 `pool.…` for those of the pool; `pool.links` is how many times as fast the links are."""

@@ -70,8 +70,10 @@ def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
 
 
 def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Whether a plan of a changed pool makes that pool the recommended one, whatever else the pool then offers. It holds
-    better plans too and may recommend one that ties with its best, so the plan has to win by the width of two ties."""
+    """Whether a plan of a changed pool makes that pool the recommended one, whatever else it then offers.
+
+    It holds better plans too and may recommend one that ties with its best, so the plan has to win by two ties.
+    """
     widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
     return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
 
