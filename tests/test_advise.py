@@ -235,3 +235,18 @@ def test_every_format_names_every_pool(name: str) -> None:
     text = FORMATS[name](advise(LLAMA, POOLS))
     assert all(item.name in text for item in POOLS)
     assert text.endswith("\n")
+
+
+def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
+    h100 = [pool("h100-sxm", 8)]
+    job = Request("odd", Workload(models.preset("gpt2"), 1024, 60))
+    odd = advise(job, h100)
+    even = advise(replace(job, workload=replace(job.workload, global_batch=64)), h100)
+    assert odd.best is not None and even.best is not None
+    gain = (odd.best.step_s / 60) / (even.best.step_s / 64)
+    (note,) = odd.notes
+    told = f"64 would be {gain:.2f}x as fast per sample, with {even.best.plan} on 8 GPUs."
+    assert note == f"8 GPUs do not divide global batch 60: {told}"
+    assert gain > 1.1 and not even.notes
+    for other in (replace(job, batches=(48, 60)), replace(job, objective="cost")):
+        assert not any("divide" in text for text in advise(other, h100).notes)

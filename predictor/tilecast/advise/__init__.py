@@ -11,6 +11,7 @@ import numpy as np
 
 from tilecast import __version__, hardware, kernels, step
 from tilecast.advise import stated
+from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import FINISHING, PRICED, Details, Field, field, pareto
@@ -86,7 +87,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         why_not=why_not(request, choices),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
-        notes=(*_notes(request, offers), *_told(request, shared), *notes),
+        notes=(*_notes(request, offers), *_batch(request, choices), *_told(request, shared), *notes),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
         provenance=Provenance(
@@ -300,6 +301,12 @@ def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:
     if best.precision != own.precision:
         notes.append(f"Precision {best.precision} instead of {own.precision}, as the job allows.")
     return notes
+
+
+def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """What another global batch would give, where the job's own leaves GPUs idle."""
+    told = neighbour(request, choices[0]) if choices else None
+    return [told] if told else []
 
 
 def _confidence(offers: Sequence[Offer]) -> str:
