@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tilecast import memory, models, uncertainty
-from tilecast.advise import Baseline, Constraints, Request, advise, rank
+from tilecast.advise import Baseline, Constraints, Request, advise, choose, rank
 from tilecast.advise.boards import settle
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import documents, nodes, trainingjob
@@ -76,10 +76,10 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     kept = found.fits
     usable = memory.usable_bytes(found.pool.gpu)
 
-    def chosen(tight: int | slice) -> rank.Choice:
+    def chosen(tight: int | slice) -> choose.Choice:
         upper = np.full(len(found), 0.6 * usable)
         upper[tight] = 1.05 * usable
-        choice = rank.choose(LLAMA, replace(found, upper_bytes=upper), kept)
+        choice = choose.choose(LLAMA, replace(found, upper_bytes=upper), kept)
         assert choice is not None
         return choice
 
@@ -98,9 +98,9 @@ def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatc
         "small", Workload(models.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds it, however it is split
     found = rank.field(request, pool("h100-sxm", 64))
-    few = rank.choose(request, found, found.fits)
-    monkeypatch.setattr(rank, "MAX_TIED", 10**6)
-    every = rank.choose(request, found, found.fits)
+    few = choose.choose(request, found, found.fits)
+    monkeypatch.setattr(choose, "MAX_TIED", 10**6)
+    every = choose.choose(request, found, found.fits)
     assert few is not None and every is not None
     assert len(every.details.rows) > len(few.details.rows)
     assert few.row == every.row
@@ -235,3 +235,18 @@ def test_every_format_names_every_pool(name: str) -> None:
     text = FORMATS[name](advise(LLAMA, POOLS))
     assert all(item.name in text for item in POOLS)
     assert text.endswith("\n")
+
+
+def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
+    h100 = [pool("h100-sxm", 8)]
+    job = Request("odd", Workload(models.preset("gpt2"), 1024, 60))
+    odd = advise(job, h100)
+    even = advise(replace(job, workload=replace(job.workload, global_batch=64)), h100)
+    assert odd.best is not None and even.best is not None
+    gain = (odd.best.step_s / 60) / (even.best.step_s / 64)
+    (note,) = odd.notes
+    told = f"64 would be {gain:.2f}x as fast per sample, with {even.best.plan} on 8 GPUs."
+    assert note == f"8 GPUs do not divide global batch 60: {told}"
+    assert gain > 1.1 and not even.notes
+    for other in (replace(job, batches=(48, 60)), replace(job, objective="cost")):
+        assert not any("divide" in text for text in advise(other, h100).notes)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tilecast import collectives
-from tilecast.calibrate import _three_digits, calibrate, fit, predict, read_log, toml
+from tilecast.calibrate import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.cli import main
 from tilecast.collectives import Group
 from tilecast.hardware import Link, find_link, load_link
@@ -105,6 +105,30 @@ def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
     assert done.link.efficiency == pytest.approx(slower(start).efficiency, rel=0.1)
 
 
+def rates(before: Link, after: Link) -> dict[str, float]:
+    """How many times what it was each constant is, shares as the rates they make; those that stayed are left out."""
+    found = {}
+    for name in CONSTANTS:
+        if constant(before, name):
+            weight = after.efficiency / before.efficiency if name.endswith(".share") else 1.0
+            found[name] = constant(after, name) / constant(before, name) * weight
+    return {name: ratio for name, ratio in found.items() if abs(ratio - 1) > 1e-3}
+
+
+def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
+    """A log of small buffers once cut the bulk bandwidth to an eighth; one of a link as it is moved six constants."""
+    start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
+    small = rates(start, fit(start, rows.where(rows.size_bytes <= 2**16), other))
+    assert small
+    assert not {name for name in small if name == "efficiency" or name.endswith(".share")}
+    large = rates(start, fit(start, rows.where(rows.size_bytes >= 2**24), other))
+    assert large["efficiency"] == pytest.approx(0.65, rel=0.05)
+    assert not {name for name in large if name.startswith(("ll.", "message.")) or name == "own_share"}
+    path = tmp_path / "all_reduce.log"
+    path.write_text(log(start, other))
+    assert rates(start, fit(start, read_log(path).measured, other)) == {}
+
+
 def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
     """1 / 1.498 is 0.66756, whose nearest three digits are more than the bandwidth has."""
     link, other = replace(find_link("nvlink3"), efficiency=0.5), find_link("ethernet-100")
@@ -165,7 +189,7 @@ def test_without_an_output_the_screen_is_the_file(
 
 def test_a_network_is_fitted_from_a_log_over_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, network = tmp_path / "two.log", find_link("infiniband-hdr-8x200")
-    path.write_text(log(find_link("nvlink3"), slower(network), nodes=2))
+    path.write_text(log(find_link("nvlink3"), slower(network), "all_gather", nodes=2))
     output = tmp_path / "ours.toml"
     assert main(["calibrate", "--nccl-tests", str(path), "--link", network.name, "-o", str(output)]) == 0
     found = load_link(output)

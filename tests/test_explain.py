@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,41 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     straggle = float(priced.times.compute[0]) / (found.seconds * 16)
     exchanged = sum(one.seconds for one in found.exchanges) * 16 * straggle
     assert exchanged == pytest.approx(float(priced.times.communication[0]))
+
+
+PLANS = {
+    "one": Plan(micro_batch=4, gradient_accumulation=16),
+    "replicas": Plan(data=8, micro_batch=4, gradient_accumulation=2),
+    "shards": Plan(data=8, zero_stage=3, micro_batch=4, gradient_accumulation=2, checkpointing="selective"),
+    "stages": Plan(data=2, tensor=5, pipeline=3, micro_batch=4, gradient_accumulation=8),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_shown_multiplies_out_to_what_is_charged(name: str) -> None:
+    plan = PLANS[name]
+    found, priced = explained(GPT, plan)
+    for one in found.operators:
+        assert one.runs * one.kernel_s * math.prod(one.corrections.values()) == pytest.approx(one.seconds)
+    sums, repeats, times = found.sums, plan.gradient_accumulation, priced.times
+    compute = (sums.stage_s * repeats * sums.waited + sums.contended_s) * sums.correction
+    assert compute == pytest.approx(float(times.compute[0]))
+    communication = (sums.exchanged_s * repeats * sums.waited + sums.gradients_s) * sums.correction
+    assert communication == pytest.approx(float(times.communication[0]))
+    assert sums.contended_s >= -1e-12 and sums.gradients_s >= -1e-12
+    if plan.pipeline == 1:
+        assert sums.stage_s == pytest.approx(found.seconds)
+        exposed = sum(one.seconds * one.exposed for one in found.exchanges)
+        assert sums.exchanged_s == pytest.approx(exposed)
+
+
+def test_the_screen_names_every_correction(capsys: pytest.CaptureFixture[str]) -> None:
+    """A screen once showed 64 runs of 1.31 ms as 169 ms, and said nothing of the factor."""
+    assert main(["advise", "gpt2-xl", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:16", "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert "TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): " in text
+    assert "factor.matrix" in text and "attention.flash2" in text and "memory." in text
+    assert "Compute of a step: " in text
 
 
 def test_model_flops_do_not_depend_on_the_split() -> None:

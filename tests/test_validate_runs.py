@@ -248,7 +248,7 @@ def test_plans_are_ranked_as_measured() -> None:
     assert groups >= 40
     assert tau > 0.84
     assert regret < 0.06
-    assert runs.ranking(scored.rows, scored.cautious_s, scored.measured_s)[1] < 0.03
+    assert runs.ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
 
 
 @pytest.mark.data

@@ -9,9 +9,9 @@ import pytest
 from tilecast import models, search
 from tilecast.advise import Advice, Budget, Change, Constraints, Request, advise
 from tilecast.advise.changes import CHANGES, apply
+from tilecast.advise.remedies import roomier
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Objective, Plan, Plans, Workload
-from tilecast.uncertainty import cautious
+from tilecast.spec import Objective, Plan, Plans, Stated, Workload
 
 
 def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-8x200", per_node: int = 8) -> Pool:
@@ -88,7 +88,7 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
     if change.effect == "wins":
         costs = advice.request.objective in ("cost", "cheapestBeforeDeadline")
         weights = (best.plan.gpus, plan.gpus) if costs else (1, 1)
-        values = cautious(priced.step_s, priced.launch_s) * weights
+        values = priced.step_s * weights
         assert values[1] < values[0], change
 
 
@@ -108,6 +108,57 @@ def test_just_less_than_the_change_is_not_enough(name: str) -> None:
         if change.input in ("deadlineSeconds", "budget.amount"):
             request, _ = apply(replace(change, value=float(change.value) - 2), advice.request, POOLS[0])
             assert where not in [offer.pool.name for offer in advise(request, POOLS).offers]
+
+
+FEWER = {
+    "tight": (Request("tight", LARGE), [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4)]),
+    "odd": (Request("odd", replace(LARGE, global_batch=96)), [pool("h100-sxm", 2, 6.9), pool("a100-80", 3, 3.4)]),
+    "large": (Request("large", replace(MOE, model=models.preset("llama-3.1-405b"))), [pool("a100-80", 2, 3.4)]),
+}
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_one_node_less_than_the_change_is_not_enough(name: str) -> None:
+    """Nodes were once doubled until it was true."""
+    request, pools = FEWER[name]
+    advice = advise(request, pools)
+    changes = [(item.pool, item.change) for item in advice.rejections if item.change]
+    changes += [(item.pool, item.change) for item in advice.why_not if item.change]
+    nodes = [
+        (where, change)
+        for where, change in changes
+        if change.input == "pool.maxNodes" and (advice.best is None or where != advice.best.pool.name)
+    ]
+    assert nodes
+    for where, change in nodes:
+        for value, is_enough in ((float(change.value), True), (float(change.value) - 1, False)):
+            changed = [
+                apply(replace(change, value=value), request, one)[1] if one.name == where else one for one in pools
+            ]
+            best = advise(request, changed).best
+            assert (best is not None and best.pool.name == where) == is_enough, (change, value)
+
+
+def test_slightly_slower_links_than_the_change_do_not_win() -> None:
+    request = Request("links", replace(LARGE, global_batch=16), constraints=Constraints(gpus=16))
+    pools = [pool("a100-80", 2, 3.4), pool("h100-sxm", 2, 6.9, "ethernet-10")]
+    advice = advise(request, pools)
+    (change,) = [item.change for item in advice.why_not if item.subject == "pool" and item.change]
+    assert change.input == "pool.links"
+    for factor, winner in ((1.0, "h100-sxm"), (0.97, "a100-80")):
+        _, faster = apply(replace(change, value=float(change.value) * factor), request, pools[1])
+        best = advise(request, [pools[0], faster]).best
+        assert best is not None and best.pool.name == winner
+
+
+def test_the_least_memory_that_would_do_is_told() -> None:
+    request = Request("one", replace(LARGE, global_batch=1), constraints=Constraints(gpus=1))
+    where = replace(pool("l4", 1, 0.8), max_nodes=1)
+    (rejection,) = advise(request, [where]).rejections
+    found = roomier(where, float(rejection.memory_bytes or 0))
+    for less, fits in ((0, True), (1, False)):
+        changed = apply(replace(found, value=float(found.value) - less), request, where)[1]
+        assert (advise(request, [changed]).best is not None) == fits
 
 
 def test_a_price_just_above_the_change_does_not_win() -> None:
@@ -150,6 +201,7 @@ INPUTS = {
     "training.fusedLoss": 1,
     "training.offload": "optimizer",
     "training.framework": "fsdp2",
+    "plan.zeroStage": 2,
     "constraints.gpus": 8,
     "constraints.maxGpus": 8,
     "constraints.maxNodes": 1,
@@ -167,7 +219,8 @@ INPUTS = {
 
 def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     assert INPUTS.keys() == CHANGES.keys()
-    request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0)
+    plan = Stated.parse("dp8,mb2", "plan")
+    request = Request("x", LLAMA, "fastestWithinBudget", budget=Budget(1.0), deadline_s=1.0, plan=plan)
     for name, value in INPUTS.items():
         after, changed = apply(Change(name, value, "fits", ""), request, POOLS[0])
         assert (after != request) != (changed != POOLS[0]), name
@@ -195,3 +248,23 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
     advice = advise(Request("titan", replace(LARGE, framework="torchtitan")), [POOLS[0], POOLS[3]])
     (rejection,) = advice.rejections
     assert rejection.code == "PrecisionNotSupported" and "fp16" not in rejection.remedy
+
+
+@pytest.mark.parametrize(
+    ("plan", "changed", "remedy"),
+    [
+        ("fsdp8", "training.activationCheckpointing", "recompute every layer (full)"),
+        ("fsdp8,mb2", "training.microBatchSize", "micro-batch 2 -> 1"),
+        ("dp8,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
+    """Not shorter sequences, where the plan itself can be made to fit."""
+    lora = replace(LARGE, model=models.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
+    workload = lora if plan == "fsdp8" else LARGE
+    request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))
+    (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
+    assert rejection.change is not None
+    assert (rejection.change.input, rejection.remedy) == (changed, remedy)
+    after, where = apply(rejection.change, request, pool("a100-40", 1, 3.4))
+    assert advise(after, [where]).best is not None

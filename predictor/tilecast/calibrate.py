@@ -1,18 +1,21 @@
 """The constants of a link from measured collectives, and nccl-tests' logs as measurements.
 
 The loss is the mean absolute logarithm of predicted over measured, every row alike, with a light pull towards the
-constants that are there, so that one which the rows do not determine stays. One constant at a time moves over a
-geometric grid that narrows. The same rows give the same constants.
+constants that are there. One constant at a time moves over a geometric grid that narrows; afterwards one that explains
+the rows no better than chance (Akaike's criterion) returns to where it was, so that what the log did not measure stays.
+The same rows give the same constants.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +82,12 @@ PULL = 0.001
 """Loss of moving one constant by a factor of e."""
 
 
+GAIN = 2.0
+"""By how much a moved constant has to raise the rows' log-likelihood, times two: Akaike's price of a parameter."""
+
+
 def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
-    """The link with the constants that fit the rows best.
+    """The link with the constants that fit the rows best; those that the rows do not measure stay.
 
     Args:
         link: where the search starts: the link between GPUs of a node, or the network if it is `per_node`.
@@ -89,28 +96,68 @@ def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
         rounds: how often every constant moves.
     """
 
-    def loss(tried: Link) -> float:
+    def error(tried: Link) -> float:
         intra, inter = (other, tried) if link.per_node else (tried, other)
-        moved = sum(abs(np.log(constant(tried, name) / start)) for name, start in begin.items())
-        return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))) + PULL * moved)
+        return float(np.mean(np.abs(np.log(predict(measured, intra, inter) / measured.seconds))))
 
-    begin = {name: value for name in CONSTANTS if (value := constant(link, name))}
+    def loss(tried: Link) -> float:
+        return error(tried) + PULL * sum(abs(math.log(constant(tried, name) / start)) for name, start in begin.items())
+
+    def counts(name: str) -> bool:
+        """Whether some row's time goes with the constant."""
+        pairs = [(other, one) if link.per_node else (one, other) for one in (link, _scaled(link, name, 1.1))]
+        before, after = (predict(measured, *pair) for pair in pairs)
+        return bool(np.abs(np.log(after / before)).max() >= FELT * np.log(1.1))
+
+    begin = {name: value for name in CONSTANTS if (value := constant(link, name)) and counts(name)}
     best, least = link, loss(link)
     for turn in range(rounds):
         for name in begin:
             reach = REACH ** (0.5**turn)
-            part = name.split(".")[-1]
-            limits = {
-                "share": 1 / best.efficiency,
-                "efficiency": min(1 / _most_share(best), 1.0),
-                "own_share": 1.0,
-            }
-            most = limits.get(part, np.inf)
+            limits = {"share": 1 / best.efficiency, "efficiency": min(1 / _most_share(best), 1.0), "own_share": 1.0}
+            most = limits.get(name.split(".")[-1], np.inf)
             for value in np.minimum(constant(best, name) * np.geomspace(1 / reach, reach, 15), most):
                 tried = _with(best, name, _three_digits(value, most))
                 if (reached := loss(tried)) < least:
                     best, least = tried, reached
-    return best
+    return _unmoved(link, best, error, len(measured))
+
+
+def _unmoved(link: Link, fitted: Link, error: Callable[[Link], float], rows: int) -> Link:
+    """The fitted link with those constants as `link` has them that explain the rows no better than chance."""
+    moved = {name for name in CONSTANTS if not np.isclose(_rate(fitted, name), _rate(link, name), rtol=1e-3, atol=0)}
+    while moved:
+        restored = {name: _scaled(fitted, name, _rate(link, name) / _rate(fitted, name)) for name in sorted(moved)}
+        errors = {name: error(one) for name, one in restored.items()}
+        name = min(errors, key=lambda one: (errors[one], one))
+        if rows * np.log((errors[name] + _ROUNDED) / (error(fitted) + _ROUNDED)) >= GAIN:
+            break
+        fitted = restored[name]
+        moved.remove(name)
+    return fitted
+
+
+def _rate(link: Link, name: str) -> float:
+    """A constant as it is measured: a share as the rate that it makes with the efficiency."""
+    return constant(link, name) * (link.efficiency if name.endswith(".share") else 1.0)
+
+
+def _scaled(link: Link, name: str, factor: float) -> Link:
+    """The link with one constant times a factor and all rates but its own as they were: the efficiency changes without
+    the rates of other protocols than the bulk one."""
+    if name != "efficiency":
+        return _with(link, name, constant(link, name) * factor)
+    protocols = {
+        key: one if (key, "share") == BULK else replace(one, share=one.share / factor)
+        for key, one in link.protocols.items()
+    }
+    return replace(link, efficiency=link.efficiency * factor, protocols=protocols)
+
+
+FELT = 0.2
+"""Least share of a row's time that goes with a constant for the row to measure it."""
+_ROUNDED = 5e-4
+"""What three digits of a constant leave of an error."""
 
 
 def _three_digits(value: float, most: float) -> float:
@@ -133,9 +180,9 @@ def constant(link: Link, name: str) -> float:
 
 def _with(link: Link, name: str, value: float) -> Link:
     part, _, field = name.rpartition(".")
-    change = {field: value}
+    change: dict[str, Any] = {field: value}
     if not part:
-        return replace(link, **change)  # type: ignore[arg-type]
+        return replace(link, **change)
     return replace(link, protocols={**link.protocols, part: replace(link.protocols[part], **change)})
 
 

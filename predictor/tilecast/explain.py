@@ -43,7 +43,9 @@ class Operator:
     roofline_s: float
     """The least time of one run that the GPU's peaks allow."""
     kernel_s: float
-    """Forecast of one run alone."""
+    """Forecast of one run alone; `seconds` is runs times this times all corrections."""
+    corrections: Mapping[str, float]
+    """What a run in a step is against the kernel alone, by the name of the constant."""
     bound: Bound
     tile: tuple[int, int]
     tiles: int
@@ -74,6 +76,30 @@ class Exchange:
     runs: float
     seconds: float
     """Of all its runs together."""
+    exposed: float
+    """The share that nothing hides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How a step's compute and communication are made of what one micro-batch takes. Seconds.
+
+    compute = (stage_s x micro-batches x waited + contended_s) x correction, and
+    communication = (exchanged_s x micro-batches x waited + gradients_s) x correction.
+    """
+
+    stage_s: float
+    """A micro-batch's operators and copies on the fullest stage."""
+    exchanged_s: float
+    """What a micro-batch exchanges there, and with the next stage, that nothing hides."""
+    contended_s: float
+    """How much longer kernels take beside gradients."""
+    gradients_s: float
+    """The synchronisation of gradients and weights that nothing hides, and weights that are waited for."""
+    waited: float
+    """The slowest rank against their mean."""
+    correction: float
+    """What runs seen on the cluster multiply the step by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +120,7 @@ class Explanation:
     """Model FLOPs utilization: those over what the peaks of all GPUs do in a step."""
     copied_s: float
     """Seconds of a micro-batch in which weights and gradients are copied and summed beside the operators."""
+    sums: Sums
 
     @property
     def seconds(self) -> float:
@@ -140,6 +167,24 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
             )[0]
         )
         * plan.pipeline,
+        sums=_sums(workload, plans, sharded, pool),
+    )
+
+
+def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sums:
+    steps = step.Steps.of(workload, sharded, plans, pool, step.kernel_seconds(workload, sharded, pool.gpu))
+    times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
+    copied = step.copied_seconds(workload, steps.shared.held, plans, steps.copied_bytes_per_s)
+    waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
+    stage_s = float((steps.micro.gpu_s + copied)[0])
+    exchanged_s = float((steps.micro.communication_s + steps.boundary_s)[0])
+    return Sums(
+        stage_s=stage_s,
+        exchanged_s=exchanged_s,
+        contended_s=float(times.compute[0]) / correction - stage_s * repeats * waited,
+        gradients_s=float(times.communication[0]) / correction - exchanged_s * repeats * waited,
+        waited=waited,
+        correction=correction,
     )
 
 
@@ -164,12 +209,15 @@ def _operators(
 ) -> tuple[Operator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
+    corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
     for (block, op), index in zip(_in_order(graph), rows, strict=True):
         passes = block.repeat * _passes(workload, plan, graph, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(step.operator_seconds(workload, op, times, index)[shard])
         runs[key] = (count + passes * op.count, seconds + spent_s)
+        factors = step.corrections(workload, op, times, index)
+        corrected[key] = {told: float(value[min(shard, len(value) - 1)]) for told, value in factors.items()}
     table, tiling = times.table, times.tiling()
     flops, moved = table.flops(), table.bytes()
     found = []
@@ -189,6 +237,7 @@ def _operators(
                 moved_bytes=float(moved[row]),
                 roofline_s=float(times.roofline_s[row]),
                 kernel_s=float(times.seconds[row]),
+                corrections=corrected[name, phase, row],
                 bound="compute" if compute_s >= _NEARLY * times.roofline_s[row] else "memory",
                 tile=(int(tiling.rows[row]), int(tiling.cols[row])),
                 tiles=int(tiling.tiles[row]),
@@ -216,10 +265,16 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
             runs = transfer.count * block.repeat * passes
             size = float(sharded.gather(transfer.size_bytes)[0])
             ranks = int(getattr(plan, transfer.group))
-            found.append(Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s))
+            factor = step.constants().factor["exchange"]
+            exposed = step.exposed_share(workload, transfer, step.constants()) / factor
+            found.append(
+                Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
+            )
     if plan.pipeline > 1:
         boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0])
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
-        found.append(Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s))
+        found.append(
+            Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
+        )
     return tuple(sorted(found, key=lambda one: -one.seconds))

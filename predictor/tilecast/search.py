@@ -48,6 +48,7 @@ class Priced:
     """A plan table with its prices on one pool, every column (n,)."""
 
     plans: Plans
+    sharded: Sharded
     times: StepTimes
     footprint: Footprint
     usable_bytes: float
@@ -78,6 +79,7 @@ class Found:
     """Every plan of a pool with its price, as columns of shape (n,); `price` tells any of the rows in full."""
 
     plans: Plans
+    sharded: Sharded
     step_s: Floats
     launch_s: Floats
     """The part of the step that waits for the host."""
@@ -195,7 +197,7 @@ def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
     for column in (step_s, launch_s):
         column.setflags(write=False)  # it is handed out more than once
     needed = space.memory_bytes, space.upper_bytes
-    return Found(plans, step_s, launch_s, *needed, memory.usable_bytes(pool.gpu), space.is_bounded)
+    return Found(plans, space.sharded, step_s, launch_s, *needed, memory.usable_bytes(pool.gpu), space.is_bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def price_sharded(
     kernel times."""
     priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
-    return Priced(plans, times, memory.footprint(workload, sharded, plans), memory.usable_bytes(pool.gpu))
+    return Priced(plans, sharded, times, memory.footprint(workload, sharded, plans), memory.usable_bytes(pool.gpu))
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:

@@ -341,14 +341,33 @@ def operator_seconds(
 ) -> Floats:
     """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
     runs them one after the other."""
-    fitted = fitted or constants()
-    alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
-    alone_s = alone_s * fitted.implicit ** times.implicit[rows]
-    part = _FACTOR_OF[op.table.kind[0]]
-    seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[_kernels_of(workload)])
-    if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):
-        seconds = seconds * found.factor(times.gpu, op.phase)
+    seconds = times.seconds[rows] * op.count
+    for factor in corrections(workload, op, times, rows, fitted).values():
+        seconds = seconds * factor
     return np.asarray(seconds)
+
+
+def corrections(
+    workload: Workload,
+    op: Op,
+    times: kernels.KernelTimes,
+    rows: Rows,
+    fitted: Constants | None = None,
+) -> dict[str, Floats]:
+    """What the seconds of an operator's kernels alone are multiplied by in a step, (S,) or (1,), by the name of the
+    constant."""
+    fitted = fitted or constants()
+    found: dict[str, Floats] = {}
+    if times.irregular[rows].any():
+        found["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
+    if times.implicit[rows].any():
+        found["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+    part, runner = _FACTOR_OF[op.table.kind[0]], _kernels_of(workload)
+    name, factor = (f"factor.{part}", fitted.factor[part]) if part else (f"memory.{runner}", fitted.memory[runner])
+    found[name] = np.full(1, factor)
+    if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
+        found[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
+    return found
 
 
 def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:

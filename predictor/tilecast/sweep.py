@@ -138,6 +138,24 @@ def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> Field:
     return Field(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
 
 
+def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> Field:
+    """A number of the GPU that its arithmetic goes by: all peaks go with it, and the rates named. What power limits
+    under sustained load stays what it was."""
+    plain = _gpu(name, unit, si, is_count)
+
+    def put(pool: Pool, value: float) -> Pool:
+        gpu, factor = pool.gpu, value / (plain.get(pool) or 1.0)
+        rates: dict[str, Any] = {rate: getattr(gpu, rate) * factor for rate in (*scaled, "fp16_accumulate_flops")}
+        sustained = {
+            key: min(1.0, share / factor) if share < 1 else share for key, share in gpu.sustained_ratio.items()
+        }
+        peaks = {key: peak * factor for key, peak in gpu.peak_flops.items()}
+        faster = replace(gpu, peak_flops=peaks, sustained_ratio=sustained, **rates)
+        return plain.put(replace(pool, gpu=faster), value)
+
+    return Field(unit, plain.get, put, is_count)
+
+
 def _linked(pool: Pool, side: str, link: Link) -> Pool:
     return replace(pool, intra=link) if side == "intra" else replace(pool, inter=link)
 
@@ -183,8 +201,8 @@ FIELDS: Mapping[str, Field] = {
     "gpu.memory": _gpu("memory_bytes", "GiB", 2.0**30),
     "gpu.bandwidth": _gpu("memory_bandwidth_bytes_per_s", "GB/s", 1e9),
     "gpu.l2": _gpu("l2_bytes", "MiB", 2.0**20),
-    "gpu.clock": _gpu("boost_clock_hz", "MHz", 1e6),
-    "gpu.sms": _gpu("sm_count", "", 1.0, is_count=True),
+    "gpu.clock": _pace("boost_clock_hz", "MHz", 1e6, ("l2_bandwidth_bytes_per_s",)),
+    "gpu.sms": _pace("sm_count", "", 1.0, (), is_count=True),
     "link.intraNode.bandwidth": _link("intra", "bandwidth_bytes_per_s", "GB/s", 1e9),
     "link.intraNode.latency": _latency("intra"),
     "link.interNode.bandwidth": _link("inter", "bandwidth_bytes_per_s", "GB/s", 1e9),

@@ -62,7 +62,7 @@ def interval(workload: Workload, priced: Priced, row: int, known: Widths | None 
 
 
 def cautious(step_s: Floats, launch_s: Floats, known: Widths | None = None) -> Floats:
-    """The step of each plan on a slow host: what orders plans, (n,).
+    """The step of each plan on a slow host: what decides among plans that tie, (n,).
 
     Hosts differ more than GPUs and networks do, and a slow one only ever makes a step longer, so of two plans with
     like forecasts the one that leans less on its host is the better choice. In the 47 groups of plans that vTrain
@@ -76,6 +76,8 @@ ODDS = 1 / 3
 """Two plans are a tie while the forecast would order them wrongly at least this often."""
 _REPEATED = NormalDist().inv_cdf(0.95) * constants().jitter
 """Half-width of the 90 % range of one and the same step: how far ranks are apart that do the same work."""
+MOST_TIED = float(np.log(1.1))
+"""However unsure the forecast is, nobody is told to take a plan that it says is more than a tenth behind."""
 _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 """That point as a share of the half-width of a 90 % range."""
 
@@ -97,17 +99,18 @@ def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known
         + (found.host - other.host) ** 2
         + (found.kernels - other.kernels) ** 2
     )
-    return np.asarray(_REACH * np.sqrt(squares))
+    return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
 def tie_between(found: Errors, other: Errors, known: Widths | None = None) -> Floats:
     """The same for plans on two pools, whose networks, hosts and kernels err apart from each other."""
     known = known or widths()
     squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (found, other))
-    return np.asarray(_REACH * np.sqrt(squares))
+    return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
 def most_tied(known: Widths | None = None) -> float:
     """No two plans on one pool further apart than this logarithm are a tie."""
     known = known or widths()
-    return _REACH * float(np.sqrt(known.plans**2 + known.communication**2 + known.host**2 + known.kernels**2))
+    squares = known.plans**2 + known.communication**2 + known.host**2 + known.kernels**2
+    return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

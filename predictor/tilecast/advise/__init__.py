@@ -11,8 +11,10 @@ import numpy as np
 
 from tilecast import __version__, hardware, kernels, step
 from tilecast.advise import stated
+from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.rank import FINISHING, PRICED, Choice, Details, Field, field, pareto
+from tilecast.advise.choose import Choice
+from tilecast.advise.rank import FINISHING, PRICED, Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
@@ -85,7 +87,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         why_not=why_not(request, choices),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
-        notes=(*_notes(request, offers), *_told(request, shared), *notes),
+        notes=(*_notes(request, offers), *_batch(request, choices), *_told(request, shared), *notes),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
         provenance=Provenance(
@@ -271,14 +273,13 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
         bound += "; may miss the deadline"
     word, other = _BEST[request.objective]
     if choice is best:
-        told = (item.found.forecast(request)[item.kept].min() for item in choices)
-        is_least = request.objective == "fewestGpus" or best.forecast <= min(told)
+        is_least = request.objective == "fewestGpus" or best.value <= min(item.best for item in choices)
         return replace(offer, reason=f"{'' if is_least else 'among the '}{word}; {bound}")
     if request.objective == "fewestGpus" and choice.gpus > best.gpus:
         return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
-    if best.forecast <= 0:
+    if best.value <= 0:
         return replace(offer, reason=f"costs more than nothing; {bound}")
-    factor = choice.forecast / best.forecast
+    factor = choice.value / best.value
     if is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
         more = " with more GPUs" if choice.gpus > best.gpus else ""
         return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
@@ -300,6 +301,12 @@ def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:
     if best.precision != own.precision:
         notes.append(f"Precision {best.precision} instead of {own.precision}, as the job allows.")
     return notes
+
+
+def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """What another global batch would give, where the job's own leaves GPUs idle."""
+    told = neighbour(request, choices[0]) if choices else None
+    return [told] if told else []
 
 
 def _confidence(offers: Sequence[Offer]) -> str:

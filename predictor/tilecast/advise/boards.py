@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecast import search, uncertainty
-from tilecast.advise.rank import PRICED, Choice, Details, Field, choose
+from tilecast.advise.choose import Choice, choose, sensible
+from tilecast.advise.rank import PRICED, Details, Field
 from tilecast.advise.values import Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Mask
@@ -32,6 +33,7 @@ def judge(request: Request, found: Field) -> Choice | Rejection:
         return _too_large(request, found, within)
     if request.objective in PRICED and pool.price_per_gpu_hour is None:
         return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
+    kept = sensible(request, found, kept)
     return choose(request, found, kept) or _out_of_reach(request, found, within & found.fits)
 
 
@@ -53,25 +55,47 @@ class Ranking:
 
 
 def settle(request: Request, choices: Iterable[Choice]) -> Ranking:
-    """Of the pools that tie with the best the one that needs fewest GPUs is recommended, and one with memory to spare
-    before one that is tight."""
+    """Of the pools that tie with the best one with memory to spare is recommended, then one that is not clearly behind
+    in what the objective leaves open, then the one whose plan is tried first."""
     ranked = sorted(choices, key=lambda choice: order(request, choice))
     if not ranked:
         return Ranking((), 0, 1.0)
-    first = ranked[0]
-    tied = [choice for choice in ranked if choice is first or is_tie(request, first, choice)]
-    chosen = min(tied, key=lambda choice: (choice.is_tight, choice.gpus))
-    least = min(choice.least for choice in tied)
+    few = order(request, ranked[0])[0]
+    first = min((choice for choice in ranked if order(request, choice)[0] == few), key=lambda choice: choice.best)
+    tied = [choice for choice in ranked if choice is first or _ties(request, first, choice)]
+    chosen = min(_preferred(tied), key=lambda choice: (*choice.preference, choice.value))
     others = (choice for choice in ranked if choice is not chosen)
-    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, chosen.forecast / least if least > 0 else 1.0)
+    ratio = chosen.value / first.best if first.best > 0 else 1.0
+    return Ranking((chosen, *others), len(tied) - 1 + chosen.ties, ratio)
+
+
+def _preferred(tied: list[Choice]) -> list[Choice]:
+    """Of the pools that tie those with memory to spare, and of these those whose other criterion is not clearly behind;
+    where one's is not known, or prices are in two currencies, it decides nothing."""
+    roomy = [choice for choice in tied if not choice.is_tight] or tied
+    known = all(choice.other > 0 for choice in roomy) and len({choice.found.pool.currency for choice in roomy}) == 1
+    if not known:
+        return roomy
+    least = min(roomy, key=lambda choice: choice.other)
+    return [choice for choice in roomy if choice is least or choice.other <= least.other * _width(least, choice)]
+
+
+def _ties(request: Request, first: Choice, other: Choice) -> bool:
+    """Whether the forecast cannot tell what is recommended of one pool from the best of the other."""
+    same = order(request, first)[0] == order(request, other)[0]
+    return same and other.value <= first.best * _width(first, other)
+
+
+def _width(one: Choice, other: Choice) -> float:
+    """Up to which ratio the forecast cannot tell two choices apart."""
+    return float(np.exp(uncertainty.tie_between(one.errors, other.errors)[0]))
 
 
 def is_tie(request: Request, best: Choice, other: Choice) -> bool:
     """Whether the forecast cannot tell the choices of two pools apart, of which the first is not behind."""
     if order(request, best)[0] != order(request, other)[0] or best.value <= 0:
         return False
-    width = uncertainty.tie_between(best.errors, other.errors)
-    return bool(np.log(other.value / best.value) <= width[0])
+    return other.value <= best.value * _width(best, other)
 
 
 def usable(request: Request, pool: Pool) -> list[Precision]:

@@ -16,7 +16,7 @@ def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
     """The request and the pool after a change.
 
     Raises:
-        KeyError: the change is one of a plan (`plan.…`), which is no input.
+        KeyError: the change is one of a neighbour (`plan`), which is no input.
     """
     return CHANGES[change.input](request, pool, change.value)
 
@@ -26,6 +26,25 @@ def _training(name: str, kind: type = str) -> Apply:
         return replace(request, workload=replace(request.workload, **{name: kind(value)})), pool
 
     return run
+
+
+def _planned(name: str, kind: type = str) -> Apply:
+    """An input of the job that a stated plan may state as well, which is then changed alike."""
+    alone = _training(name, kind)
+
+    def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+        plan, changed = request.plan, {name: kind(value)}
+        if plan is not None and getattr(plan, name) is not None:
+            request = replace(request, plan=replace(plan, **changed))
+        return alone(request, pool, value)
+
+    return run
+
+
+def _stage(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    if request.plan is None:
+        return request, pool
+    return replace(request, plan=replace(request.plan, zero_stage=int(value))), pool
 
 
 def _precision(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
@@ -105,11 +124,12 @@ CHANGES: Mapping[str, Apply] = {
     "training.precision": _precision,
     "training.globalBatchSize": _batch,
     "training.sequenceLength": _training("sequence_length", int),
-    "training.microBatchSize": _training("micro_batch", int),
-    "training.activationCheckpointing": _training("checkpointing"),
+    "training.microBatchSize": _planned("micro_batch", int),
+    "training.activationCheckpointing": _planned("checkpointing"),
     "training.fusedLoss": _training("fused_loss", bool),
     "training.offload": _training("offload"),
     "training.framework": _training("framework"),
+    "plan.zeroStage": _stage,
     "constraints.gpus": _constraint("gpus"),
     "constraints.maxGpus": _constraint("max_gpus"),
     "constraints.maxNodes": _constraint("max_nodes"),
@@ -123,5 +143,5 @@ CHANGES: Mapping[str, Apply] = {
     "pool.gpu.memoryGib": _memory,
     "pool.links": _links,
 }
-"""Every input that a remedy may name: paths of a TrainingJob's spec, and `pool.…` for those of the pool; `pool.links`
-is how many times as fast the links are."""
+"""Every input that a remedy may name: paths of a TrainingJob's spec, `plan.…` for those of a plan that is asked for,
+`pool.…` for those of the pool; `pool.links` is how many times as fast the links are."""

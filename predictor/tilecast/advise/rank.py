@@ -16,7 +16,7 @@ from tilecast.advise import stated
 from tilecast.advise.values import Constraints, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
-from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload, distinct
+from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
 
@@ -27,8 +27,6 @@ def is_price(request: Request) -> bool:
 
 MAX_BATCHES = 8
 """Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
-MAX_TIED = 128
-"""Plans of a pool that are held against its best one to see whether the forecast can tell them apart."""
 
 FINISHING = ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget")
 """Objectives that need to know how long the run is."""
@@ -101,6 +99,12 @@ class Field:
     """Those that the pool's GPU has units for."""
     variant: Ints
     """Index into `variants`."""
+    tables: tuple[Found | Priced, ...]
+    """Where the rows come from."""
+    table: Ints
+    """Index into `tables`."""
+    origin: Ints
+    """The row there."""
     plans: Plans
     step_s: Floats
     launch_s: Floats
@@ -117,7 +121,7 @@ class Field:
     def take(self, rows: slice) -> Field:
         """The chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return Field(self.pool, self.variants, plans=self.plans.take(rows), **columns)
+        return replace(self, plans=self.plans.take(rows), **columns)
 
     @property
     def gpus(self) -> Ints:
@@ -147,17 +151,21 @@ class Field:
         return within(self.plans, self.pool, limits)
 
     def value(self, request: Request) -> Floats:
-        """What the objective makes least, (n,), at the cautious step; NaN where a price is missing."""
-        return self._value(request, uncertainty.cautious(self.step_s, self.launch_s))
+        """What the objective makes least, (n,); NaN where a price is missing."""
+        return self._price(request) if is_price(request) else self._seconds(request)
 
-    def forecast(self, request: Request) -> Floats:
-        """The same at the forecast itself: what is shown to people."""
-        return self._value(request, self.step_s)
+    def other(self, request: Request) -> Floats:
+        """What the objective leaves open, (n,): seconds where it makes a price least, else the price; NaN where that is
+        missing."""
+        return self._seconds(request) if is_price(request) else self._price(request)
 
-    def _value(self, request: Request, step_s: Floats) -> Floats:
+    def _seconds(self, request: Request) -> Floats:
+        """Of the run, or of as many samples as a step of the job's own batch has."""
         steps = self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
-        seconds = step_s * steps
-        return self.hourly / 3600 * seconds if is_price(request) else seconds
+        return self.step_s * steps
+
+    def _price(self, request: Request) -> Floats:
+        return self.hourly / 3600 * self._seconds(request)
 
     def allowed(self, request: Request) -> Mask:
         """Which plans the objective allows: those before the deadline, or within the budget."""
@@ -169,7 +177,7 @@ class Field:
         return kept
 
 
-_COLUMNS = ("variant", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
+_COLUMNS = ("variant", "table", "origin", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
@@ -199,13 +207,17 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
     def column(name: str) -> Floats:
         return np.concatenate([np.zeros(0), *(getattr(table, name) for _, table in every)])
 
-    variant = np.repeat([index for index, _ in every], [len(table.plans) for _, table in every]).astype(np.int64)
+    sizes = [len(table.plans) for _, table in every]
+    variant = np.repeat([index for index, _ in every], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in able])
     steps = np.array([np.nan if item.steps is None else float(item.steps) for item in able])
     return Field(
         pool=pool,
         variants=able,
         variant=variant,
+        tables=tuple(table for _, table in every),
+        table=np.repeat(np.arange(len(every)), sizes),
+        origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
         plans=Plans.concatenate([table.plans for _, table in every]) if every else Plans.of(),
         step_s=column("step_s"),
         launch_s=column("launch_s"),
@@ -233,125 +245,13 @@ def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
-
-    found: Field
-    kept: Mask
-    """Rows that it was chosen from."""
-    row: int
-    value: float
-    best: float
-    """The least of the values, which ties may be behind."""
-    forecast: float
-    """What the forecast itself says of the value."""
-    ties: int
-    least: float
-    """The least that the forecast says of the plans that tie."""
-    details: Details
-    place: int
-    """Of the recommended plan in `details`."""
-    errors: Errors
-    """What may be off in its forecast, columns of length one."""
-
-    @property
-    def gpus(self) -> int:
-        return int(self.found.gpus[self.row])
-
-    @property
-    def is_tight(self) -> bool:
-        return bool(self.found.take(slice(self.row, self.row + 1)).tight[0])
-
-    def offer(self) -> Offer:
-        """The plan in full."""
-        return self.details.offer(self.place)
-
-
-def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
-    """Of the plans that the forecast cannot tell from the best of those kept the simplest with memory to spare, or the
-    simplest where none has any; of those that tie in price none that another beats in price and time. None if none is
-    kept."""
-    value = found.value(request)
-    kept = kept & np.isfinite(value)
-    if not kept.any():
-        return None
-    if request.objective == "fewestGpus":
-        kept = kept & (found.gpus == found.gpus[kept].min())
-    rows = np.flatnonzero(kept)
-    best = value[rows].min()
-    near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
-    near = _nearest(found, near, value)
-    ratio = value[near] / best if best > 0 else np.ones(len(near))
-    details = Details.of(found, near)
-    errors = details.errors()
-    close = np.flatnonzero(np.log(ratio) <= _tie_width(found, near, errors))
-    told = found.forecast(request)[near]
-    ties, least = len(close) - 1, float(told[close].min())
-    if is_price(request):
-        tight = found.tight[near[close]]
-        close = close if tight.all() else close[~tight]
-        close = close[unbeaten(told[close], (found.step_s[near] / found.batch[near])[close])]
-    columns = simplicity(found, near[close])
-    place = int(close[np.lexsort((found.step_s[near[close]], ratio[close], *columns[::-1]))[0]])
-    row = int(near[place])
-    own = errors.take(np.array([place]))
-    return Choice(
-        found, kept, row, float(value[row]), float(best), float(told[place]), ties, least, details, place, own
-    )
-
-
-def unbeaten(price: Floats, sample_s: Floats) -> Mask:
-    """Which of some plans that tie in price no other beats in price and time at once, (k,): nobody waits longer for
-    more money."""
-    order = np.lexsort((sample_s, price))
-    fastest = np.minimum.accumulate(sample_s[order])
-    kept = np.zeros(len(price), dtype=bool)
-    kept[order] = (sample_s[order] <= fastest) & np.append(True, sample_s[order][1:] < fastest[:-1])
-    return kept
-
-
-def _nearest(found: Field, rows: Ints, value: Floats) -> Ints:
-    """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
-    the best."""
-    rows = rows[np.lexsort((found.step_s[rows], value[rows]))]
-    if len(rows) <= MAX_TIED:
-        return rows
-    kept = np.arange(len(rows)) < MAX_TIED
-    kept[distinct(*simplicity(found, rows)).first] = True
-    return rows[kept]
-
-
-def _tie_width(found: Field, rows: Ints, errors: Errors) -> Floats:
-    """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
-    plans = found.plans.take(rows)
-    columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-    alike = np.all([column == column[0] for column in (*columns, found.variant[rows])], axis=0)
-    return uncertainty.tie_within(errors, errors.take(np.array([0])), alike)
-
-
-_REPLICAS = ("data", "gradient_accumulation")
-"""Columns that say how often a GPU's work is repeated, not what it is."""
-
-
-def simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
-    """Columns that are less for a plan that is preferred among ties, the weightiest first: memory to spare, fewer GPUs,
-    the job's own batch and precision, fewer dimensions, nothing sharded, nothing recomputed."""
-    plans = found.plans.take(rows)
-    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
-    dimensions = np.sum([degree > 1 for degree in degrees], axis=0)
-    sharded = np.minimum(plans.zero_stage, 1)
-    tight = found.tight[rows].astype(np.int64)
-    return tight, plans.gpus, found.variant[rows], dimensions, sharded, plans.checkpointing
-
-
-@dataclass(frozen=True, slots=True)
 class Details:
     """Some rows of a field, priced in full."""
 
     field: Field
     rows: Ints
     priced: tuple[Priced, ...]
-    """A table for each variant among the rows."""
+    """A table for each of the field's tables among the rows."""
     table: Ints
     """For each row, the index of its table, (k,)."""
     place: Ints
@@ -360,14 +260,17 @@ class Details:
     @classmethod
     def of(cls, found: Field, rows: Ints) -> Details:
         """The rows of a field, in the order given."""
-        present, table = np.unique(found.variant[rows], return_inverse=True)
+        present, table = np.unique(found.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
-        for index, variant in enumerate(present):
+        for index, source in enumerate(present):
             members = np.flatnonzero(table == index)
             place[members] = np.arange(len(members))
-            plans = found.plans.take(rows[members])
-            priced.append(search.price(found.variants[variant], plans, found.pool))
+            among = rows[members]
+            workload, plans = found.variants[found.variant[among[0]]], found.plans.take(among)
+            # The graph of the whole table, so that no kernel is priced twice.
+            sharded = found.tables[source].sharded.take(found.origin[among])
+            priced.append(search.price_sharded(workload, sharded, plans, found.pool))
         return cls(found, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:

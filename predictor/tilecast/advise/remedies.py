@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tilecast import search
+from tilecast import memory, search
 from tilecast.advise.boards import judge, settle, usable
 from tilecast.advise.changes import apply
-from tilecast.advise.rank import PRICED, Choice, Field, field, variants, within
+from tilecast.advise.choose import Choice
+from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
+from tilecast.spec import CHECKPOINTING
 
 GIB = 2**30
 FURTHER = (2, 4, 8)
@@ -33,10 +35,52 @@ def remedied(request: Request, found: Field, rejection: Rejection, others: tuple
     for change in _CANDIDATES[rejection.code](request, found, rejection):
         judged = _judged(change, request, found)
         if judged is None:
+            change = _least(change, request, found)
             return replace(rejection, remedy=change.text, change=change)
         if judged.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {judged.message}"
     return replace(rejection, remedy=remedy)
+
+
+def _least(change: Change, request: Request, found: Field) -> Change:
+    """The change that helps, no larger than it has to be: of inputs that are tried in leaps, what lies between is
+    halved."""
+    if change.input not in _LEAPS:
+        return change
+    present, grain, told = _LEAPS[change.input]
+    start = present(request, found.pool) // grain
+
+    def of(value: int) -> Change:
+        return replace(change, value=value * grain, text=told(value * grain, found.pool))
+
+    return of(least_whole(lambda value: _judged(of(value), request, found) is None, start, int(change.value) // grain))
+
+
+GRAIN = 64
+"""Sequences are told in multiples of so many tokens."""
+_LEAPS: Mapping[str, tuple[Callable[[Request, Pool], int], int, Callable[[int, Pool], str]]] = {
+    "pool.maxNodes": (lambda request, pool: pool.max_nodes, 1, lambda nodes, pool: _nodes(nodes, pool)),
+    "training.sequenceLength": (
+        lambda request, pool: request.workload.sequence_length, GRAIN, lambda length, pool: _sequences(length)
+    ),
+}  # fmt: skip
+"""What changes that are tried in leaps start from, what they are multiples of, and how they are told."""
+
+
+def _nodes(nodes: int, pool: Pool) -> str:
+    return f"{nodes} nodes instead of {pool.max_nodes}" if pool.max_nodes else f"raise its maxNodes to {nodes}"
+
+
+def _sequences(length: int) -> str:
+    return f"sequences of {length} tokens"
+
+
+def least_whole(works: Callable[[int], bool], fails: int, succeeds: int) -> int:
+    """A whole number that works while the one next to it, towards one that fails, does not: found by halving."""
+    while abs(succeeds - fails) > 1:
+        middle = (fails + succeeds) // 2
+        fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
+    return succeeds
 
 
 def _judged(change: Change, request: Request, found: Field) -> Rejection | None:
@@ -114,7 +158,7 @@ def _precision(request: Request, found: Field, rejection: Rejection) -> Iterator
 
 def _grow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
-        yield Change("pool.maxNodes", nodes, "fits", f"raise its maxNodes to {nodes}")
+        yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, found.pool))
 
 
 def _count(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
@@ -143,29 +187,51 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     """What makes a job smaller on each GPU, what costs the user least first."""
     yield from _loosened(request, found)
     yield from _framework(request)
-    workload, pool = request.workload, found.pool
-    micro, over = workload.micro_batch, rejection.memory_bytes or 0.0
-    smaller = search.divisors(micro)[-2::-1] if micro and micro > 1 else []
-    for size in smaller:
-        if workload.global_batch % size == 0:
-            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
-    if workload.checkpointing not in (None, "full") and workload.training:
-        yield Change("training.activationCheckpointing", "full", "fits", "recompute every layer (full)")
+    workload, pool, over = request.workload, found.pool, rejection.memory_bytes or 0.0
+    yield from _leaner(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None:
         for times in FURTHER:
             nodes = pool.max_nodes * times
-            yield Change("pool.maxNodes", nodes, "fits", f"{nodes} nodes instead of {pool.max_nodes}")
+            yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, pool))
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
-        for length in (workload.sequence_length // 2, workload.sequence_length // 4):
+        for length in (workload.sequence_length // part // GRAIN * GRAIN for part in (2, 4)):
             if length:
-                yield Change("training.sequenceLength", length, "fits", f"sequences of {length} tokens")
-    if rejection.memory_available_bytes:
-        wanted = math.ceil(pool.gpu.memory_bytes / GIB * over / rejection.memory_available_bytes)
-        yield Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+                yield Change("training.sequenceLength", length, "fits", _sequences(length))
+    if over:
+        yield roomier(pool, over)
+
+
+def _leaner(request: Request) -> Iterator[Change]:
+    """What the job, or the plan that it asks for, holds fixed and could hold less with."""
+    workload, plan = request.workload, request.plan
+    stage = plan.zero_stage if plan is not None else None
+    if stage is not None and workload.training:
+        for higher in range(stage + 1, 4):
+            yield Change("plan.zeroStage", higher, "fits", f"ZeRO stage {stage} -> {higher}")
+    micro = (plan.micro_batch if plan is not None else None) or workload.micro_batch
+    for size in search.divisors(micro)[-2::-1] if micro else []:
+        if workload.global_batch % size == 0:
+            yield Change("training.microBatchSize", size, "fits", f"micro-batch {micro} -> {size}")
+    mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
+    if mode is not None and workload.training:
+        for more in CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :]:
+            told = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
+            yield Change("training.activationCheckpointing", more, "fits", told)
+
+
+def roomier(pool: Pool, needed_bytes: float) -> Change:
+    """GPUs of the least whole number of GiB that hold so many bytes."""
+
+    def holds(gib: int) -> bool:
+        return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
+
+    present = math.floor(pool.gpu.memory_bytes / GIB)
+    wanted = least_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    return Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
 
 
 def _framework(request: Request) -> Iterator[Change]:
@@ -254,7 +320,7 @@ def largest_winning(request: Request, choice: Choice, others: tuple[Choice, ...]
     low, high = math.log(1e-4), math.log(1e4)
 
     def wins(factor: float) -> bool:
-        scaled = replace(choice, value=choice.value * factor)
+        scaled = choice.scaled(factor)
         return settle(request, (scaled, *others)).choices[0] is scaled
 
     if choice.value <= 0 or not wins(math.exp(low)):

@@ -8,26 +8,27 @@ is recommended now.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tilecast import kernels, models, search, uncertainty
+from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
-from tilecast.advise.rank import Choice, Field, field, is_price, simplicity
-from tilecast.advise.remedies import FURTHER, GIB, cheaper
+from tilecast.advise.choose import Choice, island, simplicity
+from tilecast.advise.rank import Field, field, is_price
+from tilecast.advise.remedies import FURTHER, GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
-from tilecast.kernels import KernelTimes
 from tilecast.models import Sharded
-from tilecast.search import Limits, Priced
+from tilecast.search import Limits, Mask, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
+from tilecast.step import KernelSeconds
 
-SPEEDS = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
-"""How many times as fast a network is imagined to be."""
+MOST_SPEED = 8.0
+"""How many times as fast links are imagined to be at most."""
 
 
 def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
@@ -64,42 +65,87 @@ def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Cha
     return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
 
 
+def _wins(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
+    return settle(request, (choice, *others)).choices[0] is choice
+
+
 def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> bool:
-    """Whether a plan of a changed pool makes that pool the recommended one. The changed pool holds better plans too
-    and may recommend one that ties with its best, so the plan has to win by the width of two ties."""
+    """Whether a plan of a changed pool makes that pool the recommended one, whatever else it then offers.
+
+    It holds better plans too and may recommend one that ties with its best, so the plan has to win by two ties.
+    """
     widths = [float(uncertainty.tie_between(choice.errors, other.errors)[0]) for other in others]
-    behind = replace(choice, value=choice.value * math.exp(2 * max(widths, default=0.0)))
-    return settle(request, (behind, *others)).choices[0] is behind
+    return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
+
+
+def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
+    """Whether a changed pool is the recommended one."""
+    judged = judge(request, field(request, pool))
+    return isinstance(judged, Choice) and _wins(request, judged, others)
 
 
 def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
+    """The fewest nodes with which the pool would be recommended, found by halving what lies between those that do not
+    and those that do."""
     pool, limits = choice.found.pool, request.constraints
-    for times in FURTHER:
-        nodes = pool.max_nodes * times
+    known: dict[int, Choice | None] = {}
+
+    def on(nodes: int) -> Choice | None:
         gpus = nodes * pool.gpus_per_node
         is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or nodes > (limits.max_nodes or nodes)
         # So many GPUs make no plan more than so many times as fast.
-        if is_barred or choice.value / times > best.value:
-            continue
-        judged = judge(request, field(request, replace(pool, max_nodes=nodes), Limits(gpus=gpus)))
-        if isinstance(judged, Choice) and _surely(request, judged, others):
-            return Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
-    return None
+        if is_barred or choice.value * pool.max_nodes / nodes > best.value * math.exp(uncertainty.most_tied()):
+            return None
+        if nodes not in known:
+            judged = judge(request, field(request, replace(pool, max_nodes=nodes), Limits(gpus=gpus)))
+            known[nodes] = judged if isinstance(judged, Choice) else None
+        return known[nodes]
+
+    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
+        def works(nodes: int) -> bool:
+            return (found := on(nodes)) is not None and test(request, found, others)
+
+        fails = pool.max_nodes
+        for nodes in (times * pool.max_nodes for times in FURTHER):
+            if works(nodes):
+                return least_whole(works, fails, nodes)
+            fails = nodes
+        return None
+
+    nodes = least(_wins)
+    if nodes is not None and not _confirmed(request, replace(pool, max_nodes=nodes), others):
+        nodes = least(_surely)
+    if nodes is None:
+        return None
+    return Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
 
 
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    offer = choice.offer()
-    if choice.value * (1 - offer.breakdown["communication"] / offer.step_s) > best.value:
+    """The least factor on the speed of all links with which the pool would be recommended."""
+    offer, pool = choice.offer(), choice.found.pool
+    hidden = 1 - offer.breakdown["communication"] / offer.step_s
+    if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
         return None
     workload = choice.found.variants[choice.found.variant[choice.row]]
     plan = choice.found.plans.take(np.array([choice.row]))
-    table = _Table.of(workload, plan, choice.found.pool)
-    now = _cautious(table.price())[0]
-    for speed in SPEEDS:
-        ratio = float(_cautious(table.price(speed))[0] / now)
-        if _surely(request, replace(choice, value=choice.value * ratio), others):
-            return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
-    return None
+    table, only = _Table.of(workload, plan, pool), np.array([0])
+    now = float(table.step_s(1.0, only)[0])
+
+    def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
+        def works(speed: float) -> bool:
+            ratio = float(table.step_s(speed, only)[0]) / now
+            return test(request, choice.scaled(ratio, ratio), others)
+
+        return least_speed(works) if works(MOST_SPEED) else None
+
+    speed = least(_wins)
+    if speed is not None and not _confirmed(request, faster(pool, speed), others):
+        speed = least(_surely)
+    return None if speed is None else _links(speed)
+
+
+def _links(speed: float) -> Change:
+    return Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +167,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     sharded = _Table.of(workload, table, found.pool)
     priced = sharded.price()
     weight = table.gpus / plan.gpus if is_price(request) else np.ones(len(table))
-    values = _cautious(priced) * weight
+    values = priced.step_s * weight
     ratios = values / values[0]
     speeds = _speeds(sharded, weight, ratios)
     errors = uncertainty.errors(priced)
@@ -131,8 +177,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
         row = int(near.rows[index - 1])
         one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
         over = float(priced.memory_bytes[index] - priced.usable_bytes)
-        larger = float(priced.memory_bytes[index]) / priced.usable_bytes
-        yield one.verdict(over, larger, speeds[index])
+        yield one.verdict(over, float(priced.memory_bytes[index]), speeds[index])
 
 
 def _near(request: Request, found: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
@@ -172,9 +217,10 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
     for size in (plan.micro_batch * 2, plan.micro_batch // 2):
         if size:
             yield from _whole("microBatchSize", replace(plan, micro_batch=size), workload)
-    for data in (plan.data * 2, plan.data // 2 if plan.data % 2 == 0 else 0):
-        if data:
-            yield from _whole("gpus", replace(plan, data=data), workload)
+    ranks = search.divisors(workload.global_batch)
+    place = ranks.index(plan.data)
+    for data in (*ranks[place + 1 : place + 2], *ranks[:place][-1:]):
+        yield from _whole("gpus", replace(plan, data=data), workload)
 
 
 def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
@@ -201,35 +247,42 @@ class _Table:
     plans: Plans
     pool: Pool
     sharded: Sharded
-    timed: KernelTimes
+    kernels: KernelSeconds
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, pool: Pool) -> _Table:
         sharded = models.shard(workload, plans)
-        return cls(workload, plans, pool, sharded, kernels.seconds(sharded.graph.kernels()[0], pool.gpu))
+        return cls(workload, plans, pool, sharded, step.kernel_seconds(workload, sharded, pool.gpu))
 
-    def price(self, speed: float = 1.0) -> Priced:
-        """The plans with links so many times as fast."""
-        pool = self.pool if speed == 1 else faster(self.pool, speed)
-        return search.price_sharded(self.workload, self.sharded, self.plans, pool, timed=self.timed)
+    def price(self) -> Priced:
+        return search.price_sharded(self.workload, self.sharded, self.plans, self.pool)
 
-
-def _cautious(priced: Priced) -> Floats:
-    return uncertainty.cautious(priced.step_s, priced.launch_s)
+    def step_s(self, speed: float, rows: Ints) -> Floats:
+        """The steps of some of the plans with links so many times as fast, (k,)."""
+        plans, sharded = self.plans.take(rows), self.sharded.take(rows)
+        return step.step(self.workload, sharded, plans, faster(self.pool, speed), self.kernels).total
 
 
 def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]:
-    """For each plan, the least of `SPEEDS` of all links that puts it before the first; None where none does."""
-    behind = ratios > 1
+    """For each plan, the least factor on the speed of all links that puts it before the first; None where none up to
+    `MOST_SPEED` does."""
     least: list[float | None] = [None] * len(ratios)
-    for speed in reversed(SPEEDS):
-        if not behind.any():
-            break
-        values = _cautious(table.price(speed)) * weight
-        behind &= values < values[0]
-        for row in np.flatnonzero(behind):
-            least[row] = speed
+    behind = np.flatnonzero(ratios > 1)
+
+    def ahead(speed: float, rows: Ints) -> Mask:
+        values = table.step_s(speed, np.append(0, rows)) * np.append(weight[0], weight[rows])
+        return np.asarray(values[1:] < values[0])
+
+    if len(behind):
+        for row in behind[ahead(MOST_SPEED, behind)]:
+            alone = np.array([row])
+            least[row] = least_speed(lambda speed: bool(ahead(speed, alone)[0]))  # noqa: B023
     return least
+
+
+def least_speed(wins: Callable[[float], bool]) -> float:
+    """The least factor to two decimals from which on it wins, one with which it does at `MOST_SPEED`."""
+    return least_whole(lambda hundredths: wins(hundredths / 100), 100, round(100 * MOST_SPEED)) / 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +298,12 @@ class _Neighbour:
     """Of what the objective makes least, to the best."""
     is_tie: bool
 
-    def verdict(self, over_bytes: float, larger: float, speed: float | None) -> WhyNot:
+    def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
         """What binds it, and the smallest change that would undo that."""
         if over_bytes > 0:
-            return self._said("OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(larger))
+            return self._said(
+                "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
+            )
         if self.row < 0:
             return self._beyond()
         allowed = self.best.found.allowed(self.request)[self.row]
@@ -263,22 +318,28 @@ class _Neighbour:
             return self._said(
                 "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
             )
+        if self.ratio < 1 and not self.best.kept[self.row]:
+            return self._said("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
         code = "Dearer" if is_price(self.request) else "Slower"
-        change = None if speed is None else Change("pool.links", speed, "wins", f"links {speed:g}x as fast")
+        change = None if speed is None else _links(speed)
         return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
 
     def _said(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
         return WhyNot(self.subject, self.best.found.pool.name, self.plan, code, message, value, change)
+
+    def _excuse(self) -> str:
+        """Why a plan that is ahead is not recommended without being asked for."""
+        if self.plan.tensor > island(self.best.found):
+            return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
+        return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:
         """Why a plan that ties with the recommended one is not recommended itself."""
         found = self.best.found
         if found.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine, best = (
-            tuple(column[0] for column in simplicity(found, np.array([row]))) for row in (self.row, self.best.row)
-        )
-        return ", but not within that of the fastest" if mine < best else " and no simpler"
+        mine = tuple(int(column[0]) for column in simplicity(found, np.array([self.row])))
+        return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
     def _beyond(self) -> WhyNot:
         pool = self.best.found.pool
@@ -302,7 +363,7 @@ class _Neighbour:
                 return self._said("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
         return self._said("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
 
-    def _leaner(self, larger: float) -> Change:
+    def _leaner(self, needed_bytes: float) -> Change:
         """The same degrees with least changed besides that fit; where none do, a GPU of so many times the memory."""
         found, one = self.best.found, Plans.of(self.plan)
         kept = found.fits & (found.variant == found.variant[self.best.row])
@@ -310,8 +371,7 @@ class _Neighbour:
             kept &= getattr(found.plans, name) == getattr(one, name)[0]
         rows = np.flatnonzero(kept)
         if not len(rows):
-            wanted = math.ceil(found.pool.gpu.memory_bytes / GIB * larger)
-            return Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+            return roomier(found.pool, needed_bytes)
         changes = [getattr(found.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
         first = rows[np.lexsort((found.step_s[rows], np.sum(changes, axis=0)))[0]]
         leaner = found.plans.row(int(first))

@@ -110,6 +110,7 @@ class OperatorLine(Door):
     bytes: float = Field(description="Least memory traffic of one run.")
     roofline_seconds: float = Field(description="The least time of one run that the GPU's peaks allow.")
     kernel_seconds: float = Field(description="Forecast of one run alone.")
+    corrections: dict[str, float] = Field(description="What a run takes in a step against that, by constant.")
     bound: Literal["compute", "memory"] = Field(description="Which peak bounds it.")
     tile: list[int] = Field(description="Rows and columns of its tiles.")
     tiles: int = Field(description="How many there are.")
@@ -126,6 +127,18 @@ class ExchangeLine(Door):
     bytes: int = Field(description="The whole buffer of one rank.")
     runs: float = Field(description="How often.")
     seconds: float = Field(description="All its runs together, before anything hides.")
+    exposed: float = Field(description="The share that nothing hides.")
+
+
+class StepSums(Door):
+    """How compute and communication of a step are made of a micro-batch's."""
+
+    stage_seconds: float = Field(description="A micro-batch's operators and copies on the fullest stage.")
+    exchanged_seconds: float = Field(description="What it exchanges there, and with the next stage, in the open.")
+    contended_seconds: float = Field(description="How much longer kernels take beside gradients, in a step.")
+    gradient_seconds: float = Field(description="Gradients and weights exchanged in the open, in a step.")
+    slowest_rank: float = Field(description="The slowest rank against their mean.")
+    correction: float = Field(description="What runs seen on the cluster multiply the step by.")
 
 
 class Explained(Door):
@@ -138,6 +151,7 @@ class Explained(Door):
     balance_flop_per_byte: float = Field(description="From where on the peak rather than the memory bounds.")
     micro_batch_seconds: float = Field(description="GPU time of one micro-batch through every stage.")
     copied_seconds: float = Field(description="Of it, copies and sums of weights and gradients.")
+    sums: StepSums = Field(description="How a step is made of micro-batches.")
     operators: list[OperatorLine] = Field(description="The costliest first.")
     exchanges: list[ExchangeLine] = Field(description="The longest first.")
     gradient_bytes: int = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advise import Offer
-from tilecast.explain import Exchange, Explanation, Operator
+from tilecast.explain import Exchange, Explanation, Operator, Sums
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, size
 
 SHOWN = 12
 """Operators on the screen; the rest are one line."""
 
-_OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FLOP/B", "BOUND", "REACHES", "TILES")
-_EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS")
-_RIGHT = ("TIME", "SHARE", "RUNS", "EACH", "FLOP/B", "REACHES", "RANKS", "BUFFER", "BYTES")
+_OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "FLOP/B", "BOUND", "REACHES", "TILES")
+_EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
+_RIGHT = ("TIME", "SHARE", "RUNS", "EACH", "FACTOR", "FLOP/B", "REACHES", "RANKS", "BUFFER", "EXPOSED", "BYTES")
 
 
 def screen(offer: Offer, found: Explanation) -> str:
@@ -32,6 +33,8 @@ def screen(offer: Offer, found: Explanation) -> str:
         f"Operators of one micro-batch through every stage, {duration(found.seconds)} of GPU time, "
         f"{plan.gradient_accumulation:,} a step:",
         *columns(_OPERATORS, _operators(found), _RIGHT),
+        f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_factors(found)}.",
+        _compute(offer, found),
         "",
         *_communication(offer, found),
         "",
@@ -69,6 +72,7 @@ def _operators(found: Explanation) -> list[tuple[str, ...]]:
             shape(one),
             f"{one.runs:,.0f}",
             duration(one.kernel_s),
+            f"{math.prod(one.corrections.values()):.3g}",
             f"{one.intensity:.0f}",
             one.bound,
             f"{one.utilization:.0%}",
@@ -80,16 +84,54 @@ def _operators(found: Explanation) -> list[tuple[str, ...]]:
     if rest:
         seconds = sum(one.seconds for one in rest)
         told = (duration(seconds), f"{seconds / found.seconds:.1%}", f"{len(rest)} others")
-        rows.append((*told, "", "", "", "", "", "", ""))
+        rows.append((*told, *[""] * 8))
     if found.copied_s:
         told = (duration(found.copied_s), f"{found.copied_s / found.seconds:.1%}", "weights and gradients")
-        rows.append((*told, "copied and summed", "", "", "", "memory", "", ""))
+        rows.append((*told, "copied and summed", "", "", "", "", "memory", "", ""))
     return rows
+
+
+def _factors(found: Explanation) -> str:
+    """Every correction of the operators, by the name of the constant."""
+    values: dict[str, set[str]] = {}
+    for one in found.operators:
+        for name, value in one.corrections.items():
+            values.setdefault(name, set()).add(f"{value:.3g}")
+    return ", ".join(f"{name} {' or '.join(sorted(told))}" for name, told in sorted(values.items()))
+
+
+def _compute(offer: Offer, found: Explanation) -> str:
+    """Compute of a step from that of a micro-batch."""
+    sums, plan = found.sums, offer.plan
+    stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
+    slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _counts(sums.contended_s, offer) else ""
+    told = f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_waited(sums, plan.gpus)}{slowed}"
+    return f"Compute of a step: {_corrected(told, sums)} = {duration(offer.breakdown['compute'])}."
+
+
+def _counts(seconds: float, offer: Offer) -> bool:
+    return seconds > 1e-4 * offer.step_s
+
+
+def _waited(sums: Sums, gpus: int) -> str:
+    return f" x {sums.waited:.3f} for the slowest of {gpus} GPUs" if sums.waited > 1 else ""
+
+
+def _corrected(told: str, sums: Sums) -> str:
+    return f"({told}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else told
 
 
 def _communication(offer: Offer, found: Explanation) -> list[str]:
     exposed = offer.breakdown["communication"]
     head = f"Communication, {duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
+    sums, parts = found.sums, []
+    if sums.exchanged_s:
+        each = f"{duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
+        parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_waited(sums, offer.plan.gpus)}")
+    if _counts(sums.gradients_s, offer):
+        parts.append(f"{duration(sums.gradients_s)} of gradients and weights")
+    if parts:
+        head += f" = {_corrected(' + '.join(parts), sums)}"
     rows = [_exchange(one) for one in found.exchanges]
     if found.gradient_bytes:
         ranks = offer.plan.data * offer.plan.context
@@ -97,7 +139,7 @@ def _communication(offer: Offer, found: Explanation) -> list[str]:
         collective = "all_reduce" if stage == 0 else "reduce_scatter, all_gather"
         what = "gradients and weights, each micro-batch" if stage > 2 else "gradients, each micro-batch"
         told = what if stage > 1 and accumulated > 1 else "gradients, once a step"
-        rows.append(("", told, collective, f"{ranks}", size(found.gradient_bytes), ""))
+        rows.append(("", told, collective, f"{ranks}", size(found.gradient_bytes), "", "", ""))
     if not rows:
         return [f"{head}."]
     return [f"{head}; per micro-batch, before anything hides:", *columns(_EXCHANGES, rows, _RIGHT)]
@@ -105,7 +147,8 @@ def _communication(offer: Offer, found: Explanation) -> list[str]:
 
 def _exchange(one: Exchange) -> tuple[str, ...]:
     told = (duration(one.seconds), f"{one.name} ({one.group})", one.collective, f"{one.ranks}")
-    return (*told, size(one.size_bytes), f"{one.runs:,.0f}")
+    each = duration(one.seconds / one.runs)
+    return (*told, size(one.size_bytes), f"{one.runs:,.0f}", each, f"{one.exposed:.0%}")
 
 
 def _memory(offer: Offer) -> list[tuple[str, ...]]:
@@ -126,6 +169,14 @@ def document(found: Explanation) -> dict[str, Any]:
         "balanceFlopPerByte": _figures(found.balance),
         "microBatchSeconds": _figures(found.seconds),
         "copiedSeconds": _figures(found.copied_s),
+        "sums": {
+            "stageSeconds": _figures(found.sums.stage_s),
+            "exchangedSeconds": _figures(found.sums.exchanged_s),
+            "contendedSeconds": _figures(found.sums.contended_s),
+            "gradientSeconds": _figures(found.sums.gradients_s),
+            "slowestRank": _figures(found.sums.waited),
+            "correction": _figures(found.sums.correction),
+        },
         "operators": [_operator(one) for one in found.operators],
         "exchanges": [
             {
@@ -136,6 +187,7 @@ def document(found: Explanation) -> dict[str, Any]:
                 "bytes": round(one.size_bytes),
                 "runs": _figures(one.runs),
                 "seconds": _figures(one.seconds),
+                "exposed": _figures(one.exposed),
             }
             for one in found.exchanges
         ],
@@ -156,6 +208,7 @@ def _operator(one: Operator) -> Mapping[str, Any]:
         "bytes": _figures(one.moved_bytes),
         "rooflineSeconds": _figures(one.roofline_s),
         "kernelSeconds": _figures(one.kernel_s),
+        "corrections": {name: _figures(value) for name, value in one.corrections.items()},
         "bound": one.bound,
         "tile": list(one.tile),
         "tiles": one.tiles,

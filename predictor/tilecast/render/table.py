@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from tilecast.advise import Advice, Offer
-from tilecast.advise.rank import MAX_TIED
+from tilecast.advise.choose import MAX_TIED
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money
 from tilecast.step import PARTS

@@ -407,7 +407,7 @@ class Scored:
     measured_s: Floats
     predicted_s: Floats
     cautious_s: Floats
-    """The step that orders plans in an advice."""
+    """The step on a slow host, which decides among plans that tie."""
     left_out_s: Floats
     roofline_s: Floats
     one_mfu_s: Floats
@@ -510,7 +510,7 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
         lines += [_line(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
     tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
     if count:
-        _, advised, _ = ranking(scored.rows, scored.cautious_s, scored.measured_s)
+        _, advised, _ = ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
         told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
         lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"]
     lines += ["", residuals.table(scored.rows, residuals.ratio_of(scored.predicted_s, scored.measured_s)), ""]
@@ -558,9 +558,12 @@ _RANKED_BY = (
 _PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
 
 
-def ranking(rows: Sequence[Row], predicted_s: Floats, measured_s: Floats) -> tuple[float, float, int]:
+def ranking(
+    rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
+) -> tuple[float, float, int]:
     """Kendall's tau over pairs measured more than 5 % apart (a predicted tie scores 0) and the regret of the plan
-    predicted fastest (the mean over tied ones), both averaged over groups of at least four distinct plans."""
+    predicted fastest (the mean over equal ones), or, with `cautious_s`, of the one that is least by these among those
+    that tie with it; both averaged over groups of at least four distinct plans."""
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         groups[tuple(row.get(name, "") for name in _RANKED_BY)].append(index)
@@ -574,7 +577,11 @@ def ranking(rows: Sequence[Row], predicted_s: Floats, measured_s: Floats) -> tup
         if apart.any():
             sign = np.sign(predicted[first] - predicted[second]) * np.sign(measured[first] - measured[second])
             taus.append(float(np.mean(sign[apart])))
-        best = np.isclose(predicted, predicted.min(), rtol=1e-9)
+        decides = predicted
+        if cautious_s is not None:
+            tied = predicted <= predicted.min() * np.exp(uncertainty.most_tied())
+            decides = np.where(tied, cautious_s[members], np.inf)
+        best = np.isclose(decides, decides.min(), rtol=1e-9)
         regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)
     return (
         float(np.mean(taus)) if taus else float("nan"),

@@ -1,0 +1,54 @@
+"""The global batch beside the job's own that its GPUs would share evenly, where that is clearly faster per sample."""
+
+from __future__ import annotations
+
+import math
+
+from tilecast import uncertainty
+from tilecast.advise.boards import judge
+from tilecast.advise.changes import apply
+from tilecast.advise.choose import Choice
+from tilecast.advise.rank import field, is_price
+from tilecast.advise.values import Change, Request
+from tilecast.hardware import Pool
+from tilecast.search import Limits
+
+
+def neighbour(request: Request, best: Choice) -> str | None:
+    """A sentence on the nearest global batch that all GPUs of the recommended pool divide, if the recommendation would
+    be ahead with it, per sample, by more than a tie; None for a batch that they divide, or that the job leaves open."""
+    pool, own = best.found.pool, request.workload.global_batch
+    most = _usable(request, pool)
+    part = most * (request.workload.micro_batch or 1)
+    if request.batches is not None or request.plan is not None or not 1 < part <= 2 * own or own % part == 0:
+        return None
+    nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
+    for batch in nearest:
+        after, _ = apply(Change("training.globalBatchSize", batch, "wins", ""), request, pool)
+        judged = judge(after, field(after, pool, Limits(gpus=most)))
+        if not isinstance(judged, Choice):
+            continue
+        ratio = _per_sample(request, judged, batch) / _per_sample(request, best, own)
+        if ratio * math.exp(uncertainty.MOST_TIED) < 1:
+            gain = f"cost {ratio:.0%} as much" if is_price(request) else f"be {1 / ratio:.2f}x as fast"
+            plan = judged.found.plans.row(judged.row)
+            return (
+                f"{most} GPUs do not divide global batch {own}: {batch} would {gain} per sample, "
+                f"with {plan} on {judged.gpus} GPUs."
+            )
+    return None
+
+
+def _usable(request: Request, pool: Pool) -> int:
+    """The most GPUs that the job may use there, whole nodes where it uses several."""
+    limits = request.constraints
+    nodes = min(pool.max_nodes, limits.max_nodes or pool.max_nodes)
+    most = min(nodes * pool.gpus_per_node, limits.max_gpus or pool.max_gpus)
+    whole = most // pool.gpus_per_node * pool.gpus_per_node or most
+    return limits.gpus or whole
+
+
+def _per_sample(request: Request, choice: Choice, batch: int) -> float:
+    """Seconds, or the price, of a sample."""
+    seconds = float(choice.found.step_s[choice.row]) / batch
+    return seconds * float(choice.found.hourly[choice.row]) if is_price(request) else seconds

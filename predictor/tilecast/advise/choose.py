@@ -1,0 +1,226 @@
+"""Which plan of a pool is recommended, among those that the forecast cannot tell apart.
+
+Of the plans that tie with the best those stay that have memory to spare, then those that are not clearly behind in
+the criterion that the objective leaves open (price where time counts, time where price counts), then those that are
+not clearly behind on a slow host. Of what is left the plan is taken that a practitioner tries first: data parallelism
+before ZeRO before tensor parallelism before pipelines, nothing recomputed, fewer GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from tilecast import memory, models, uncertainty
+from tilecast.advise.rank import Details, Field
+from tilecast.advise.values import Offer, Request
+from tilecast.memo import Memo
+from tilecast.search import Mask
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload, distinct
+from tilecast.uncertainty import Errors
+
+MAX_TIED = 128
+"""Plans of a pool that are held against its best one to see whether the forecast can tell them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
+
+    found: Field
+    kept: Mask
+    """Rows that it was chosen from."""
+    row: int
+    value: float
+    best: float
+    """The least of the values, which ties may be behind."""
+    other: float
+    """What the objective leaves open: `Field.other` of the plan."""
+    preference: tuple[int, ...]
+    """`simplicity` of the plan."""
+    ties: int
+    details: Details
+    place: int
+    """Of the recommended plan in `details`."""
+    errors: Errors
+    """What may be off in its forecast, columns of length one."""
+
+    @property
+    def gpus(self) -> int:
+        return int(self.found.gpus[self.row])
+
+    @property
+    def is_tight(self) -> bool:
+        return bool(self.found.take(slice(self.row, self.row + 1)).tight[0])
+
+    def offer(self) -> Offer:
+        """The plan in full."""
+        return self.details.offer(self.place)
+
+    def scaled(self, factor: float, other: float = 1.0) -> Choice:
+        """The choice with so many times the value, and so many times what the objective leaves open."""
+        return replace(self, value=self.value * factor, best=self.best * factor, other=self.other * other)
+
+
+def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
+    """The plan to recommend among those kept, as this module's docstring says; None if none is kept."""
+    value = found.value(request)
+    kept = kept & np.isfinite(value)
+    if not kept.any():
+        return None
+    if request.objective == "fewestGpus":
+        kept = kept & (found.gpus == found.gpus[kept].min())
+    rows = np.flatnonzero(kept)
+    best = float(value[rows].min())
+    cautious = value * uncertainty.cautious(found.step_s, found.launch_s) / found.step_s
+    near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
+    near = _nearest(found, near, value, cautious)
+    details = Details.of(found, near)
+    tied = _Tied(found, near, details.errors())
+    places = tied.least(np.arange(len(near)), value)
+    ties = len(places) - 1
+    tight = found.tight[near[places]]
+    places = places if tight.all() else places[~tight]
+    other = found.other(request)
+    for column in (other, cautious):
+        places = tied.least(places, column)
+    columns = simplicity(found, near[places])
+    order = np.lexsort((found.step_s[near[places]], cautious[near[places]], *columns[::-1]))
+    place = int(places[order[0]])
+    row = int(near[place])
+    return Choice(
+        found=found,
+        kept=kept,
+        row=row,
+        value=float(value[row]),
+        best=best,
+        other=float(other[row]),
+        preference=tuple(int(column[order[0]]) for column in columns),
+        ties=ties,
+        details=details,
+        place=place,
+        errors=tied.errors.take(np.array([place])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tied:
+    """Rows of a field and what may be off in their forecasts."""
+
+    found: Field
+    rows: Ints
+    errors: Errors
+
+    def least(self, places: Ints, column: Floats) -> Ints:
+        """Those of the places that the forecast cannot tell from the one with the least of a column of the field, and
+        those that are ahead of one of them; all where the column is not known, or costs nothing."""
+        values = column[self.rows[places]]
+        if not np.all(values > 0):
+            return places
+        first = int(places[np.argmin(values)])
+        tied = np.log(values / values.min()) <= self._width(first)[places]
+        return np.asarray(places[values <= values[tied].max()])
+
+    def _width(self, first: int) -> Floats:
+        """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
+        plans = self.found.plans.take(self.rows)
+        columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
+        columns.append(self.found.variant[self.rows])
+        alike = np.all([column == column[first] for column in columns], axis=0)
+        return uncertainty.tie_within(self.errors, self.errors.take(np.array([first])), alike)
+
+
+_REPLICAS = ("data", "gradient_accumulation")
+"""Columns that say how often a GPU's work is repeated, not what it is."""
+
+
+def _nearest(found: Field, rows: Ints, value: Floats, cautious: Floats) -> Ints:
+    """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
+    the best and the best on a slow host."""
+    rows = rows[np.lexsort((found.step_s[rows], value[rows]))]
+    if len(rows) <= MAX_TIED:
+        return rows
+    kept = np.arange(len(rows)) < MAX_TIED
+    slow = np.argsort(cautious[rows], kind="stable")
+    kinds = [*simplicity(found, rows), found.tight[rows].astype(np.int64)]
+    kept[distinct(*kinds).first] = True
+    kept[slow[distinct(*(column[slow] for column in kinds)).first]] = True
+    return rows[kept]
+
+
+def simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
+    """Columns that are less for a plan that is tried first, the weightiest first: the job's own batch and precision; no
+    splitting, ZeRO, tensor parallelism, context or expert parallelism, pipelines; fewer of these at once; nothing
+    recomputed; a lower ZeRO stage; fewer ranks that a replica is split over; fewer GPUs."""
+    plans = found.plans.take(rows)
+    sharded = np.minimum(plans.zero_stage, 1)
+    split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
+    rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
+    degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
+    several = np.sum([degree > 1 for degree in degrees], axis=0)
+    replica = plans.tensor * plans.pipeline * plans.context
+    return found.variant[rows], rung, several, plans.checkpointing, plans.zero_stage, replica, plans.gpus
+
+
+HALF, THIRD = 1 / 2, 1 / 3
+"""Shares of a GPU's memory: a model that takes no more of it, with its training state and one sample, is not split over
+ranks, and where it takes no more than the second, neither is its training state."""
+
+
+def sensible(request: Request, found: Field, kept: Mask) -> Mask:
+    """Of the rows kept those that need no excuse; whoever asks for a plan, or for a degree of tensor parallelism, gets
+    it.
+
+    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample; and tensor
+    parallelism stays on GPUs that NVLink joins, where the node has any. A rule that leaves nothing does not count.
+    """
+    if request.plan is not None:
+        return kept
+    plans = found.plans
+    split = (plans.tensor > 1) | (plans.pipeline > 1) | (plans.context > 1) | (plans.expert > 1)
+    masks = [~(split & _held(found, HALF))]
+    if np.any(kept & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
+        masks.append(~((plans.zero_stage > 0) & _held(found, THIRD)))
+    if request.constraints.max_tensor is None:
+        masks.append(plans.tensor <= island(found))
+    for mask in masks:
+        narrowed = kept & mask
+        kept = narrowed if narrowed.any() else kept
+    return kept
+
+
+def island(found: Field) -> int:
+    """GPUs of a node that the fastest link joins: those of an island, where NVLink makes some."""
+    intra = found.pool.intra
+    return intra.domain if intra.beyond else found.pool.domain
+
+
+def _held(found: Field, share: float) -> Mask:
+    """Of which plans every GPU could hold the whole model in such a share of its memory, and has a sample, (n,)."""
+    most = share * found.pool.gpu.memory_bytes
+    fits = np.array([whole_bytes(workload) <= most for workload in found.variants], bool)
+    return np.asarray(fits[found.variant] & (found.gpus <= found.batch))
+
+
+def whole_bytes(workload: Workload) -> float:
+    """Training state and activations of a job that is not split, with a single sample (or the job's own micro-batch) at
+    once; infinite for a model that its own code spreads over all ranks."""
+    if models.spreads_rows(workload.model):
+        return np.inf
+    return _WHOLE.get(workload, lambda: _whole_bytes(workload))
+
+
+_WHOLE: Memo[Workload, float] = Memo(64)
+
+
+def _whole_bytes(workload: Workload) -> float:
+    micro = workload.micro_batch or 1
+    plan = Plan(
+        micro_batch=micro,
+        gradient_accumulation=workload.global_batch // micro,
+        checkpointing=workload.checkpointing or CHECKPOINTING[0],
+    )
+    plans = Plans.of(plan)
+    bill = memory.footprint(workload, models.shard(workload, plans), plans)
+    return float((bill.parameters + bill.gradients + bill.optimizer + bill.activations)[0])
