@@ -155,14 +155,13 @@ def _attention(row: Row) -> Attention:
 
 
 def execution(row: Row) -> Execution:
-    """How a row's kernels were launched: as it states, or as its framework's name says."""
-    stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
-    if stated is not None:
-        return stated
+    """How a row's kernels were launched: as it states, or as its framework's name says. XLA is TensorFlow's compiler."""
     framework = row.get("framework", "").lower()
-    if "xla" in framework or "jax" in framework:
-        return "xla"
-    return "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
+    found = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
+    if found is None:
+        found = "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
+        found = "xla" if "xla" in framework or "jax" in framework else found
+    return "xla" if found == "compiled" and "tensorflow" in framework else found
 
 
 _FUSED_LOSS = ("composer",)
@@ -224,8 +223,12 @@ _ONE_AFTER_THE_OTHER: tuple[Framework, ...] = ("deepspeed", "megatron-deepspeed"
 in stage 3 (config-json), and without ZeRO its engine reduces at the end (runtime/engine.py: allreduce_gradients)."""
 
 
+_SAID_NOT = ("no gradient bucketing", "no dp overlap", "no tp/dp overlap", "overlap_comm false")
+"""What notes say of a run whose gradients are reduced at the end."""
+
+
 def _overlaps(row: Row, notes: str) -> bool:
-    if "no gradient bucketing" in notes:
+    if any(words in notes for words in _SAID_NOT):
         return False
     return framework(row) not in _ONE_AFTER_THE_OTHER or "overlap_comm true" in notes
 
