@@ -169,7 +169,7 @@ _FUSED_LOSS = ("composer",)
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
-"""Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
+"""Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax: a table's 0 means the framework's own."""
 
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
@@ -191,10 +191,8 @@ def _memory_format(row: Row) -> MemoryFormat:
 
 
 def _fused_kernels(row: Row) -> bool:
-    stated = row.get("fused_kernels", "")
-    if stated in ("0", "1"):
-        return stated == "1"
-    return any(word in row.get("framework", "").lower() for word in _FUSED)
+    own = any(word in row.get("framework", "").lower() for word in _FUSED)
+    return own or row.get("fused_kernels", "") == "1"
 
 
 def framework(row: Row) -> Framework | None:
@@ -223,7 +221,7 @@ _ONE_AFTER_THE_OTHER: tuple[Framework, ...] = ("deepspeed", "megatron-deepspeed"
 in stage 3 (config-json), and without ZeRO its engine reduces at the end (runtime/engine.py: allreduce_gradients)."""
 
 
-_SAID_NOT = ("no gradient bucketing", "no dp overlap", "no tp/dp overlap", "overlap_comm false")
+_SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """What notes say of a run whose gradients are reduced at the end."""
 
 
