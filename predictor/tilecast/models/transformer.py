@@ -10,8 +10,8 @@ Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks
 `Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
 the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
 the experts that all tokens visit; and for attention that does not reach everywhere `sliding_window` or
-`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated); `activation_clamp`, the
-limit of an activation's inputs; `activation_kernels`, those of an activation in code that writes its arithmetic out.
+`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated); `activation_clamp`,
+the limit of an activation's inputs; `activation_kernels`, those of an activation in code that writes its arithmetic out.
 """
 
 from __future__ import annotations

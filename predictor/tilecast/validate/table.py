@@ -155,7 +155,7 @@ def _attention(row: Row) -> Attention:
 
 
 def execution(row: Row) -> Execution:
-    """How a row's kernels were launched: as it states, or as its framework's name says. XLA is TensorFlow's compiler."""
+    """How a row's kernels were launched: as it states, or as its framework's name says. TensorFlow compiles by XLA."""
     framework = row.get("framework", "").lower()
     found = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
     if found is None:
@@ -169,7 +169,7 @@ _FUSED_LOSS = ("composer",)
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
-"""Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax: a table's 0 means the framework's own."""
+"""Frameworks whose own kernels, which a table's 0 means, fuse bias, activation, dropout, mask and softmax."""
 
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
