@@ -176,7 +176,7 @@ def test_show_pools_says_why_a_node_is_not_priced(tmp_path: Path, capsys: pytest
         f"status: {{capacity: {resources}, allocatable: {resources}}}\n"
     )
     assert main(["show", "pools", "--nodes", str(nodes)]) == 0
-    assert "1 nodes not priced (MigPartitioned)" in capsys.readouterr().out
+    assert "1 node not priced (MigPartitioned)" in capsys.readouterr().out
     assert main(["show", "pools", "sliced", "--nodes", str(nodes)]) == 0
     assert "MIG" in capsys.readouterr().out
 

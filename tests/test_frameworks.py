@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -129,3 +130,88 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     assert kept_to(job, "megatron").workload.framework == "nemo"
     with pytest.raises(SpecError, match="deepspeed is not nemo"):
         kept_to(job, "deepspeed")
+
+
+def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states() -> None:
+    alone, accumulating = (
+        bill("torchtune", Plan(micro_batch=64 // repeats, gradient_accumulation=repeats), optimizer="adamw")
+        for repeats in (1, 2)
+    )
+    # The largest block is a layer: 4 products of 4,096 x 4,096 and 3 of 4,096 x 11,008, and two norms, of 2 bytes each.
+    assert alone.gradients[0] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    assert alone.optimizer[0] == 0
+    assert accumulating.optimizer[0] == 2 * accumulating.gradients[0] == 2 * accumulating.parameters[0]
+
+
+@pytest.mark.parametrize(("framework", "each"), [(None, 2.0), ("litgpt", 4.0), ("torchtune", 0.0)])
+def test_a_product_with_a_quantized_weight_keeps_its_input(framework: Framework | None, each: float) -> None:
+    plan = Plan(micro_batch=2)
+    narrow, wide = (bill(framework, plan, lora_rank=8, frozen_bits=bits).activations[0] for bits in (4, 16))
+    # Inputs of a layer: of queries, keys and values, of the output, of the MLP's first products and of its second.
+    inputs = 2 * 2048 * (3 * 4096 + 11008)
+    assert narrow - wide == pytest.approx(32 * inputs * each)
+
+
+def test_scales_are_part_of_a_quantized_weight() -> None:
+    held = {name: bill(name, Plan(), lora_rank=8, frozen_bits=4).parameters[0] for name in ("torchtune", "litgpt")}
+    layers = models.parameters(Workload(LLAMA, 2048, 64)) - 2 * 32000 * 4096
+    assert held["litgpt"] - held["torchtune"] == pytest.approx(layers * (4.5 - 4.127) / 8, rel=0.01)
+
+
+def test_chunks_of_logits_have_their_gradients_one_after_the_other() -> None:
+    job = {"execution": "compiled", "lora_rank": 8, "optimizer": "none"}
+    plan = Plan(micro_batch=8, checkpointing="full")
+    whole = models.shard(Workload(LLAMA, 2048, 64, framework="fsdp2", **job), Plans.of(plan))  # type: ignore[arg-type]
+    parts = models.shard(Workload(LLAMA, 2048, 64, framework="torchtune", **job), Plans.of(plan))  # type: ignore[arg-type]
+    logits = 2.0 * 8 * 2048 * 32000
+    assert whole.graph.last[0].working_bytes[0] == pytest.approx(logits)
+    assert parts.graph.last[0].working_bytes[0] == pytest.approx(logits / 8)
+
+
+def test_an_output_layer_of_its_own_is_counted() -> None:
+    tied = models.preset("llama-3.2-1b")
+    one, other = (models.parameters(Workload(tied, 512, 8, framework=name)) for name in ("fsdp2", "litgpt"))
+    assert tied.tied_embeddings
+    assert other - one == tied.vocab * tied.hidden
+
+
+@pytest.mark.parametrize(
+    ("framework", "data", "copies"),
+    # OneFlow holds a gradient of the table beside weight and moments, and spreads all of them; others rows alone.
+    [("oneflow", 1, 4.0), ("oneflow", 8, 4.0), (None, 8, 3.0)],
+)
+def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: int, copies: float) -> None:
+    model = models.preset("wide-deep-criteo")
+    rows = 1e6
+
+    def held(times: float) -> float:
+        extra = {**model.extra, "table_weights": times * 16 * rows, "wide_weights": times * rows}
+        grown = replace(model, extra=extra)
+        workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
+        plans = Plans.of(Plan(data=data, expert=data, micro_batch=512))
+        found = memory.footprint(workload, models.shard(workload, plans), plans)
+        return float((found.parameters + found.gradients + found.optimizer)[0])
+
+    assert held(2) - held(1) == pytest.approx(copies * 4 * 17 * rows / data, rel=1e-6)
+
+
+def test_rows_that_ranks_share_leave_vectors_of_every_rank() -> None:
+    model = models.preset("wide-deep-criteo")
+    kept = {}
+    for framework in ("oneflow", "ddp"):
+        workload = Workload(model, 1, 4096, "fp32", framework=framework)
+        plans = Plans.of(Plan(data=8, expert=8, micro_batch=512))
+        kept[framework] = memory.footprint(workload, models.shard(workload, plans), plans).activations[0]
+    assert kept["oneflow"] - kept["ddp"] == pytest.approx(512 * 26 * 16 * 4 * 2 * 7)
+
+
+@pytest.mark.parametrize("framework", [None, *NAMES])
+def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None) -> None:
+    found, error = bill(framework, Plan(data=2)), frameworks.of(Workload(LLAMA, 1, 1, framework=framework)).memory_error
+    assert 0 < error <= 0.2
+    assert found.lower == pytest.approx(found.total * (1 - error))
+    assert found.upper == pytest.approx(found.device * (1 + error))
+    assert found.spans("allocated") == (
+        pytest.approx(found.allocated * (1 - error)),
+        pytest.approx(found.allocated * (1 + error)),
+    )

@@ -10,7 +10,8 @@ NAMES = [
     "h100-sxm", "h100-pcie", "h100-nvl", "h100-96-hbm2e", "h200", "gh200", "a100-40", "a100-80", "a100-40-pcie",
     "a100-80-pcie", "l4", "l40s", "t4", "v100-sxm", "v100-sxm-32", "v100-pcie", "v100-pcie-32", "p100", "p4", "a10",
     "a10g", "a40", "a30", "b200", "gb200", "a800-80", "b300", "gb300", "h100-96", "h20", "h200-nvl", "h800-sxm", "k80",
-    "l40", "rtx-3090", "rtx-4090", "rtx-6000-ada", "rtx-a5000", "rtx-a6000", "v100-sxm3", "v100-sxm3-450w",
+    "l40", "a800-80-pcie", "h800-pcie", "h20-3e", "rtx-3090", "rtx-4090", "rtx-6000-ada", "rtx-a5000", "rtx-a6000",
+    "v100-sxm3", "v100-sxm3-450w",
 ]  # fmt: skip
 
 SPELLINGS = {
@@ -44,7 +45,11 @@ SPELLINGS = {
     "NVIDIA-A30": "a30",
     "A30-PCIe-24GB": "a30",
     "NVIDIA-A800-SXM4-80GB": "a800-80",
+    "NVIDIA-A800-80GB-PCIe": "a800-80-pcie",
     "H800-SXM-80GB": "h800-sxm",
+    "NVIDIA-H800": "h800-sxm",
+    "NVIDIA-H800-PCIe": "h800-pcie",
+    "NVIDIA-H20-3e": "h20-3e",
     "NVIDIA-H20": "h20",
     "NVIDIA-H200-NVL": "h200-nvl",
     "H200-NVL-141GB": "h200-nvl",

@@ -4,6 +4,7 @@ need (`memory/record.py`), and against plans whose answer is plain."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,45 @@ def test_a_table_is_its_rows() -> None:
     plans = Plans.of(*rows)
     table = memory.footprint(workload, models.shard(workload, plans), plans).total
     assert np.array_equal(table, np.array([bill(workload, plan).total[0] for plan in rows]))
+
+
+def test_a_job_is_billed_at_its_largest_images() -> None:
+    detector = models.preset("retinanet-r50")
+    sizes = {"image": 640.0, "image_width": 640.0}
+    fixed = {name: value for name, value in detector.extra.items() if not name.startswith("largest")} | sizes
+    plan = Plan(micro_batch=4)
+    job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
+    found = {}
+    for name, extra in {
+        "small": fixed,
+        "large": fixed | {"image": 1280.0, "image_width": 1280.0},
+        "varied": fixed | {"largest_image": 1280.0},
+    }.items():
+        found[name] = bill(Workload(replace(detector, extra=extra), 1, 4, **job), plan)
+    assert found["large"].activations[0] > 3.5 * found["small"].activations[0]
+    assert found["varied"].activations[0] == found["large"].activations[0]
+    assert found["varied"].cached[0] > 4 * found["large"].cached[0] > 0
+    steps = [replace(detector, extra=extra) for extra in (fixed, fixed | {"largest_image": 1280.0})]
+    kernels = [models.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
+    assert (kernels[0].dims == kernels[1].dims).all()
+
+
+def test_the_backward_pass_of_a_network_is_billed_at_its_fullest_moment() -> None:
+    # The last convolution of VGG-16 comes before most is kept; the first of a U-Net's way up after half of it.
+    job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
+    classifier = bill(Workload(models.preset("vgg-16"), 1, 8, **job), Plan(micro_batch=8))
+    segmenter = bill(Workload(models.preset("unet-2d"), 1, 8, **job), Plan(micro_batch=8))
+    assert segmenter.working[0] / segmenter.activations[0] > classifier.working[0] / classifier.activations[0]
+
+
+def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() -> None:
+    model = models.preset("llama-2-70b")
+    trained, frozen = (
+        bill(
+            Workload(model, 512, 8, framework="fsdp2", optimizer="momentum", lora_rank=rank),
+            Plan(data=8, zero_stage=3),
+        ).working[0]
+        for rank in (0, 8)
+    )
+    layer = model.hidden**2 * 2 + 2 * model.hidden * 1024 + 3 * model.hidden * model.ffn_hidden
+    assert trained - frozen == pytest.approx((2 + 4) * layer, rel=0.1)

@@ -161,7 +161,7 @@ ROW = {"gpu": "V100-SXM2-16GB", "gpus_per_node": "8", "n_gpus": "8", "precision"
         ("InsightFace R100", 'Glint360k ("Partial FC, sample_ratio=0.1")', {"identities": 360232.0, "sampled": 0.1}),
         ("Wide&Deep Criteo", "vocabulary 3200000, embedding width 32, 7 hidden layers",
          {"table_weights": 102400000.0, "width": 32.0, "wide_weights": 3200000.0, "deep7": 1024.0}),
-        ("D2 retinanet_R_50_FPN_1x", "multi-scale input (short side 640-800)", {"image": 768.0, "image_width": 1024.0}),
+        ("D2 retinanet_R_50_FPN_1x", "multi-scale input (short side 640-800)", {"image": 800.0, "image_width": 1216.0}),
         ("D2 retinanet_R_50_FPN_1x", "short side 00-00", {"image": 800.0, "image_width": 1344.0}),
         ("GNMT", "", {"image_width": 50.0}),
     ],

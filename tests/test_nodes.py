@@ -141,7 +141,8 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
     ("labels", "gpu", "layer"), LABELS, ids=["-".join(list(row[0].values())[:2]) for row in LABELS]
 )
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
-    (found,) = nodes.pools([node("a", labels)]).found
+    count = node_types()[labels[TYPE]].gpus if TYPE in labels else 8
+    (found,) = nodes.pools([node("a", labels, count)]).found
     assert (found.pool.gpu.name, found.pool.layers["gpu"]) == (gpu, layer)
     assert found.facts["gpu"] == (gpu, layer)
 
@@ -152,7 +153,6 @@ LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
     ({PRODUCT: "Tesla-T4", "nvidia.com/gpu.sharing-strategy": "mps"}, {}, "SharedGpu"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-9g.99gb"}, {}, "UnknownAccelerator"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/gpu.slices.gi": "1"}, {}, "MigPartitioned"),
-    ({PRODUCT: "NVIDIA-A100-SXM4-40GB"}, {"nvidia.com/mig-1g.5gb": "7"}, "MigPartitioned"),
     ({PRODUCT: "NVIDIA-A100-SXM4-40GB", "nvidia.com/vgpu.present": "true"}, {}, "VirtualGpu"),
     ({PRODUCT: "NVIDIA-Z900"}, {}, "UnknownAccelerator"),
     ({"karpenter.k8s.aws/instance-gpu-name": "a100"}, {}, "UnknownAccelerator"),

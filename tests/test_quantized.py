@@ -122,7 +122,7 @@ def test_a_norm_in_operators_takes_many_passes() -> None:
     job = replace(DENSE, precision="bf16", fused_kernels=False)
     written, fused = (ops(replace(job, framework=name), "layer") for name in ("huggingface", "fsdp2"))
     elements = 4096.0 * 4096.0
-    assert moved(written["attention.norm"]) == 36 * elements
+    assert moved(written["attention.norm"]) * written["attention.norm"].count == pytest.approx(36 * elements)
     assert moved(fused["attention.norm"]) == 4 * elements
     compiled = ops(replace(job, framework="huggingface", execution="compiled"), "layer")
     assert moved(compiled["attention.norm"]) == 4 * elements

@@ -145,6 +145,21 @@ def test_a_free_pool_costs_nothing_and_says_so() -> None:
     assert said["summary"]["price"] == "0 USD" and "free" not in said["summary"]
 
 
+def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
+    amount = {"nvidia.com/gpu": "8"}
+    everyone = [
+        {
+            "metadata": {"name": name, "labels": {"node.kubernetes.io/instance-type": "p5.48xlarge"}},
+            "spec": {"unschedulable": name == "b"},
+            "status": {"capacity": amount, "allocatable": amount},
+        }
+        for name in ("a", "b")
+    ]
+    said = pools.pool_status(nodes.pools(everyone).found[0], 1, NOW, ())
+    assert said["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
+    assert (said["nodes"], said["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
+
+
 def test_lists_and_texts_stay_in_bounds() -> None:
     long = "x" * 5000
     rejections = tuple(replace(advice().rejections[0], message=long, remedy=long) for _ in range(200))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tilecast import fuse
 from tilecast.cli import main
 from tilecast.validate import memory, runs
-from tilecast.validate.table import framework
+from tilecast.validate.table import framework, read
 
 ROW = {
     "id": "r1", "source": "somebody", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8",
@@ -77,6 +78,24 @@ def test_the_command_prints_the_table_below_the_steps(tmp_path: Path, capsys: py
     assert "measured peaks of memory: 1 rows billed, 0 refused" in told
     assert "source somebody" in told
     assert "framework Megatron-LM" in told
+    assert "in range" in told
+
+
+@pytest.mark.parametrize(("peak", "held"), [("15", 0.0), ("16", 1.0), ("18.5", 1.0), ("19.5", 0.0)])
+def test_the_range_holds_peaks_near_the_bill(peak: str, held: float) -> None:
+    found = memory.measure([ROW | {"peak_mem_gb_per_gpu": peak, "notes": "max_memory_allocated"}])
+    assert found.inside.tolist() == [held]
+
+
+def test_what_varies_in_size_fills_the_gpu_and_no_more() -> None:
+    row = ROW | {
+        "model_name": "mask-rcnn-r50-fpn", "family": "cnn", "framework": "PyTorch DDP", "precision": "tf32",
+        "micro_batch_per_gpu": "32", "grad_accum": "1", "global_batch": "256", "optimizer": "sgd",
+        "peak_mem_gb_per_gpu": "70", "zero_stage": "",
+    }  # fmt: skip
+    row |= dict.fromkeys(("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab", "seq_len"), "")
+    (billed,) = memory.measure([row]).billed
+    assert 0.97 * 80 * GIB < billed < 80 * GIB
 
 
 @pytest.mark.parametrize(
@@ -109,14 +128,36 @@ def test_a_table_means_a_framework_by_its_words(words: str, name: str | None) ->
     assert framework({"framework": words}) == name
 
 
+def test_readings_of_runs_that_columns_leave_out() -> None:
+    tuned = ROW | {"framework": "LitGPT", "dp": "4", "n_gpus": "4", "micro_batch_per_gpu": "4", "global_batch": "8"}
+    case = read(tuned)
+    assert (case.gpus, case.stated["data"]) == (2, 2)
+    assert read(ROW | {"framework": "FlagScale (Megatron)"}).stated["sequence_parallel"] == 0
+    assert read(ROW).stated["sequence_parallel"] is None
+    diffusion = ROW | {"framework": "MLPerf v5.0", "model_name": "Stable Diffusion v2 (MLPerf)", "family": "diffusion"}
+    diffusion |= {"zero_stage": "", "precision": "amp_fp16"}
+    assert read(diffusion).stated["zero_stage"] == 1
+    assert read(diffusion | {"framework": "PyTorch DDP"}).stated["zero_stage"] is None
+    for version, compiled in (("0.10", False), ("0.13", True)):
+        job = read(ROW | {"framework": f"torchtitan + torchao {version}", "compiled": "1"}).workload
+        assert job.compiled_loss is compiled
+        assert ("loss" in fuse.passes(job)) is compiled
+
+
 CEILINGS = {
-    # Mean error by the beginning of a framework's name. No constant of the bill is fitted to any of them.
+    # Mean error by the beginning of a framework's name.
     "Megatron-LM 23e00ed": 0.03,
     "Megatron-DeepSpeed": 0.15,
     "DeepSpeed": 0.1,
-    "PaddlePaddle": 0.11,
+    "Detectron2": 0.07,
+    "PaddlePaddle": 0.1,
+    "PyTorch DDP": 0.08,
     "OneFlow (optimizer": 0.08,
+    "OneFlow 0.2": 0.03,
+    "MLPerf": 0.1,
+    "torchtitan + torchao 0.10": 0.09,
     "torchtitan + torchao 0.13": 0.06,
+    "torchtune": 0.1,
 }
 
 

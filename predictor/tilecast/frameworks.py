@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, Literal
 
+from tilecast.graph import PassName
 from tilecast.spec import Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]
 Loss = Literal["eager", "parallel", "fused"]
+Composed = Literal["rmsnorm", "layernorm", "channelnorm", "gelu", "tanh-gelu", "dropout"]
 
 UNSET = "unset"
 """The table that holds for a job that names no framework: the states of arXiv 1910.02054."""
@@ -43,20 +45,41 @@ class Framework:
     """Blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
     """Whether weights get an unused gradient of their own beside the accumulated one."""
-    norm: Literal["fused", "eager"]
-    """Whether an RMS norm keeps its input alone, or an FP32 copy and the normalised input."""
-    activation: Literal["kernel", "operators"]
-    """Whether an activation is one kernel, or the arithmetic that the model's code writes (`activation_kernels` of a
-    model)."""
+    composed: frozenset[Composed]
+    """Operators that it writes as chains of element-wise ones, unless a compiler fuses them: `models.layers.CHAINS`."""
+    fuses: frozenset[PassName]
+    """Passes of `fuse.PASSES` that it runs whatever the execution."""
     loss: Loss
     """What the cross-entropy keeps; `models.layers.logit_bytes` says what each is."""
+    loss_chunks: float
+    """Into how many chunks the logits are cut, one of which is in the loss at a time."""
+    unties_embeddings: bool
+    """Whether the output layer has a weight of its own where the published model shares that of the embedding."""
+    quantized_input_bytes: float
+    """Bytes that a product with a quantized weight keeps of each element of its input."""
+    quantized_bits: float
+    """Bits of a frozen weight of a layer that is quantized to 4 bits, its scales included."""
     attention: Literal["auto", "flash", "flash1", "eager"]
     selective: Literal["attention", "operators"]
     """What selective recomputation runs again: the attention core, or all but attention and every second product."""
     optimizer: Literal["fused", "foreach"]
     """Whether the update needs a temporary of every weight's square root."""
+    updates_in_backward: bool
+    """Whether a job of one GPU without accumulation updates each weight as soon as its gradient is there, by an
+    optimizer whose states are paged out to the host."""
+    casts_gradients: bool
+    """Whether the update reads an FP32 copy of each gradient in 16 bit, spread as the optimizer's states are."""
+    context_bytes: float
+    """What loaded libraries and their workspaces take outside the allocator, without any communicator."""
+    table_gradients: Literal["rows", "whole"]
+    """Whether the gradient of an embedding table that ranks share has the rows of the batch alone, or those of the
+    table."""
+    table_sharding: Literal["table-wise", "row-wise"]
+    """How ranks share embedding tables. Row-wise each of them looks up a part of the vectors of all samples."""
     allocator: Literal["caching", "expandable", "planned"]
     """Whether memory is handed out block by block, which leaves gaps, in segments that grow, or planned ahead."""
+    memory_error: float
+    """Half the width of the range of what a run takes, as a share of the bill."""
     fp8_weight_bytes: float
     """Bytes of the FP8 copies of a weight of the layers, beside what is held."""
     fp8_inputs: bool
@@ -103,6 +126,7 @@ def _read(name: str) -> Framework:
     engine = table.get("engine", name)
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
     values = {cell: cells[cell][0] for cell in _CELLS}
+    values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
     values["bucket_copies"] = tuple(values["bucket_copies"])
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 

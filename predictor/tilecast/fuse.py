@@ -19,6 +19,7 @@ from tilecast.spec import Execution, Workload
 PASSES: Mapping[PassName, str] = {
     "elementwise": "chains of element-wise operators become one pass over memory, or vanish into their neighbour",
     "norm": "norms convert between 16 bit and FP32 on the fly, without casts of their own",
+    "batchnorm": "batch norms take the sum and the activation behind them along",
     "loss": "softmax and cross-entropy read the logits in place, without copies in FP32",
     "layout": "convolutions keep their tensors channels last, without copies between layouts",
     "attention": "scores, mask, softmax and values are one kernel that never writes the scores to memory",
@@ -26,28 +27,31 @@ PASSES: Mapping[PassName, str] = {
 }
 """Every pass by name, and what it does."""
 
-_COMPILER: frozenset[PassName] = frozenset({"elementwise", "norm", "loss", "layout"})
+_COMPILER: frozenset[PassName] = frozenset({"elementwise", "norm", "batchnorm", "loss", "layout"})
 _OF_EXECUTION: Mapping[Execution, frozenset[PassName]] = {
     "eager": frozenset(),
     "compiled": _COMPILER,
     "cudaGraphs": frozenset(),
     "xla": _COMPILER,
 }
-_HAND_WRITTEN: frozenset[PassName] = frozenset({"elementwise", "norm"})
+_HAND_WRITTEN: frozenset[PassName] = frozenset({"elementwise", "norm", "batchnorm"})
 
 
 def passes(workload: Workload) -> frozenset[PassName]:
-    """The passes that run over a workload's graph: those of its execution, of hand-written kernels, and of the
-    attention and the optimizer that it chose."""
-    chosen = set(_OF_EXECUTION[workload.execution])
+    """The passes that run over a workload's graph: those of its execution, of its framework, of hand-written kernels,
+    and of the attention and the optimizer that it chose."""
+    cells = frameworks.of(workload)
+    chosen = set(_OF_EXECUTION[workload.execution] | cells.fuses)
+    if not workload.compiled_loss:
+        chosen.discard("loss")
     if workload.fused_kernels:
         chosen |= _HAND_WRITTEN
-    can_be_flash = workload.is_mixed and workload.model.head_dim <= 256
+    can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and cells.attention != "eager"
     if workload.attention == "flash" or (workload.attention == "auto" and can_be_flash):
         chosen.add("attention")
     if workload.fused_loss:
         chosen.add("loss")
-    if workload.fused_optimizer and (workload.fused_kernels or frameworks.of(workload).optimizer == "fused"):
+    if workload.fused_optimizer and (workload.fused_kernels or cells.optimizer == "fused"):
         chosen.add("optimizer")
     return frozenset(chosen)
 

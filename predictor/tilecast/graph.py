@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
 
 Phase = Literal["forward", "backward"]
-PassName = Literal["elementwise", "norm", "loss", "layout", "attention", "optimizer"]
+PassName = Literal["elementwise", "norm", "batchnorm", "loss", "layout", "attention", "optimizer"]
 """Fusion passes; `tilecast.fuse.PASSES` says what each does."""
 Dims: TypeAlias = Mapping[str, Floats]
 

@@ -6,6 +6,8 @@ optimizer over the data-parallel ranks, stage 2 the gradients too, stage 3 the w
 that are updated row by row have no gradients, and their weights and moments are in FP32. Activations are those of the
 graph (arXiv 2205.05198), times the micro-batches in flight: min(m, p) on the first of p 1F1B stages.
 
+Where images differ in size, a job is billed at its largest batch.
+
 Three figures are measured of a run, and the bill answers for each: what tensors take (`Footprint.allocated`, PyTorch's
 max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved) and what the device reports
 (`device`, nvidia-smi).
@@ -14,18 +16,24 @@ max_memory_allocated), what the allocator holds (`reserved`, max_memory_reserved
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 
-from tilecast import frameworks
+from tilecast import frameworks, models
 from tilecast.frameworks import Framework
 from tilecast.hardware import Gpu
 from tilecast.models import Sharded
-from tilecast.spec import Columns, Distinct, Floats, Plans, Rows, Workload, distinct
+from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload, distinct
 
-CONTEXT_BYTES = 0.8e9
-"""Loaded kernels of cuBLAS, cuDNN and PyTorch, and their workspaces, without any communicator."""
+Figure = Literal["allocated", "reserved", "device"]
+
+PEER_BYTES = 0.06e9
+"""NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB. Read off DLPerf's
+Wide & Deep on 2, 4 and 8 V100."""
+_MOST_PEERS = 7
+"""Peers of a node; those of other nodes share the buffers of the network."""
 COMMUNICATOR_BYTES = 0.25e9
 """NCCL's buffers of each parallel dimension that communicates: 8 channels, each with a ring and both ways of a tree, of
 10 MiB (4 MiB for the simple protocol and what LL and LL128 need; NVIDIA/nccl, issue 1685). PCIe has two channels,
@@ -40,10 +48,11 @@ FRAGMENTATION = 0.02
 """Share of the dynamic bytes that a caching allocator cannot use, even after it gave its cache back."""
 CACHED = 0.2
 """Share of the dynamic bytes that a caching allocator holds besides while the GPU has room: blocks whose sizes do not
-come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails)."""
-UNCERTAINTY = 0.05
-"""Relative error of the bytes that tensors take."""
-
+come again (PyTorch, CUDA semantics: memory management; freed only when an allocation fails). Read off SimuMax's runs of
+Megatron-LM, whose logs tell both."""
+VARIED = 1.0
+"""The same share where images differ in size from batch to batch: the cache keeps blocks of many sizes, up to what the
+GPU has. Read off FlagPerf's detectors on 40 GB, which all but fill the GPU."""
 _MOMENTS: Mapping[str, float] = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Tensors of a weight's shape that an optimizer keeps, each in FP32 or, where weights are in 16 bit alone, in those."""
 
@@ -65,6 +74,8 @@ class Footprint:
     """Libraries and communicators, outside the allocator."""
     cached: Floats
     """What the allocator holds besides while the GPU has room: blocks that do not fit again, and workspaces."""
+    error: float
+    """Half the width of the range, as a share of the bill (`Framework.memory_error`)."""
 
     @property
     def allocated(self) -> Floats:
@@ -89,16 +100,22 @@ class Footprint:
     @property
     def lower(self) -> Floats:
         """The lower end of the range of what a run takes."""
-        return self.total - UNCERTAINTY * self.allocated
+        return self.total * (1.0 - self.error)
 
     @property
     def upper(self) -> Floats:
         """The upper end: no plan whose upper end fits needs its allocator to give anything back."""
-        return self.device + UNCERTAINTY * self.allocated
+        return self.device * (1.0 + self.error)
+
+    def spans(self, figure: Figure) -> tuple[Floats, Floats]:
+        """The range of one of the three figures, both ends (n,): from what the plan cannot do without to what an
+        allocator with room holds, each with the bill's error."""
+        least = {"allocated": self.allocated, "reserved": self.allocated + self.fragmentation, "device": self.total}
+        return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
         """One plan's bill, in bytes: the lines that sum to its total."""
-        names = (item.name for item in fields(self) if item.name != "cached")
+        names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
 
 
@@ -112,11 +129,25 @@ def stack_bytes(gpu: Gpu) -> float:
     return THREAD_BYTES * _THREADS.get(gpu.compute_capability, 2048) * gpu.sm_count
 
 
-def context_bytes(plans: Plans) -> Floats:
+_DEGREES = ("data", "tensor", "pipeline", "context", "expert")
+"""Parallel dimensions with a communicator of their own."""
+
+
+def context_bytes(workload: Workload, plans: Plans) -> Floats:
     """Libraries and communicators of each plan, (n,)."""
-    degrees = (plans.data, plans.tensor, plans.pipeline, plans.context, plans.expert)
-    groups = np.sum([degree > 1 for degree in degrees], axis=0, dtype=float)
-    return np.asarray(CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)
+    groups = np.sum([getattr(plans, name) > 1 for name in _DEGREES], axis=0, dtype=float)
+    return _context(workload, groups, plans.expert)
+
+
+def shared_context_bytes(workload: Workload, plans: Plans) -> float:
+    """Libraries and communicators of a job whose layers follow any of these plans."""
+    groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
+    return float(_context(workload, np.array(float(groups)), plans.expert.max()))
+
+
+def _context(workload: Workload, groups: Floats, experts: Ints) -> Floats:
+    peers = np.clip(experts - 1, 0, _MOST_PEERS)
+    return np.asarray(frameworks.of(workload).context_bytes + COMMUNICATOR_BYTES * groups + PEER_BYTES * peers)
 
 
 def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
@@ -130,6 +161,7 @@ class Bills:
     evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
 
     training: bool
+    error: float
     cached_share: float
     plans: Plans
     state: Distinct
@@ -142,15 +174,20 @@ class Bills:
     @classmethod
     def of(cls, workload: Workload, sharded: Sharded, plans: Plans) -> Bills:
         """What the plans of a table share."""
-        state = distinct(plans.zero_stage, plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        workload, sharded = _at_largest(workload, sharded, plans)
+        framework = frameworks.of(workload)
+        degrees = (plans.zero_stage, plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
+        accumulates = (np.minimum(plans.gradient_accumulation, 2),) if framework.updates_in_backward else ()
+        state = distinct(*degrees, *accumulates)
         kept = distinct(sharded.index, plans.checkpointing, plans.pipeline)
 
         def at(rows: Rows) -> tuple[Sharded, Plans]:
             return sharded.take(rows), plans.take(rows)
 
         states, micro = _states(workload, *at(state.first)), _micro(workload, *at(kept.first))
-        cached = CACHED - FRAGMENTATION if frameworks.of(workload).allocator == "caching" else 0.0
-        return cls(workload.training, cached, plans, state, states, kept, micro)
+        share = VARIED if "largest_image" in workload.model.extra else CACHED
+        cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
+        return cls(workload.training, framework.memory_error, cached, plans, state, states, kept, micro)
 
     def rows(self, rows: slice) -> Footprint:
         """The bills of these rows of the table."""
@@ -166,7 +203,10 @@ class Bills:
             in_flight = np.minimum(plans.gradient_accumulation, stages) * interleaved
             activations = np.maximum(micro.early * in_flight, micro.late)
         # The update runs when the activations are gone, and takes their place.
-        working = np.maximum(micro.working + states.gathered, states.update - activations)
+        # What the head kept is gone when the gradient of the last layer is reduced.
+        reducing = micro.layer_working + states.reduced - micro.head
+        passes = np.maximum(np.maximum(micro.layer_working, micro.head_working), reducing) + states.gathered
+        working = np.maximum(passes, states.update - activations)
         dynamic = activations + working
         return Footprint(
             states.parameters,
@@ -178,7 +218,20 @@ class Bills:
             FRAGMENTATION * dynamic,
             states.context,
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
+            self.error,
         )
+
+
+def _at_largest(workload: Workload, sharded: Sharded, plans: Plans) -> tuple[Workload, Sharded]:
+    """The job over its largest images where their size varies: a step is as long as its average batch, and needs the
+    memory of its largest one."""
+    extra = workload.model.extra
+    if "largest_image" not in extra:
+        return workload, sharded
+    height = extra["largest_image"]
+    sizes = {"image": height, "image_width": extra.get("largest_image_width", height)}
+    largest = replace(workload, model=replace(workload.model, extra={**extra, **sizes}))
+    return largest, models.shard(largest, plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +242,8 @@ class _States(Columns):
     gradients: Floats
     optimizer: Floats
     gathered: Floats
+    reduced: Floats
+    """The gradient of a block before it is spread."""
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
@@ -205,19 +260,22 @@ class _Each:
     gradient: float
     master: float
     moment: float
+    update: float
+    """The copy of the gradient that the update reads, where it is another one."""
 
     @classmethod
     def of(cls, workload: Workload, framework: Framework) -> _Each:
         if not workload.is_mixed:
-            return cls(4.0, 0.0, 4.0, 0.0, 4.0)
+            return cls(4.0, 0.0, 4.0, 0.0, 4.0, 0.0)
         held = _HELD[framework.weights]
         widened = framework.gradients == "fp32" or (
             framework.gradients == "fp32-with-bf16" and workload.precision != "fp16"
         )
         gradient = 4.0 if widened else held
         copy = 0.0 if framework.weights in ("master", "pure") else 2.0
-        pure = framework.weights == "pure"
-        return cls(held, copy, gradient, 4.0 if framework.weights == "master" else 0.0, 2.0 if pure else 4.0)
+        master = 4.0 if framework.weights == "master" else 0.0
+        moment = 2.0 if framework.weights == "pure" else 4.0
+        return cls(held, copy, gradient, master, moment, 4.0 if framework.casts_gradients else 0.0)
 
 
 _HELD: Mapping[str, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "pure": 2.0}
@@ -240,18 +298,30 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     if workload.training and not offloads:
         gradients = spread(2 if framework.shards_gradients else 3) * trainable * each.gradient
         gradients = np.where((plans.replicas > 1) & (plans.zero_stage == 0), framework.gradient_copies, 1.0) * gradients
+        gradients = gradients + (4.0 * tables if framework.table_gradients == "whole" else 0.0)
     if workload.training and workload.optimizer != "none" and workload.offload == "none":
         moments = _MOMENTS[workload.optimizer] * each.moment
-        optimizer = spread(1) * trainable * (each.master + moments) + tables * _MOMENTS[workload.optimizer] * 4.0
+        optimizer = (
+            spread(1) * trainable * (each.master + moments + each.update) + tables * _MOMENTS[workload.optimizer] * 4.0
+        )
         if framework.optimizer == "foreach" and _MOMENTS[workload.optimizer] > 1:
             update = spread(1) * trainable * each.moment
     block = _largest(sharded, [item.parameters for item in sharded.graph.blocks], len(plans))
+    if framework.updates_in_backward and not workload.lora_rank and not offloads:
+        alone = (plans.gpus == 1) & (plans.gradient_accumulation == 1)
+        gradients = np.where(alone, np.minimum(gradients, block * each.gradient), gradients)
+        optimizer, update = np.where(alone, 0.0, optimizer), np.where(alone, 0.0, update)
     # A sharded model is gathered a block at a time, this one and the next; the embedding and the head are blocks too.
-    blocks = framework.gathered_blocks * np.minimum(block, parameters)
+    layer = _largest(sharded, [item.parameters for item in sharded.graph.layers], len(plans))
+    blocks = np.minimum(block, parameters) + (framework.gathered_blocks - 1) * np.minimum(layer, parameters)
     gathered = np.where(plans.zero_stage >= 3, blocks * workload.weight_bytes, 0.0)
+    # Beside a block's whole gradient lies the buffer from which it is reduced, in the type of the shards.
+    spreads = workload.training and framework.weights in ("sharded", "pure")
+    whole = np.minimum(layer, parameters) * trainable * (workload.weight_bytes + each.gradient)
+    reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _States(
-        zero if offloads else held, gradients, optimizer, gathered, update,
-        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(plans),
+        zero if offloads else held, gradients, optimizer, gathered, reduced, update,
+        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(workload, plans),
     )  # fmt: skip
 
 
@@ -266,7 +336,8 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) ->
     held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
     share = sharded.layer_share(plans, "parameters")
     layers = np.minimum(sharded.sum(sharded.graph.layers, "parameters") * share / np.maximum(parameters, 1.0), 1.0)
-    bits = np.where(workload.lora_rank > 0, layers * workload.frozen_bits + (1 - layers) * 16.0, 16.0)
+    frozen = workload.frozen_bits if workload.frozen_bits >= 16 else framework.quantized_bits
+    bits = np.where(workload.lora_rank > 0, layers * frozen + (1 - layers) * 16.0, 16.0)
     held = held + (1 - trainable) * kept * (bits / 8 if workload.is_mixed else 4.0)
     copies = framework.fp8_weight_bytes if workload.precision == "fp8" else 0.0
     return np.asarray(held + copies * layers * whole)
@@ -298,7 +369,10 @@ class _Micro(Columns):
 
     early: Floats
     late: Floats
-    working: Floats
+    layer_working: Floats
+    head_working: Floats
+    head: Floats
+    """What the last blocks keep."""
     workspace: Floats
 
 
@@ -314,7 +388,7 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _Micro(nothing, nothing, 2 * layer_working + head_working + first, nothing)
+        return _Micro(nothing, nothing, nothing, 2 * layer_working + head_working + first, nothing, nothing)
     # The one layer being recomputed is whole again while its backward pass runs.
     whole = _largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
@@ -325,7 +399,7 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     early = np.where(staged, kept * share + first, everything)
     late = np.where(staged, kept * share + last, everything)
     workspace = _largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
-    return _Micro(early, late, np.maximum(layer_working, head_working), workspace)
+    return _Micro(early, late, layer_working, head_working, last, workspace)
 
 
 def _largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:

@@ -52,7 +52,7 @@ Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "f
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
-    "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow",
+    "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
 ]  # fmt: skip
 """What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
 
@@ -120,14 +120,16 @@ class Workload:
     where the framework launches eagerly."""
     fused_loss: bool = False
     """Whether a hand-written loss reads the logits in place, as those of flash-attn and Apex do."""
+    compiled_loss: bool = True
+    """Whether compilation covers the loss."""
     fused_optimizer: bool = True
     """Whether the weight update is one kernel per parameter group, rather than one per arithmetic step."""
     offload: Offload = "none"
     lora_rank: int = 0
     """0 trains every parameter; otherwise only adapters of this rank on the linear layers."""
-    frozen_bits: float = 16.0
-    """Bits of a frozen weight of the layers under LoRA: 16, or 4.5 in NF4 with an FP32 scale of each 64 (QLoRA, arXiv
-    2305.14314, section 3)."""
+    frozen_bits: int = 16
+    """Bits of a frozen weight of the layers under LoRA: 16, or 4 in NF4 (QLoRA, arXiv 2305.14314, section 3) beside
+    scales, which the framework says (`frameworks.Framework.quantized_bits`)."""
     framework: Framework | None = None
     """Limits the plans to what it executes; None leaves all that any framework does."""
     overlap: bool = True

@@ -317,7 +317,11 @@ def host(workload: Workload) -> str:
 
 def _kernels_of(workload: Workload) -> str:
     """Whose kernels move memory: a key of `memory` in the constants."""
-    return "fused" if workload.execution == "eager" and workload.fused_kernels else host(workload)
+    if workload.execution == "eager" and workload.fused_kernels:
+        return "fused"
+    # Traces and convolutional networks, which have no hidden size, hold every operator that runs.
+    is_listed = workload.model.trace is not None or workload.model.hidden == 0
+    return "listed" if is_listed and host(workload) == "eager" else host(workload)
 
 
 def recomputed_share(workload: Workload) -> Callable[[Op], float]:
@@ -339,7 +343,7 @@ def operator_seconds(
     runs them one after the other."""
     fitted = fitted or constants()
     alone_s = times.seconds[rows] * np.where(times.irregular[rows], fitted.irregular, 1.0)
-    alone_s = alone_s * np.where(times.implicit[rows], fitted.implicit, 1.0)
+    alone_s = alone_s * fitted.implicit ** times.implicit[rows]
     part = _FACTOR_OF[op.table.kind[0]]
     seconds = alone_s * op.count * (fitted.factor[part] if part else fitted.memory[_kernels_of(workload)])
     if op.table.kind[0] == _ATTENTION and (found := fused_attention(workload, times.gpu, fitted)):
@@ -709,7 +713,9 @@ def copied_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
 
 
 _TENSORS = 300.0
-"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many."""
+"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many, and for Adam."""
+_CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
+"""Operators of one update of a list of tensors, as `_STEPWISE_OPTIMIZER_BYTES` counts them, and zeroing."""
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
@@ -720,7 +726,8 @@ def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
-    share = 0.125 + 0.875 * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
+    calls = _CALLS[workload.optimizer] / _CALLS["adam"]
+    share = 0.125 + 0.875 * calls * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
     return fitted.step_s[host(workload)] * share
 
 
@@ -850,7 +857,7 @@ def _gradient_sync(
         """What does not fit behind the room; the last bucket never does."""
         return np.maximum(busy - room, busy * shared.tail)
 
-    free = window if workload.overlap else np.zeros(1)
+    free = window if workload.overlap and frameworks.of(workload).overlap else np.zeros(1)
     plain = exposed(shared.reduce_s, free)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     scatters = np.where(stage == 2, repeats, 1)

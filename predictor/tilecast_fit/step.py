@@ -1,6 +1,6 @@
 """Fit the constants of a training step (`tilecast/constants.toml`) to measured runs.
 
-    python -m tilecast_fit.step --data DIR [-o constants.toml] [--left-out left_out.toml]
+    python -m tilecast_fit.step --data DIR [--graphs DIR] [-o constants.toml] [--left-out left_out.toml]
 
 All tables share one set of constants, keyed by who runs the kernels, never by source. A forecast is linear in the
 logarithm of a constant near its value, with the share of the part that it scales as slope; so each round solves
@@ -34,16 +34,20 @@ import numpy.typing as npt
 from tilecast.spec import Floats
 from tilecast.step import Constants
 from tilecast.validate import mixed, residuals, runs
+from tilecast.validate.graphs import Graphs
 from tilecast.validate.runs import Group
 from tilecast.validate.table import Row
 
-TABLES = ("e2e/*.csv", "second/e2e/published2.csv")
-"""The tables that take part, below the folder of the data."""
-WEIGHTS: Mapping[str, float] = {"vtrain_dev.csv": 0.4, "neusight_dev.csv": 0.3}
+TABLES = ("e2e/*.csv", "second/e2e/*.csv")
+"""The tables that take part, below the folder of the data; rows of `timm.csv` by the graphs of their models
+(`tilecast_fit.graphs`)."""
+WEIGHTS: Mapping[str, float] = {"vtrain_dev.csv": 0.4, "neusight_dev.csv": 0.3, "timm.csv": 0.4}
 """What a table counts where it is less than one: tables of one source."""
 _TABLE = "table"
 MOST_ROWS = 24
 """Rows of one source that take part, chosen by a rule on their ids."""
+MORE_ROWS: Mapping[str, int] = {"timm.csv": 72}
+"""The same for tables of one source and many families of models."""
 OUTLIER = 0.8
 """Rows further off than this logarithm say that something is missing, not that a constant is off."""
 REACH = 1.33
@@ -78,6 +82,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("attention.flash1.times.any.backward",), 1.3, 0.2, 1.0, 2.5),
     # What a framework copies and adds beside the operators of its model.
     Prior(("memory.eager",), 1.3, 0.12, 0.9, 2.5),
+    Prior(("memory.listed",), 1.0, 0.06, 0.9, 1.5),
     Prior(("memory.fused",), 1.1, 0.12, 0.9, 2.5),
     Prior(("memory.graph",), 1.35, 0.12, 0.9, 2.5),
     Prior(("memory.compiled",), 1.2, 0.12, 0.9, 2.5),
@@ -123,15 +128,17 @@ class Sample:
     """How much each row counts: tables as `WEIGHTS` says, the split groups of a table alike, 1 on average."""
 
     @classmethod
-    def of(cls, paths: Sequence[Path]) -> Sample:
-        """Rows of grade A and B, at most `MOST_ROWS` of each source."""
+    def of(cls, paths: Sequence[Path], graphs: Graphs | None = None) -> Sample:
+        """Rows of grade A and B, at most `MOST_ROWS` of each source; models whose rows name them from `graphs`."""
         rows: list[Row] = [{**row, _TABLE: path.name} for path in paths for row in runs.read_table(path)]
         rows = [row for row in rows if row.get("trust") in ("A", "B") and row.get("step_time_s_derived")]
         of_source: dict[str, list[Row]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: zlib.crc32(row["id"].encode())):
             of_source[residuals.source_of(row)].append(row)
-        rows = [row for members in of_source.values() for row in members[:MOST_ROWS]]
-        groups, _ = runs.prepare(rows)
+        rows = [
+            row for members in of_source.values() for row in members[: MORE_ROWS.get(members[0][_TABLE], MOST_ROWS)]
+        ]
+        groups, _ = runs.prepare(rows, graphs)
         order = [member.index for group in groups for member in group.members]
         measured = np.array([float(rows[index]["step_time_s_derived"]) for index in order])
         tables = np.array([rows[index][_TABLE] for index in order])
@@ -267,11 +274,13 @@ def main() -> None:
     """Fit and write the files."""
     parser = argparse.ArgumentParser(prog="python -m tilecast_fit.step", description="Fit the constants of a step.")
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds e2e/ and second/")
+    parser.add_argument("--graphs", type=Path, help="graphs of models, as `python -m tilecast_fit graphs` writes them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--left-out", type=Path, help="write the constants without each source there")
     parser.add_argument("-o", "--output", type=Path, default=Path("constants.toml"))
     options = parser.parse_args()
-    sample = Sample.of([path for pattern in TABLES for path in sorted(options.data.glob(pattern))])
+    paths = [path for pattern in TABLES for path in sorted(options.data.glob(pattern))]
+    sample = Sample.of(paths, Graphs(options.graphs) if options.graphs else None)
     text = files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")
     table, model = fit(tomllib.loads(text), sample, options.rounds)
     options.output.write_text(rewritten(text, table), encoding="utf-8")

@@ -75,7 +75,7 @@ def _states(found: FoundPool | SpecError, free: Free | None) -> list[tuple[str, 
     if found.nodes == 0:
         ready = ("NoNodesNow", "no node of the pool exists now; it is priced as spec says")
     else:
-        ready = ("NodesFound", f"{found.nodes} nodes with {found.gpus_total} GPUs")
+        ready = ("NodesFound", "; ".join((f"{found.nodes} nodes with {found.gpus_total} GPUs", *found.remarks)))
     if found.nodes < found.pool.max_nodes:
         scaled = ("True", "FewerNodes", f"{found.nodes} of at most {found.pool.max_nodes} nodes exist")
     else:

@@ -69,16 +69,21 @@ def run(options: argparse.Namespace) -> int:
         request = _planned(request, options.plan)
     if options.launch:
         request = kept_to(request, options.launch)
+    notes = inputs.pool_notes(options, pools)
     if job.source is None:
-        advice = _advise(request, pools)
+        advice = _noted(_advise(request, pools), notes)
         text = _text(options, advice, pools)
     else:
         request, found = job.source.narrowed(request, pools, inputs.node_labels(options))
-        advice = settled(_advise(request, found.pools), found)
+        advice = _noted(settled(_advise(request, found.pools), found), notes)
         is_manifest = options.output == "yaml"
         text = job.source.committed(advice, found) if is_manifest else _text(options, advice, found.pools)
     sys.stdout.write(text)
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
+
+
+def _noted(advice: Advice, notes: Sequence[str]) -> Advice:
+    return replace(advice, notes=(*advice.notes, *notes))
 
 
 def _advise(request: Request, pools: Sequence[Pool]) -> Advice:

@@ -181,6 +181,9 @@ def amount(text: str) -> dict[str, Any]:
     return {"amount": float(found[1]), "currency": found[2] or "USD"}
 
 
+ASSUMED = "assumed"
+"""Layer of what `--gpus` leaves open."""
+
 _READ: Mapping[str, Callable[[str], object]] = {"deadline": seconds, "budget": amount}
 """How the texts of flags are read that are no plain values."""
 
@@ -211,20 +214,55 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
     if table is not None:
         report = report.calibrated(table)
     for item in report.left_out:
-        print(f"tilecast: left out {len(item.nodes)} nodes: {item.message}; {item.remedy}", file=sys.stderr)
+        amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
+        print(f"tilecast: left out {amount}: {item.message}; {item.remedy}", file=sys.stderr)
     return report.require()
 
 
 def nodes_report(options: argparse.Namespace) -> nodes.NodesReport:
-    """What the nodes of `--nodes` or `--context` amount to.
+    """What a job can use now of the nodes of `--nodes` or `--context`.
 
     Raises:
         SpecError: neither is given, or it cannot be read.
     """
-    found = nodes.parse(*_cluster(options.context, options.nodes))
-    report = nodes.pools(*found)
+    return _nodes_report(options.context, options.nodes)
+
+
+@cache
+def _nodes_report(context: str | None, file: str | None) -> nodes.NodesReport:
+    found = nodes.parse(*_cluster(context, file))
+    report = nodes.pools(*found, now=True)
     seen = calibration_file.seen_in(found[1], report.pools)
     return report.calibrated(calibration.fit([item.run for item in seen])) if seen else report
+
+
+def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
+    """What is assumed of the pools that `pools` named, and what is to be said of their nodes; a sentence each."""
+    if options.gpus:
+        shapes = "; ".join(map(_told_shape, pools))
+        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
+    guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
+    notes = [
+        f"Assumed: {pool.inter.name} between nodes of {pool.name}, for neither a label, an instance type nor a GPUPool "
+        "names their network."
+        for pool in guessed
+    ]
+    remarks: dict[str, list[str]] = {}
+    for item in nodes_report(options).found:
+        for remark in item.remarks:
+            remarks.setdefault(remark, []).append(item.pool.name)
+    return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
+
+
+def _told_shape(pool: Pool) -> str:
+    """The nodes of a pool and what joins them."""
+    count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
+    wide = min(pool.domain, pool.max_gpus)
+    inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
+    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * (pool.max_nodes > 1)
+    typed = [f"as {pool.node_type}"] if pool.node_type else []
+    reached = [] if pool.gpu.mig else [*inside, *between]
+    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
 
 
 def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
@@ -347,7 +385,7 @@ def _bare(
 
 
 def _pools_of(text: str) -> list[Pool]:
-    """Pools from `GPU:N,…`: nodes and list price of the largest instance type that has the GPU."""
+    """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
     found = [_usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
     names = [pool.name for pool in found]
     if len(set(names)) < len(names):
@@ -356,9 +394,7 @@ def _pools_of(text: str) -> list[Pool]:
 
 
 def _usual_pool(gpu: Gpu, count: int) -> Pool:
-    types = [kind for kind in instances.node_types().values() if kind.gpu == gpu.name]
-    priced = [kind for kind in types if kind.price_per_hour is not None]
-    usual = max(priced or types, key=lambda kind: (kind.gpus, kind.name), default=None)
+    usual = instances.usual_type(gpu)
     per_node = min(count, usual.gpus if usual else instances.default_gpus_per_node(gpu))
     if count % per_node:
         remedy = f"give a multiple of {per_node}, or fewer"
@@ -369,10 +405,11 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
         gpus_per_node=per_node,
         max_nodes=count // per_node,
         intra=find_link(gpu.intra_link),
-        inter=usual.inter if usual else instances.default_network(gpu, per_node),
+        inter=(usual and usual.inter) or instances.default_network(gpu, per_node),
         node_type=usual.name if usual else "",
         price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
         currency=usual.currency if usual else "USD",
+        layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
     )
 
 

@@ -149,11 +149,15 @@ def _pools(options: argparse.Namespace) -> list[Row]:
     report = _report(options)
     rows = [_pool_row(item) for item in report.found]
     for item in report.left_out:
-        why = f"{len(item.nodes)} nodes not priced ({item.code}): {item.message}; {item.remedy}"
+        why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
         rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": why})
     if report.other_nodes:
-        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": f"{report.other_nodes} nodes without a GPU"})
+        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
     return rows
+
+
+def _amount(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 _POOL = ("POOL", "GPU", "NODES", "INTRA", "INTER", "PRICE", "GPU KNOWN BY", "WHY")
@@ -164,7 +168,7 @@ def _pool_row(item: FoundPool) -> Row:
     price = "unknown" if pool.price_per_gpu_hour is None else f"{pool.price_per_gpu_hour:g} {pool.currency}"
     shape = f"{pool.max_nodes}x{pool.gpus_per_node}"
     layer = item.facts.get("gpu", ("", ""))[1]
-    told = (pool.name, pool.gpu.name, shape, pool.intra.name, pool.inter.name, price, layer, "")
+    told = (pool.name, pool.gpu.name, shape, pool.intra.name, pool.inter.name, price, layer, "; ".join(item.remarks))
     return dict(zip(_POOL, told, strict=True))
 
 
@@ -179,6 +183,8 @@ def _pool(options: argparse.Namespace) -> Row:
                 "most nodes": pool.max_nodes,
                 "GPUs": item.gpus_total,
                 "allocatable": item.gpus_allocatable,
+                "usable now": item.nodes - item.unusable,
+                "remarks": list(item.remarks),
                 "node type": pool.node_type,
                 "facts": {name: value for name, (value, _) in item.facts.items()},
                 "known by": {name: layer for name, (_, layer) in item.facts.items()},

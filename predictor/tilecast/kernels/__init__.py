@@ -48,8 +48,9 @@ class KernelTimes:
     irregular: npt.NDArray[np.bool_]
     """Products on tensor cores with two sides or more that no library is tuned for. No measured table holds such, so
     they are priced like regular ones."""
-    implicit: npt.NDArray[np.bool_]
-    """Convolutions on tensor cores that are priced as the matrix product they run as."""
+    implicit: Floats
+    """Of convolutions on tensor cores that are priced as the matrix product they run as, `features.doublings`; 0 for
+    all other kernels."""
 
     @property
     def utilization(self) -> Floats:
@@ -86,7 +87,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
     inputs: dict[str, list[features.Inputs]] = {}
     contexts: dict[str, list[Ints]] = {}
     where: dict[str, list[Rows]] = {}
-    irregular, implicit = np.zeros((2, len(table)), bool)
+    irregular, implicit = np.zeros(len(table), bool), np.zeros(len(table))
     flat: list[Rows] = []
     for kind, precision, rows, d in _groups(table):
         _require_sensible(kind, d)
@@ -104,7 +105,7 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
             if not (measured.all() and features.is_flat(d)[0]):
                 # Nobody measured such convolutions on the tensor cores of this GPU: implicit GEMMs.
                 priced, name = features.packed_gemm(plain), np.full(len(rows), "tensor")
-                implicit[rows] = True
+                implicit[rows] = features.doublings(gpu, precision)
         for text in np.unique(name):
             part = name == text
             if context := learned.context(family, text, gpu):

@@ -66,6 +66,18 @@ PACKED_CHANNELS = 32
 """Channels of a group below which several groups share a tile, their cross terms computed in vain."""
 
 
+_USUAL_RATE = 2048.0
+"""FLOPs of a cycle times bytes of an element of a multiprocessor's tensor cores, on GPUs of workstations since Ampere in
+16 bit."""
+
+
+def doublings(gpu: Gpu, precision: str) -> float:
+    """How often the rate at which a multiprocessor's tensor cores take bytes doubled over `_USUAL_RATE`: with each
+    doubling the addresses and the loads of an implicit GEMM, which kept their rate, hide less behind its arithmetic."""
+    rate = gpu.peak(precision) / (gpu.sm_count * gpu.boost_clock_hz) * ELEMENT_BYTES[precision]
+    return max(float(np.log2(rate / _USUAL_RATE)), 0.0)
+
+
 def packed_gemm(w: Work) -> Work:
     """Convolutions as the implicit GEMM of tensor cores, small groups packed into one product.
 

@@ -164,5 +164,6 @@ def _block(value: Any, column: int, is_indented: bool) -> str:
 
 
 def _flow(value: Any) -> str:
-    dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=4096)
-    return str(dumped).removesuffix("\n").removesuffix("\n...")
+    """The value in flow style, a text quoted where it could not stand among brackets."""
+    dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
+    return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
 from tilecast.manifests.calibration import PoolCalibration, PoolError
 from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
-from tilecast.manifests.instances import NodeType, default_network, network, node_types
+from tilecast.manifests.instances import NodeType, default_network, find_type, network, with_gpus
 from tilecast.manifests.trainingjob import MAX_GPUS, Condition
 from tilecast.spec import SpecError
 
@@ -403,6 +403,7 @@ def override(
     max_nodes = spec.max_nodes if spec.max_nodes is not None else (found.max_nodes if found else None)
     if max_nodes is None:
         raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
+    kind = kind or with_gpus(spec.node_type or "", gpu, gpus_per_node)
     intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers, layer)
     price, currency = _price(spec, gpu, kind, found, spot, layers, layer)
     node_type = spec.node_type or (found.node_type if found else "")
@@ -429,7 +430,7 @@ def override(
 
 
 def _node_type(spec: GPUPoolSpec) -> NodeType | None:
-    return node_types().get(spec.node_type) if spec.node_type else None
+    return find_type(spec.node_type) if spec.node_type else None
 
 
 def _slice(gpu: Gpu, profile: str) -> Gpu:
@@ -476,14 +477,15 @@ def _links(
         layers["nvlinkDomain"] = (str(intra.domain), word)
     elif layer and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
         layers["nvlinkDomain"] = (str(intra.domain), layer)
-    if wanted.inter_node and kind and kind.inter.name == wanted.inter_node:
-        inter, layer = kind.inter, word
+    typed = kind.inter if kind else None
+    if wanted.inter_node and typed and typed.name == wanted.inter_node:
+        inter, layer = typed, word
     elif wanted.inter_node:
         inter, layer = _link(wanted.inter_node, "spec.links.interNode", per_node=True), word
     elif found:
         inter, layer = found.inter, ""
-    elif kind:
-        inter, layer = kind.inter, "instance type"
+    elif typed:
+        inter, layer = typed, "instance type"
     else:
         inter, layer = default_network(gpu, gpus_per_node), "default"
     if layer:

@@ -25,10 +25,14 @@ class NodeType:
     name: str
     gpu: str
     gpus: int
-    inter: Link
+    """Of the whole node; where one name stands for several sizes, of the largest."""
+    inter: Link | None
+    """None where no source is at hand."""
     price_per_hour: float | None
     """List price of the whole node, on demand; None where no source is at hand."""
     currency: str
+    any_size: bool = False
+    """Whether the name stands for nodes of fewer GPUs too, which then have another network."""
 
     @property
     def price_per_gpu_hour(self) -> float | None:
@@ -41,11 +45,50 @@ def node_types() -> Mapping[str, NodeType]:
     found: dict[str, NodeType] = {}
     for table in _tables().values():
         for row in table.get("nodes", ()):
-            inter = find_link(row["inter"]) if "inter" in row else ethernet(row["network_gbit_per_s"])
             found[row["type"]] = NodeType(
-                row["type"], row["gpu"], row["gpus"], inter, row.get("price_per_hour"), table["currency"]
+                row["type"],
+                row["gpu"],
+                row["gpus"],
+                _network(row),
+                row.get("price_per_hour"),
+                table["currency"],
+                row.get("any_size", False),
             )
     return found
+
+
+def _network(row: Mapping[str, Any]) -> Link | None:
+    if "inter" in row:
+        return find_link(row["inter"])
+    return ethernet(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
+
+
+def find_type(name: str) -> NodeType | None:
+    """The instance type of that name, in whatever case a cluster writes it; None where no file has it."""
+    return node_types().get(name) or _folded().get(name.casefold())
+
+
+@cache
+def _folded() -> Mapping[str, NodeType]:
+    return {name.casefold(): kind for name, kind in node_types().items()}
+
+
+def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
+    """The type of a machine that has GPUs as an extra (Google's N1): its price is the machine's and theirs; None where
+    either is not known."""
+    for table in _tables().values():
+        machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
+        if machine is not None and extra is not None:
+            return NodeType(name, gpu.name, gpus, None, machine + extra * gpus, table["currency"])
+    return None
+
+
+def usual_type(gpu: Gpu) -> NodeType | None:
+    """The instance type that stands for a GPU of which nothing but the name is known: one with as many GPUs as the
+    maker's own system, or as many of them as there is, first one with a price; None where nobody rents the GPU."""
+    most = default_gpus_per_node(gpu)
+    types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
+    return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
 
 
 def ethernet(gbit_per_s: float) -> Link:

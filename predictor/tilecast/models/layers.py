@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tilecast import frameworks, fuse
-from tilecast.frameworks import Framework, Loss
+from tilecast.frameworks import Composed, Framework, Loss
 from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.spec import Floats, Workload
 
@@ -35,6 +35,8 @@ class Numerics:
     """Bytes of one activation."""
     autocast: bool
     """Whether norms run in FP32 between casts: automatic mixed precision."""
+    composed: frozenset[Composed]
+    """Operators that are chains of element-wise ones, unless a compiler fuses them (`CHAINS`)."""
     promotes: bool
     """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
     of sums with FP32 weights, and casts what a product reads."""
@@ -46,14 +48,17 @@ class Numerics:
     """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
     loss: Loss
     """What the cross-entropy keeps: `logit_bytes`."""
+    loss_chunks: float
+    """Into how many chunks the loss cuts the logits."""
     product_input: float
     """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
-    eager_rms_norm: bool
-    """Whether an RMS norm is PyTorch's operators one after the other."""
+    frozen_input: float
+    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
     norm_extra: float
     """Bytes that a norm keeps of each element besides its input and its output."""
     score_extra: float
-    """Bytes that an unfused softmax keeps of each score besides its output in the activation's type."""
+    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
+    and the product behind it reads a cast of that, or of what dropout made of it."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
@@ -75,21 +80,24 @@ class Numerics:
         element = 4.0 if vector == "fp32" else 2.0
         # Kernels of one's own are Transformer Engine's, where the job is in FP8.
         keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
         return cls(
             matrix=workload.precision,
             vector=vector,
             element=element,
             autocast=vector in ("fp16", "bf16") and workload.training,
+            composed=framework.composed,
             promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
             channels_last=workload.memory_format == "channelsLast",
             flash="attention" in passes,
             fused_gate="elementwise" in passes,
             loss=_loss(workload, framework.loss),
+            loss_chunks=framework.loss_chunks,
+            frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
             product_input=1.0 if keeps_fp8 else element,
-            eager_rms_norm=workload.is_mixed and "norm" not in passes and framework.norm == "eager",
             norm_extra=_norm_extra(workload, framework),
-            score_extra=2.0 if autocasts and "elementwise" not in passes else 0.0,
+            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
             saves_operators=framework.selective == "operators",
             training=workload.training,
             accumulates=_accumulates(workload, vector),
@@ -109,7 +117,7 @@ def _norm_extra(workload: Workload, framework: Framework) -> float:
     PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
     if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
         return 0.0
-    if workload.model.rms_norm and framework.norm == "eager":
+    if workload.model.rms_norm and "rmsnorm" in framework.composed:
         return 4.0
     return 2.0 if framework.weights == "autocast" else 0.0
 
@@ -257,9 +265,11 @@ def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
     return bool(np.all(groups > 1)) and bool(np.all(groups == np.asarray(dims["c_in"])))
 
 
-def channel_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
-    """Batch, instance or group norm: one pass for the statistics and one to normalise; backward likewise."""
-    return pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
+    """Batch, instance or group norm of images, or of volumes (not `flat`): one pass for the statistics and one to
+    normalise; backward likewise."""
+    ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
+    return ops if flat else _as_chain(name, numerics, elements, "channelnorm", "norm", ops)
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
@@ -275,8 +285,6 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     and the reduction for weight and bias."""
     kind = "rmsnorm" if rms else "layernorm"
     ops = []
-    if rms and numerics.eager_rms_norm:
-        return _eager_rms_norm(name, numerics, rows * cols)
     if numerics.autocast:
         casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
         ops += fused_away("norm", casts)
@@ -284,26 +292,53 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
         ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))
-    return ops
+    return _as_chain(name, numerics, rows * cols, "rmsnorm" if rms else "layernorm", "norm", ops)
 
 
-def _eager_rms_norm(name: str, numerics: Numerics, elements: Floats) -> list[Op]:
-    """An RMS norm in PyTorch's operators (Hugging Face, modeling_llama.py LlamaRMSNorm), pass by pass in bytes of each
-    element: to FP32, the square, its mean, the product with the inverse root, to 16 bits, the product with the weight.
-    Backward as autograd does: both factors of either product, the mean and the square spread out again, their sum."""
-    e = numerics.element
-    passes: list[tuple[str, Phase, float, float, float]] = [("", "forward", 2 * e + 16.0, 2 * e + 12.0, 8.0)]
-    if numerics.training:
-        passes.append((".gradient", "backward", 5 * e + 40.0, 3 * e + 24.0, 14.0))
-    return [
-        Op(
-            f"{name}{label}",
-            KernelTable.of("elementwise", "fp32", elements=elements, read_bytes=read, written_bytes=written),
-            phase,
-            launches=launches,
-        )
-        for label, phase, read, written, launches in passes
-    ]
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An operator written in element-wise ones: tensors read and written, and kernels, of each pass."""
+
+    forward: tuple[float, float, int]
+    backward: tuple[float, float, int]
+    wide: bool
+    """Whether mixed precision runs it in FP32, as it does powers and sums."""
+
+
+_GELU = Chain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
+CHAINS: Mapping[Composed, Chain] = {
+    "rmsnorm": Chain((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "gelu": _GELU,
+    "tanh-gelu": _GELU,
+    "dropout": Chain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+}
+"""Counted from the formulas and their derivatives. A norm of layers or channels: mean, squared difference, its mean,
+product, sum (TensorFlow, nn_impl.py: moments, batch_normalization); of root mean squares: conversion, square, mean,
+product, conversion, product with the weight (Hugging Face, LlamaRMSNorm). GELU in its tanh form: power, product, sum,
+product, tanh, sum, product, product. Dropout: draw in FP32, compare, convert, scale, multiply."""
+
+
+def _as_chain(
+    name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
+) -> list[Op]:
+    """An operator as the chain that its framework writes, and `whole` where a pass fuses that."""
+    if kind not in numerics.composed:
+        return whole
+    chain = CHAINS[kind]
+    inside = replace(numerics, vector="fp32", element=4.0) if chain.wide else numerics
+    ops = []
+    passes: tuple[tuple[Phase, tuple[float, float, int]], ...] = (
+        ("forward", chain.forward),
+        ("backward", chain.backward),
+    )
+    for phase, (reads, writes, kernels) in passes:
+        if phase == "forward" or numerics.training:
+            label = name if phase == "forward" else f"{name}.gradient"
+            each = reads / kernels, writes / kernels
+            ops += elementwise(label, inside, elements, *each, phase=phase, count=float(kernels))
+    return fused_into(fusing, ops, whole)
 
 
 def pointwise(
@@ -317,13 +352,16 @@ def pointwise(
     kernels: int = 1,
     absorbed: bool = True,
     backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
+    kind: Composed | None = None,
 ) -> list[Op]:
     """An activation, dropout, residual … forward and backward. Eager code runs `kernels` kernels for it, each a full
-    pass; a chain that fusion absorbs (`absorbed`) leaves one of them."""
+    pass; a chain that fusion absorbs (`absorbed`) leaves one of them. `kind` is what a framework may compose."""
     ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
     eager = [replace(op, count=float(kernels)) for op in ops]
+    if kind is not None and kind in numerics.composed:
+        return _as_chain(name, numerics, elements, kind, "elementwise", ops)
     return fused_into("elementwise", eager, ops) if absorbed and kernels > 1 else eager
 
 
@@ -388,7 +426,9 @@ def attention(
         casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
         ops += _selective(casts)
     if dropout and numerics.training:
-        ops += _selective(pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0)))
+        ops += _selective(
+            pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        )
     ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
         gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=seq_kv, backward=1.0)
@@ -433,14 +473,15 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
     the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
     logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
     (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
+    Of logits in chunks the gradients of one chunk are there at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
     if numerics.loss == "fused":
-        return numerics.element, numerics.element
+        return numerics.element, numerics.element / numerics.loss_chunks
     if numerics.loss == "parallel":
         return 4.0, numerics.element
-    return (numerics.element if returned else 0.0) + 4.0, 8.0
+    return (numerics.element if returned else 0.0) + 4.0, 8.0 / numerics.loss_chunks
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:

@@ -3,8 +3,9 @@
 Embedding tables are read row by row: per sample `lookups` rows of `width` numbers on average, a share `distinct` (1) of
 them unlike each other in a batch, which become one vector for each of `tables`. With `spread_tables` every rank holds a
 share of the tables and answers for the samples of all ranks (hybrid parallelism): keys go to the tables and vectors
-back in an all-to-all, gradients the same way, and only the rows that were read are updated. Otherwise tables are copied
-on every rank and have whole gradients.
+back in an all-to-all, gradients the same way, and only the rows that were read are updated. Where a framework shards
+tables by rows (`Framework.table_sharding`) each rank holds a part of the vectors of all ranks' samples. Otherwise
+tables are copied on every rank and have whole gradients.
 
 Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4,
 low rank); Cheng et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilecast import frameworks
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.cnn.walk import Walk
@@ -53,11 +55,14 @@ def build(workload: Workload, shards: Shards) -> Graph:
     walk = Walk(Numerics.of(workload), batch, int(extra.get("dense_features", 0)), (1, 1, 1))
     ops, transfers = _tables(workload, batch)
     NETWORKS[workload.model.family].write(walk, extra)
-    walk.keep(batch * extra["tables"] * extra["width"])
+    has_rows = bool(extra.get("spread_tables"))
+    row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
+    # Row-wise a rank's part of the vectors, and the gradients that it scatters, are those of all ranks' samples.
+    others = 2.0 * (shards.expert - 1) if row_wise else 0.0
+    walk.keep(batch * (1.0 + others) * extra["tables"] * extra["width"])
     if walk.numerics.training:
         walk.ops += layers.pointwise("loss", walk.numerics, batch, kernels=4)
-    has_rows = bool(extra.get("spread_tables"))
-    weights = extra["table_weights"] / (shards.expert if has_rows else np.ones(len(shards)))
+    weights = _table_weights(extra) / (shards.expert if has_rows else np.ones(len(shards)))
     block = Block(
         "network",
         1,
@@ -65,10 +70,16 @@ def build(workload: Workload, shards: Shards) -> Graph:
         walk.parameters + (0.0 if has_rows else 1.0) * weights,
         np.stack([walk.kept * np.ones(len(shards))] * 3),
         tuple(transfers),
+        working_bytes=walk.working * np.ones(len(shards)),
         table_parameters=weights if has_rows else np.zeros(1),
     )
     features = extra["lookups"] + extra.get("dense_features", 0.0)
     return Graph((), (block,), (), np.zeros(len(shards)), len(shards), host_bytes_per_sample=4.0 * features)
+
+
+def _table_weights(extra: Mapping[str, float]) -> float:
+    """Weights of all tables, with the wide ones where those are spread as the others are."""
+    return extra["table_weights"] + (extra.get("wide_weights", 0.0) if extra.get("spread_tables") else 0.0)
 
 
 def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]]:
@@ -99,14 +110,18 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]
     return ops, transfers if extra.get("spread_tables") else []
 
 
-def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False) -> None:
-    """Dense layers of `name`1, `name`2 … outputs with ReLU, the last without where it is the network's `output`."""
+def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False, dropout: bool = False) -> None:
+    """Dense layers of `name`1, `name`2 … outputs with ReLU, the last without where it is the network's `output`, and
+    with `dropout` behind each, which keeps what it read besides what the next layer reads."""
     number = 1
     while f"{name}{number}" in extra:
         walk.dense(int(extra[f"{name}{number}"]))
         number += 1
         if not output or f"{name}{number}" in extra:
             walk.activate()
+        if dropout:
+            walk.keep(walk.elements)
+            walk.dropout()
 
 
 def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
@@ -131,12 +146,13 @@ def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
 
 def wide_and_deep(walk: Walk, extra: Mapping[str, float]) -> None:
     """Vectors and dense features side by side through `deep` layers; beside them one weight for each key of `wide`
-    look-ups, `wide_weights` in all."""
+    look-ups, `wide_weights` in all, which are a table like the others."""
     walk.concatenate(int(extra["tables"] * extra["width"] + extra.get("dense_features", 0.0)))
-    _dense(walk, extra, "deep")
+    _dense(walk, extra, "deep", dropout=True)
     walk.dense(1)
     walk.ops += layers.embedding("wide", walk.numerics, walk.batch * extra["wide"], 1.0)
-    walk.parameters += extra["wide_weights"]
+    if not extra.get("spread_tables"):
+        walk.parameters += extra["wide_weights"]
     walk.add()
 
 

@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from tilecast import frameworks
+from tilecast.frameworks import Composed
 from tilecast.graph import Block, Graph, Op, Phase, Shards, Transfer
 from tilecast.models import grouped, layers
 from tilecast.models.layers import Numerics
@@ -187,6 +188,9 @@ def layer(
         adapters, added = _adapters(workload, [linear for part in parts for linear in part.linears])
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
     inputs = numerics.element * rank.outer_tokens * model.hidden
+    if numerics.frozen_input:
+        read = sum((item.rows * item.inputs for part in parts for item in part.linears), np.zeros(1))
+        parts.append(Part.keeping(numerics.frozen_input * read))
     without_scores = sum((part.kept - part.scores for part in parts), np.zeros(1))
     kept = np.stack(
         [
@@ -236,6 +240,12 @@ class Part:
     selected: Floats
     linears: tuple[Linear, ...] = ()
     """Where adapters go."""
+
+    @classmethod
+    def keeping(cls, kept: Floats) -> Part:
+        """What layers keep besides their parts: so many bytes, (S,)."""
+        none = np.zeros(1)
+        return cls([], [], none, kept, none, none, none)
 
 
 def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
@@ -443,8 +453,6 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
     model = workload.model
-    written_out = frameworks.of(workload).activation == "operators"
-    kernels = int(model.extra.get("activation_kernels", 1)) if written_out else 1
     if model.gated_mlp:
         one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
         # Eager code activates the gate and multiplies, backward a kernel for either factor and one for the activation.
@@ -455,7 +463,8 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
             # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
             ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
         return ops
-    return layers.pointwise(name, numerics, elements, kernels=kernels)
+    kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"
+    return layers.pointwise(name, numerics, elements, kind=kind)
 
 
 def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
@@ -464,7 +473,9 @@ def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> 
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
         return sum_
-    masked = layers.pointwise(f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0))
+    masked = layers.pointwise(
+        f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"
+    )
     both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
     return layers.fused_into("elementwise", masked + sum_, both)
 
@@ -529,7 +540,7 @@ def _head(workload: Workload, rank: Rank) -> Block:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:
         parameters = parameters + classes * h + classes
-    elif not model.tied_embeddings:
+    elif not model.tied_embeddings or frameworks.of(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
     logit_kept, logit_working = layers.logit_bytes(numerics)
     kept = e * rank.outer_tokens * h * 2 + logit_kept * rows * vocab

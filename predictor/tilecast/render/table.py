@@ -38,7 +38,7 @@ def table(advice: Advice) -> str:
         lines.append(
             "No pool can run this job. The nearest change that would help each of them stands behind the colon."
         )
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *_notes(advice)]) + "\n"
     return "\n".join([*lines, *_footer(advice, best)]) + "\n"
 
 
@@ -103,6 +103,10 @@ def _pareto(advice: Advice) -> list[str]:
     return _wrapped("Trade-offs  ", " | ".join(told))
 
 
+def _notes(advice: Advice) -> list[str]:
+    return [line for note in advice.notes for line in _wrapped("", note)]
+
+
 def _footer(advice: Advice, best: Offer) -> list[str]:
     lines = []
     base = advice.baseline
@@ -125,7 +129,7 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
         roomy = "" if best.is_tight else " with memory to spare"
         lines.append(f"{others} within the forecast's error; the simplest{roomy} is shown{behind}.")
-    lines += [line for note in advice.notes for line in _wrapped("", note)]
+    lines += _notes(advice)
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
         for part in PARTS

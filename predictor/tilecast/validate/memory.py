@@ -9,19 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from tilecast import memory
-from tilecast.memory import Footprint
+from tilecast.memory import Figure
+from tilecast.search import Priced
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs
 from tilecast.validate.table import Row
 
 COLUMN = "peak_mem_gb_per_gpu"
-Figure = Literal["allocated", "reserved", "device"]
-
 LOW = 0.9
 """A bill below this share of the peak is one that would have let a run die."""
 MOST_WARNINGS = 5
@@ -57,7 +55,7 @@ class Peaks:
     fits: Floats
     """1 where the middle of the range fits the GPU that the row ran on."""
     inside: Floats
-    """1 where what is measured is at most the upper end of the range."""
+    """1 where the range of the same figure holds what is measured."""
     refused: int
     """Rows with a peak that cannot be expressed."""
     warnings: tuple[str, ...]
@@ -119,10 +117,8 @@ def measure(rows: Sequence[Row]) -> Peaks:
                 warnings.append(str(SpecError(_cell(kept[index]), problem, "correct the peak or the plan")))
                 continue
             kind = figure(kept[index])
-            stacks = memory.stack_bytes(group.pool.gpu)
-            value = _billed(priced.footprint, kind, place) + (stacks if kind == "device" else 0.0)
-            within = measured[index] <= float(priced.footprint.upper[place]) + stacks
-            billed[index] = kind, value, bool(priced.fits[place]), within
+            value, lower, upper = _billed(group, priced, kind, place)
+            billed[index] = kind, value, bool(priced.fits[place]), lower <= measured[index] <= upper
     shown = sorted(billed)
     return Peaks(
         rows=tuple(kept[index] for index in shown),
@@ -136,8 +132,14 @@ def measure(rows: Sequence[Row]) -> Peaks:
     )
 
 
-def _billed(bill: Footprint, kind: Figure, place: int) -> float:
-    return float({"allocated": bill.allocated, "reserved": bill.reserved, "device": bill.device}[kind][place])
+def _billed(group: runs.Group, priced: Priced, kind: Figure, place: int) -> tuple[float, float, float]:
+    """A figure of a plan's bill and both ends of its range, in bytes. A cache grows no further than the GPU."""
+    bill, stacks = priced.footprint, memory.stack_bytes(group.pool.gpu) if kind == "device" else 0.0
+    lower, upper = (float(end[place]) for end in bill.spans(kind))
+    value = float(getattr(bill, kind)[place])
+    if kind == "device":
+        value = max(min(value, priced.usable_bytes), float(bill.total[place]))
+    return value + stacks, lower + stacks, upper + stacks
 
 
 _BINS: tuple[tuple[str, Callable[[Row, Figure], str]], ...] = (
@@ -160,24 +162,27 @@ def report(rows: Sequence[Row]) -> str:
         return "\n".join(lines)
     ratio = found.billed / found.measured
     everything = np.ones(len(ratio), dtype=bool)
-    lines += [_TITLES, _line("all", ratio, everything)]
+    lines += [_TITLES, _line("all", ratio, found.inside, everything)]
     for name, key in _BINS:
         values = np.array([key(row, kind) for row, kind in zip(found.rows, found.figures, strict=True)])
-        lines += [_line(f"{name} {value}", ratio, values == value) for value in sorted(set(values))]
+        lines += [_line(f"{name} {value}", ratio, found.inside, values == value) for value in sorted(set(values))]
     sources = np.array([row.get("source", "") for row in found.rows])
     each = [np.mean(np.abs(ratio[sources == one] - 1)) for one in set(sources)]
     lines.append(f"mean over sources of the mean error of each: {np.mean(each):.1%}")
-    lines.append(f"at most the upper end of the range: {found.inside.mean():.1%} of the measured peaks")
     lines.append(f"called too large for the GPU they ran on: {1 - found.fits.mean():.1%}")
     return "\n".join(lines)
 
 
-_TITLES = f"{'bill / peak':<44} {'rows':>5} {'error':>7} {'median':>7} {'least':>6} {'most':>6} {'>10% low':>9}"
+_TITLES = (
+    f"{'bill / peak':<44} {'rows':>5} {'error':>7} {'median':>7} {'least':>6} {'most':>6} {'>10% low':>9} "
+    f"{'in range':>9}"
+)
 
 
-def _line(name: str, ratio: Floats, mask: np.typing.NDArray[np.bool_]) -> str:
+def _line(name: str, ratio: Floats, inside: Floats, mask: np.typing.NDArray[np.bool_]) -> str:
     part = ratio[mask]
     return (
         f"{name[:44]:<44} {len(part):>5} {np.mean(np.abs(part - 1)):>7.1%} {np.median(part):>7.2f} "
-        f"{part.min():>6.2f} {part.max():>6.2f} {np.mean(part < LOW):>9.1%}"
+        f"{part.min():>6.2f} {part.max():>6.2f} {np.mean(part < LOW):>9.1%} "
+        f"{inside[mask].mean():>9.1%}"
     )

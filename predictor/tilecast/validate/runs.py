@@ -253,6 +253,7 @@ def _complete(case: Case) -> Plans:
     split = int((stated["tensor"] or 1) > 1)
     named = case.workload.framework
     split *= named is None or True in search.abilities(named).sequence_parallel
+    split *= stated["sequence_parallel"] != 0
     rows = list(dict.fromkeys((mode, spread * split) for mode, spread in _OPEN if fixed in (None, mode)))
     one = {item.name: stated.get(item.name) or 0 for item in fields(Plans)}
     expert = stated["expert"] or _usual_expert_parallelism(case)

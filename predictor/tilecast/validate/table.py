@@ -96,7 +96,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
     if not gpu.supports(precision):
         raise Refusal("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or _model(row)
-    gpus = integer(row, "n_gpus")
+    gpus = _gpus(row)
     if not gpus:
         raise Refusal("no-gpus")
     stated = _plan(row, model, gpus)
@@ -118,16 +118,26 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         fused_loss=any(word in row.get("framework", "").lower() for word in _FUSED_LOSS) or _FUSED_LOSS_NOTE in notes,
         fused_kernels=_fused_kernels(row),
         lora_rank=_lora_rank(row, notes),
-        frozen_bits=4.5 if row.get("task", "") == "qlora" else 16.0,
+        compiled_loss=not _EAGER_LOSS.search(row.get("framework", "").lower()),
+        frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
-        overlap=_overlaps(row, notes),
+        overlap=not any(words in notes for words in _SAID_NOT),
     )
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
 
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
 """What is meant where a table does not state the variant."""
+
+
+def _gpus(row: Row) -> int | None:
+    """GPUs that a run used: those stated, but of LitGPT no more than its global batch has micro-batches, since its
+    files say how many devices they use, whatever the machine has (config_hub/finetune, `devices`)."""
+    gpus, micro, batch = (integer(row, column) for column in ("n_gpus", "micro_batch_per_gpu", "global_batch"))
+    if not (gpus and micro and batch and framework(row) == "litgpt"):
+        return gpus
+    return min(gpus, max(1, batch // micro))
 
 
 def _batch_of(stated: Mapping[str, int | None]) -> int | None:
@@ -155,17 +165,26 @@ def _attention(row: Row) -> Attention:
 
 
 def execution(row: Row) -> Execution:
-    """How a row's kernels were launched: as it states, or as its framework's name says. TensorFlow compiles by XLA."""
+    """How a row's kernels were launched: as it states, or as its framework's name says."""
     framework = row.get("framework", "").lower()
-    found = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
-    if found is None:
-        found = "compiled" if row.get("compiled", "") in ("1", "1.0") else "eager"
-        found = "xla" if "xla" in framework or "jax" in framework else found
-    return "xla" if found == "compiled" and "tensorflow" in framework else found
+    compiled: Execution = "xla" if any(word in framework for word in _BY_XLA) else "compiled"
+    stated = next((mode for mode in EXECUTIONS if mode == row.get("execution")), None)
+    if stated is not None:
+        return compiled if stated == "compiled" else stated
+    if "xla" in framework or "jax" in framework:
+        return "xla"
+    return compiled if row.get("compiled", "") in ("1", "1.0") else "eager"
+
+
+_BY_XLA = ("tensorflow", "jax")
+"""Frameworks whose compiler is XLA."""
 
 
 _FUSED_LOSS = ("composer",)
 """Words in a framework's name that mean a hand-written loss: llm-foundry's default is flash-attn's cross-entropy."""
+_EAGER_LOSS = re.compile(r"\btorchtitan \+ torchao 0\.(?:\d|10)\b")
+"""torchtitan of that time, which leaves the loss out of compilation (train.py: "compiling loss function causes CUDA
+errors, turning off for now"; since the spring of 2025 components/loss.py compiles it)."""
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
@@ -174,10 +193,10 @@ _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
 _CONTIGUOUS = re.compile(r"\b(?:nchw|contiguous)\b")
-_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "apex amp, dali")
+_USUALLY_LAST = ("mlperf", "tensorflow", "mxnet", "oneflow", "apex amp, dali")
 """Frameworks in which images of 16 bits are channels last: TensorFlow's layout optimizer puts them so, the scripts of
-MXNet, of MLPerf and of NVIDIA's classifiers in PyTorch (ConvNets/configs.yml) ask for it. PyTorch keeps what it is
-given, and is commonly given NCHW."""
+MXNet, of OneFlow (OneFlow-Benchmark: channel_last), of MLPerf and of NVIDIA's classifiers in PyTorch
+(ConvNets/configs.yml) ask for it. PyTorch keeps what it is given, and is commonly given NCHW."""
 
 
 def _memory_format(row: Row) -> MemoryFormat:
@@ -191,8 +210,14 @@ def _memory_format(row: Row) -> MemoryFormat:
 
 
 def _fused_kernels(row: Row) -> bool:
-    own = any(word in row.get("framework", "").lower() for word in _FUSED)
+    words = row.get("framework", "").lower()
+    own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
     return own or row.get("fused_kernels", "") == "1"
+
+
+_FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
+"""Builds whose own kernels are hand-written ones, whatever a table says of the framework: NVIDIA's MXNet takes sums and
+ReLU along with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: fuse-bn-relu, fuse-bn-add-relu)."""
 
 
 def framework(row: Row) -> Framework | None:
@@ -211,24 +236,14 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("nemo", "nemo"), ("megatron", "megatron"), ("flagscale", "megatron"), ("nanotron", "megatron"),
     ("hf trainer", "huggingface"), ("llama-factory", "huggingface"), ("fsdp", "fsdp2"), ("lightning", "lightning"),
     ("jax", "jax"), ("maxtext", "jax"), ("tensorflow", "tensorflow"), ("paddle", "paddle"), ("oneflow", "oneflow"),
+    ("mxnet", "mxnet"),
     ("eager", None), ("pytorch", "ddp"),
 )  # fmt: skip
 """First match of a published word, and what it means; what is measured in one process has no framework."""
 
 
-_ONE_AFTER_THE_OTHER: tuple[Framework, ...] = ("deepspeed", "megatron-deepspeed")
-"""What reduces gradients after the backward pass unless told otherwise: DeepSpeed's overlap_comm is off by default but
-in stage 3 (config-json), and without ZeRO its engine reduces at the end (runtime/engine.py: allreduce_gradients)."""
-
-
 _SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
 """What notes say of a run whose gradients are reduced at the end."""
-
-
-def _overlaps(row: Row, notes: str) -> bool:
-    if any(words in notes for words in _SAID_NOT):
-        return False
-    return framework(row) not in _ONE_AFTER_THE_OTHER or "overlap_comm true" in notes
 
 
 def _lora_rank(row: Row, notes: str) -> int:
@@ -249,7 +264,7 @@ def _model(row: Row) -> Model:
     except SpecError:
         return _from_dimensions(row, stated)
     if not stated or known.hidden == 0:
-        return _noted_dimensions(_as_long(known, integer(row, "seq_len")), row.get("notes", "").lower())
+        return _noted_dimensions(row, _as_long(known, integer(row, "seq_len")))
     if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
         return replace(_from_dimensions(row, stated), dropout=known.dropout)
     if known.family != "decoder":
@@ -257,13 +272,25 @@ def _model(row: Row) -> Model:
     return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
 
 
-def _drawn_size(model: Model, least: int, most: int) -> dict[str, float]:
-    """The average size of a batch whose images' short sides are drawn from a range: of two of them the larger counts,
-    the long side is 4/3 of it (COCO's images are 640 x 480), and both are padded to multiples of 32."""
+def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
+    """The size of the largest of `drawn` images, for which all ranks wait: short sides are drawn from a range, the long
+    side is 4/3 of it, or 3/2 where there are many (COCO's images are 640 x 480 and 640 x 427), and both are padded to
+    multiples of 32. And the largest size: detectors bound the long side at 5/3 of the longest short one, 1333 pixels
+    for 800."""
     if "image_width" not in model.extra:
         return {}
-    side = least + 2 / 3 * (most - least)
-    return {"image": 32.0 * math.ceil(side / 32), "image_width": 32.0 * math.ceil(side * 4 / 3 / 32)}
+    side = least + drawn / (drawn + 1) * (most - least)
+    ratio = 4 / 3 if drawn < _MANY else 3 / 2
+    return {"image": _padded(side), "image_width": _padded(side * ratio), "largest_image": _padded(most),
+            "largest_image_width": _padded(most * 5 / 3)}  # fmt: skip
+
+
+def _padded(pixels: float) -> float:
+    return 32.0 * math.ceil(pixels / 32)
+
+
+_MANY = 8
+"""Images of which one is likely as wide as 3/2 of its height."""
 
 
 def _as_long(model: Model, length: int | None) -> Model:
@@ -277,17 +304,19 @@ _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore",
 """Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
 
 
-def _noted_dimensions(model: Model, notes: str) -> Model:
+def _noted_dimensions(row: Row, model: Model) -> Model:
     """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
     or the rows and the width of tables and the number of dense layers behind them."""
     found: dict[str, float] = {}
+    notes = row.get("notes", "").lower()
     if "identities" in model.extra:
         found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
             found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
     if scales and 32 <= int(scales[1]) <= int(scales[2]):
-        found |= _drawn_size(model, int(scales[1]), int(scales[2]))
+        drawn = integer(row, "global_batch") or 2
+        found |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
     return replace(model, extra={**model.extra, **found})
@@ -387,6 +416,8 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     degrees = {ours: integer(row, theirs) for theirs, ours in
                (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"))}  # fmt: skip
     degrees["context"] = degrees["context"] or 1
+    if framework(row) == "litgpt" and degrees["data"]:
+        degrees["data"] = min(degrees["data"], gpus)
     if models.spreads_rows(model):
         copied = re.search(r"\bdata parallelism\b", row.get("notes", "").lower()) and "identities" in model.extra
         degrees["expert"] = 1 if copied else None
@@ -397,7 +428,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         if used != gpus:
             raise Refusal("impossible-plan")
     zero = integer(row, "zero_stage")
-    if zero is None and "distributed optimizer" in row.get("optimizer", ""):
+    if zero is None and _spreads_optimizer(row):
         zero = 1
     checkpointing = row.get("activation_checkpointing", "")
     return {
@@ -407,7 +438,15 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
         "gradient_accumulation": integer(row, "grad_accum"),
         "checkpointing": CHECKPOINTING.index(checkpointing) if checkpointing in CHECKPOINTING else None,
         "virtual_stages": _virtual_stages(row, model, degrees["pipeline"] or 1),
+        "sequence_parallel": 0 if "flagscale" in row.get("framework", "").lower() else None,
     }
+
+
+def _spreads_optimizer(row: Row) -> bool:
+    """Whether a run's optimizer is distributed: it says so, or is MLPerf's of Stable Diffusion (NeMo's
+    distributed_fused_adam; mlcommons/training_results, stable_diffusion, main.py)."""
+    is_diffusion = row.get("family", "") == "diffusion" and "mlperf" in row.get("framework", "").lower()
+    return is_diffusion or "distributed optimizer" in row.get("optimizer", "")
 
 
 _CHUNK = 2

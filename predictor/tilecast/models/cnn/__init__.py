@@ -98,7 +98,8 @@ def build(workload: Workload, shards: Shards) -> Graph:
     where the model has some.
 
     `Model.extra` holds `image`, the height of an image in pixels (and its width, unless `image_width`), `image_depth`
-    for volumes, `image_channels` (3) and what the family needs.
+    for volumes, `image_channels` (3) and what the family needs; where images differ in size, `largest_image` and
+    `largest_image_width`, which the memory bill reads.
     """
     extra = workload.model.extra
     image = int(extra["image"])
@@ -113,6 +114,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         tuple(walk.ops),
         parameters=np.full(len(shards), walk.parameters),
         activation_bytes=np.stack([walk.kept * np.ones(len(shards))] * 3),
+        working_bytes=walk.working * np.ones(len(shards)),
         workspace_bytes=walk.workspace * np.ones(len(shards)),
     )
     return Graph(

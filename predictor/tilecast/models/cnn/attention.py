@@ -58,6 +58,7 @@ def core(walk: Walk, queries: float, keys: float, width: int, heads: int) -> Non
     )
     scores = 0.0 if walk.numerics.flash else 2.0 * heads * queries * keys
     walk.keep(walk.batch * (2.0 * keys * width + queries * width + scores))
+    walk.differentiate(walk.batch * (2.0 * (2.0 * keys + queries) * width + scores))
 
 
 def feed_forward(walk: Walk, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
+from tilecast.graph import KernelTable, Op, PassName, Phase
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
 from tilecast.spec import Floats
@@ -39,10 +39,16 @@ class Walk:
     workspace: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the input and the output of the largest convolution, (S,): cuDNN lays both out anew for the matrix
     units."""
+    peak: Floats = field(default_factory=lambda: np.zeros(1))
+    """Bytes alive in the backward pass at its fullest, (S,): of some operator what was kept up to it, the gradients of
+    what it reads and writes, and the workspace of a convolution, which PyTorch's allocator hands out too (ATen,
+    native/cudnn/ConvShared.cpp)."""
     held: bool = False
     """Whether the tensor in hand is kept already, by another branch that reads it."""
     reached: bool = False
     """Whether a gradient flows into the tensor in hand: not into the image, nor into what frozen layers made."""
+    normed: bool = False
+    """Whether a norm made the tensor in hand, which can take what follows along."""
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as detectors keep those of a pretrained backbone."""
 
@@ -64,6 +70,16 @@ class Walk:
         """Tensors of so many elements stay alive until the backward pass."""
         if self.numerics.training:
             self.kept = self.kept + elements * self.numerics.element
+
+    def differentiate(self, elements: Floats) -> None:
+        """Gradients of so many elements are alive while an operator, the last to keep something, runs backward."""
+        if self.numerics.training:
+            self.peak = np.maximum(self.peak, self.kept + elements * self.numerics.element)
+
+    @property
+    def working(self) -> Floats:
+        """What the backward pass needs at its fullest beside all that is kept, in bytes, (S,)."""
+        return np.maximum(self.peak - self.kept, 0.0)
 
     def again(self, shape: tuple[int, Size]) -> None:
         """Returns to an earlier tensor that another branch has read, and so keeps."""
@@ -110,6 +126,8 @@ class Walk:
         pixels = self.channels * self.size[0] * self.size[1] * self.size[2] + out * size[0] * size[1] * size[2]
         self.workspace = np.maximum(self.workspace, self.numerics.element * self.batch * pixels)
         self._read()
+        self.normed = False
+        self.differentiate(2 * self.batch * pixels)
         self.ops += layers.convolution(name, self.numerics, dims, input_gradient=self.reached)
         self.parameters += out * self.channels / groups * window[0] * window[1] * window[2]
         self.channels, self.size, self.reached = out, size, True
@@ -157,8 +175,9 @@ class Walk:
             self.parameters += 2 * self.channels
             return
         self.keep(self.elements)
-        self.ops += layers.channel_norm("norm", self.numerics, self.elements)
+        self.ops += layers.channel_norm("norm", self.numerics, self.elements, flat=self.flat)
         self.parameters += 2 * self.channels
+        self.normed = True
 
     def scale(self) -> None:
         """A product with a constant, one for all or one per channel."""
@@ -173,11 +192,17 @@ class Walk:
             return
         if activation in _SMOOTH:
             self.keep(self.elements)
-        self.ops += layers.fused_away("elementwise", layers.pointwise(activation, self.numerics, self.elements))
+        fusing: PassName = "batchnorm" if self.normed else "elementwise"
+        self.ops += layers.fused_away(fusing, layers.pointwise(activation, self.numerics, self.elements))
 
     def add(self) -> None:
-        """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part."""
-        self.ops += layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part. The norm
+        that takes it along reads the branch and writes its gradient besides."""
+        ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
+        if self.normed:
+            along = layers.pointwise("add", self.numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
+            ops = layers.fused_into("batchnorm", ops, [replace(op, launches=0.0) for op in along])
+        self.ops += ops
 
     def concatenate(self, channels: int) -> None:
         """Appends branches of the same size until there are so many channels."""
@@ -243,6 +268,7 @@ class Walk:
         """A dense layer over all that is in hand of a sample."""
         inputs = self.channels * self.size[0] * self.size[1] * self.size[2]
         self.keep(self.elements)
+        self.differentiate(self.batch * (inputs + out))
         self.ops += layers.linear("dense", self.numerics, self.batch, inputs, out, bias=bias)
         self.parameters += inputs * out + (out if bias else 0)
         self.channels, self.size = out, (1, 1, 1)
@@ -261,6 +287,7 @@ class Walk:
     def dropout(self) -> None:
         """Dropout with a byte mask, in training."""
         if self.numerics.training:
+            self.keep(self.elements / self.numerics.element)
             self.ops += layers.pointwise("dropout", self.numerics, self.elements, mask_bytes=1.0, backward=(1.0, 1.0))
 
     def loss(self, classes: int | None = None) -> None:

@@ -390,6 +390,10 @@ def _gather(node: Any, shapes: _Shapes) -> _Call:
     return "copy", _names(node, 1), {}
 
 
+def _overwrite(node: Any, shapes: _Shapes) -> _Call:
+    return "copy", _names(node, 2)[1:], {}
+
+
 _SPECIAL: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
     "linear": _linear,
     **dict.fromkeys(("matmul", "mm", "bmm", "mv"), _matmul),
@@ -411,6 +415,7 @@ _SPECIAL: Mapping[str, Callable[[Any, _Shapes], _Call]] = {
     **dict.fromkeys(("transpose", "t", "mT", "numpy_T", "swapaxes"), _transpose),
     "permute": _permute,
     **dict.fromkeys(("dropout", "dropout_", "feature_dropout"), _dropout),
+    "copy_": _overwrite,
     **dict.fromkeys(("gather", "index", "index_select", "take_along_dim"), _gather),
 }
 
@@ -425,7 +430,7 @@ _KINDS: Mapping[str, str] = {
     "index_put masked_fill_scatter upsample_nearest2d upsample_bilinear2d upsample_nearest1d upsample_bicubic2d "
     "upsample_linear1d upsample_nearest3d upsample_trilinear3d pixel_shuffle pixel_unshuffle im2col col2im "
     "grid_sampler flip clone cumsum topk sort",
-    "reshape": "view reshape flatten contiguous unflatten _unsafe_view view_as",
+    "reshape": "view reshape flatten contiguous unflatten _unsafe_view view_as reshape_as",
     "view": "unsqueeze squeeze expand expand_as alias detach lift_fresh_copy broadcast_to chunk split split_with_sizes "
     "unbind tensor_split movedim unfold detach_",
     "part": "slice select narrow",

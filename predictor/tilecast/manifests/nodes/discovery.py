@@ -1,0 +1,189 @@
+"""The pools that nodes form, and what discovery remembers of them.
+
+GPUPools that discovery made are its memory: a pool keeps its name and its selector, and what it can grow to, while its
+nodes come and go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilecast.manifests import gpupool
+from tilecast.manifests.door import API_VERSION
+from tilecast.manifests.nodes import naming
+from tilecast.manifests.nodes.claims import Claims, claim, wanted
+from tilecast.manifests.nodes.grouping import group
+from tilecast.manifests.nodes.looks import Look, Problem, look
+from tilecast.manifests.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.manifests.nodes.report import FoundPool, LeftOut, NodesReport
+from tilecast.spec import SpecError
+
+
+def pools(
+    nodes: Iterable[Mapping[str, Any] | Node],
+    gpupools: Iterable[Mapping[str, Any]] = (),
+    slices: Iterable[Mapping[str, Any] | Slice] = (),
+    forget: Collection[str] = (),
+    *,
+    now: bool = False,
+) -> NodesReport:
+    """The pools that these nodes form, after the GPUPools that users wrote took theirs.
+
+    One pool is one GPU product in one node shape over one kind of link at one price. It is named after its GPU,
+    with the shape behind it where two pools share a GPU; once discovery has written it down it keeps that name.
+
+    Args:
+        nodes: Node objects, or what `node` made of them.
+        gpupools: GPUPool objects, those that users wrote and those that discovery did.
+        slices: ResourceSlice objects, or what `resource_slice` made of them.
+        forget: names of discovery's pools whose missing nodes are gone for good.
+        now: whether to count only what a job can use now, of nodes and of their GPUs: for advice that is followed at
+            once. Otherwise a pool is what the cluster has, so that a node that restarts brings no new advice.
+
+    Raises:
+        SpecError: an object is not shaped like a Node. A wrong GPUPool does not raise, it is in `invalid`.
+    """
+    everyone = [item if isinstance(item, Node) else node(item) for item in nodes]
+    offered = _offered(slices)
+    looks: dict[int, Look] = {}
+    problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    others = 0
+    claims, invalid = claim(everyone, gpupools)
+    for index, item in enumerate(everyone):
+        owner = claims.owner.get(index)
+        seen = look(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
+        if seen is None:
+            others += 1
+        elif isinstance(seen, Problem):
+            problems[seen.code, seen.message, seen.remedy].append(item.name)
+        else:
+            looks[index] = seen
+    claimed = _claimed(claims, everyone, looks, invalid, now=now)
+    found = _discovered(claims, everyone, looks, {*claims.specs, *invalid}, forget, now=now)
+    left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
+    kept = {item.pool.name for item in found}
+    obsolete = tuple(sorted(set(claims.remembered) - kept))
+    return NodesReport((*claimed, *found), left_out, invalid, others, obsolete)
+
+
+def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[tuple[str, str]]]:
+    """Devices of each node, by the newest generation of each pool of slices."""
+    found = [one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None]
+    newest: dict[tuple[str, str], int] = {}
+    for item in found:
+        newest[item.node, item.pool] = max(item.generation, newest.get((item.node, item.pool), 0))
+    out: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for item in found:
+        if item.generation == newest[item.node, item.pool]:
+            out[item.node] += item.devices
+    return out
+
+
+def _claimed(
+    claims: Claims, nodes: Sequence[Node], looks: Mapping[int, Look], invalid: dict[str, SpecError], *, now: bool
+) -> list[FoundPool]:
+    """The pools that users wrote; what one says of its size stands, whatever its nodes do now."""
+    found = []
+    for name in sorted(claims.specs):
+        spec = claims.specs[name]
+        members = [index for index in claims.members(name) if index in looks]
+        try:
+            if members:
+                seen = group(members, nodes, looks, {}, spec.topology_keys, now=now and spec.max_nodes is None)
+                pool, facts = gpupool.override(name, spec, seen.pool, seen.facts, seen.spot)
+            else:
+                pool, facts = gpupool.override(name, spec)
+                seen = FoundPool(pool, 0, 0, 0, facts)
+            spot = seen.spot if spec.spot is None else spec.spot
+            flavor = spec.kueue_flavor or ""
+            found.append(replace(seen, pool=pool, facts=facts, spot=spot, kueue_flavor=flavor))
+        except SpecError as error:
+            invalid[name] = error
+    return found
+
+
+def _discovered(
+    claims: Claims,
+    nodes: Sequence[Node],
+    looks: Mapping[int, Look],
+    taken: Collection[str],
+    forget: Collection[str],
+    *,
+    now: bool,
+) -> list[FoundPool]:
+    """The pools of nodes that no user's pool has, and those that discovery remembers without nodes."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, seen in looks.items():
+        if index not in claims.owner:
+            groups[seen.identity].append(index)
+    known: dict[str, str] = {}
+    for name in sorted(claims.remembered):
+        known.setdefault(claims.remembered[name][0].identity, name)
+    absent = [name for name in sorted(claims.remembered) if known.get(claims.remembered[name][0].identity) != name]
+    absent += [name for identity, name in known.items() if identity not in groups]
+    asleep = [_asleep(name, *claims.remembered[name]) for name in absent if _can_return(name, claims, nodes, forget)]
+    names = {identity: known[identity] for identity in groups if identity in known}
+    old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
+    select = naming.selectors(nodes, list(groups.values()), old)
+    found = {
+        identity: group(members, nodes, looks, select[position], now=now)
+        for position, (identity, members) in enumerate(groups.items())
+    }
+    new = {identity: item for identity, item in found.items() if identity not in names}
+    used = {*taken, *names.values(), *(item.pool.name for item in asleep)}
+    names |= dict(zip(new, naming.names(list(new.values()), used), strict=True))
+    out = list(asleep)
+    for identity, item in found.items():
+        name, most = names[identity], item.pool.max_nodes
+        if name not in forget and identity in known:
+            away = item.unusable if now else 0
+            most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
+        layer = looks[groups[identity][0]].gpu_layer
+        pool = replace(item.pool, name=name, max_nodes=most)
+        out.append(replace(item, pool=pool, note=gpupool.Discovery(identity, layer)))
+    return sorted(out, key=lambda item: item.pool.name)
+
+
+def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collection[str]) -> bool:
+    """Whether a remembered pool without nodes may have nodes again: none that exists, nor any that a user's pool
+    would take, carries its labels."""
+    spec = claims.remembered[name][1]
+    labels = {**wanted(spec), **({gpupool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
+    if name in forget or not labels or not spec.max_nodes:
+        return False
+    if any((own := wanted(mine)) and own.items() <= labels.items() for mine in claims.specs.values()):
+        return False
+    return not any(spec.selector.items() <= item.labels.items() for item in nodes)
+
+
+def _asleep(name: str, note: gpupool.Discovery, spec: gpupool.GPUPoolSpec) -> FoundPool:
+    """A remembered pool that has no nodes now."""
+    pool, facts = gpupool.override(name, spec, layer="discovered")
+    spot = bool(spec.spot)
+    return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
+
+
+def discovered(found: FoundPool) -> dict[str, Any] | None:
+    """The GPUPool that discovery writes for a pool; None for one that a user wrote."""
+    if found.note is None:
+        return None
+    pool = found.pool
+    spec: dict[str, Any] = {
+        "selector": dict(sorted(pool.node_selector.items())),
+        "gpu": {"name": pool.gpu.name},
+        "gpusPerNode": pool.gpus_per_node,
+        "nodeType": pool.node_type or None,
+        "maxNodes": pool.max_nodes,
+        "links": {"interNode": pool.inter.name},
+        "tolerations": [dict(item) for item in pool.tolerations[:16]] or None,
+        "spot": found.spot or None,
+    }
+    present = {key: value for key, value in spec.items() if value is not None}
+    checked = gpupool.parse({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
+    return gpupool.discovered(pool.name, checked, found.note)
+
+
+_ENVELOPE = {"apiVersion": API_VERSION, "kind": gpupool.KIND}

@@ -1,0 +1,105 @@
+"""Nodes of one kind, taken together as a pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tilecast.hardware import Gpu, Link, Pool, find_link
+from tilecast.manifests import gpupool
+from tilecast.manifests.nodes.labels import labels
+from tilecast.manifests.nodes.looks import Look
+from tilecast.manifests.nodes.objects import Node
+from tilecast.manifests.nodes.report import FoundPool, Level
+from tilecast.manifests.nodes.usable import usable
+
+
+def group(
+    members: Sequence[int],
+    nodes: Sequence[Node],
+    looks: Mapping[int, Look],
+    selector: Mapping[str, str],
+    keys: Sequence[str] = (),
+    *,
+    now: bool = False,
+) -> FoundPool:
+    """The pool of these nodes, which its GPU names.
+
+    Args:
+        members: positions of its nodes; the first one's look says what all of them share.
+        nodes: every node.
+        looks: what nodes are, by position.
+        selector: labels that select the nodes.
+        keys: topology labels that a user named; empty takes the known ones.
+        now: whether to count only nodes that a job can use now.
+    """
+    first, there = looks[members[0]], [nodes[index] for index in members]
+    types = {item.node_type for item in there}
+    use = usable(there, [looks[index] for index in members], counted=now)
+    gpus_per_node = use.gpus_per_node if now else min(looks[index].gpus for index in members)
+    intra, domain_layer = _inside([item for item in there if not (now and item.away)], first.gpu, gpus_per_node)
+    facts: gpupool.Facts = {
+        "gpu": (first.gpu.name, first.gpu_layer),
+        "gpusPerNode": (str(gpus_per_node), first.count_layer),
+        "intraNode": (intra.name, "gpu"),
+        "interNode": (first.inter.name, first.inter_layer),
+    }
+    if domain_layer:
+        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
+    currency = first.kind.currency if first.kind else "USD"
+    if first.price is not None:
+        facts["price"] = (f"{first.price:g} {currency}", "instance type")
+    taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
+    pool = Pool(
+        name=first.gpu.name,
+        gpu=first.gpu,
+        gpus_per_node=gpus_per_node,
+        max_nodes=use.nodes if now else len(members),
+        intra=intra,
+        inter=first.inter,
+        node_type=types.pop() if len(types) == 1 else "",
+        node_selector=selector,
+        tolerations=tuple(_toleration(*taint) for taint in taints),
+        price_per_gpu_hour=first.price,
+        currency=currency,
+        layers={name: layer for name, (_, layer) in facts.items()},
+    )
+    return FoundPool(
+        pool,
+        nodes=len(members),
+        gpus_total=sum(looks[index].gpus for index in members),
+        gpus_allocatable=sum(looks[index].usable for index in members if looks[index].is_offered),
+        facts=facts,
+        members=tuple(sorted(item.name for item in there)),
+        spot=all(looks[index].spot for index in members),
+        topology=_levels(there, keys or labels().topology.keys),
+        unusable=len(members) - use.nodes,
+        remarks=use.remarks,
+    )
+
+
+def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
+    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: the label of their
+    domains, once these show to be smaller or larger than the product's."""
+    intra = find_link(gpu.intra_link)
+    if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
+        return intra, ""
+    for key in labels().nvlink_domain:
+        domains = Counter(item.labels[key] for item in members if item.labels.get(key))
+        largest = max(domains.values(), default=0) * gpus_per_node
+        if len(domains) > 1 or largest > intra.domain:
+            return replace(intra, domain=largest), key
+        if domains:
+            break
+    return intra, "gpu"
+
+
+def _levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Level, ...]:
+    found = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
+    return tuple(Level(key, len(counts), max(counts.values())) for key, counts in found if counts)[:16]
+
+
+def _toleration(key: str, value: str, effect: str) -> dict[str, str]:
+    match = {"operator": "Equal", "value": value} if value else {"operator": "Exists"}
+    return {"key": key, **match, "effect": effect}
