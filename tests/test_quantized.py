@@ -153,3 +153,12 @@ def test_every_kind_of_these_operators_is_priced() -> None:
         times = kernels.seconds(sharded.graph.kernels()[0], find_gpu("gb200"))
         assert np.isfinite(times.seconds).all() and (times.seconds > 0).all()
         assert {"gemm", "attention", "elementwise"} <= {KIND_NAMES[code] for code in times.table.kind}
+
+
+def test_eager_code_activates_a_gate_and_multiplies_apart() -> None:
+    job = replace(DENSE, precision="bf16", framework=None)
+    apart, one = (ops(replace(job, fused_kernels=fused), "layer") for fused in (False, True))
+    elements = 4096.0 * 14336.0
+    assert moved(apart["mlp.activation"]) == 2 * 5 * elements and apart["mlp.activation"].launches == 2.0
+    assert moved(one["mlp.activation"]) == 2 * 3 * elements and one["mlp.activation"].launches == 1.0
+    assert apart["attention.rotary"].count == 5.0 and one["attention.rotary"].count == 1.0

@@ -76,11 +76,26 @@ def test_language_models_of_mlperf_are_nemo_s() -> None:
     assert table.framework({**ROW, "framework": "MLPerf v5.0", "family": "cnn"}) is None
 
 
+def test_megatron_s_own_kernels_are_fused_and_tensorflow_s_compiler_is_xla() -> None:
+    said = {**ROW, "fused_kernels": "0", "execution": "compiled"}
+    assert table.read({**said, "framework": "Megatron-LM"}).workload.fused_kernels
+    assert not table.read({**said, "framework": "PyTorch"}).workload.fused_kernels
+    assert table.execution({**said, "framework": "TensorFlow 2.3"}) == "xla"
+    assert table.execution({**said, "framework": "PyTorch"}) == "compiled"
+
+
 def test_deepspeed_reduces_after_the_backward_pass() -> None:
     job = {**ROW, "framework": "DeepSpeed", "zero_stage": "1", "grad_accum": "1", "global_batch": "16"}
     (usual,), (told,) = (runs.forecast([{**job, "notes": notes}]) for notes in ("", "no gradient bucketing"))
     assert usual.parts and told.parts
     assert usual.parts["communication"] == told.parts["communication"]
+
+
+def test_a_run_that_reduces_at_the_end_says_so() -> None:
+    job = {**ROW, "framework": "Megatron-LM", "grad_accum": "1", "global_batch": "16"}
+    late, usual = (runs.forecast([{**job, "notes": notes}])[0].parts for notes in ("no TP/DP overlap", ""))
+    assert late and usual
+    assert late["communication"] > usual["communication"]
 
 
 def test_whole_experts_are_spread_rather_than_gathered() -> None:

@@ -272,7 +272,7 @@ class GpuFile(_Facts):
             boost_clock_hz=self.boost_clock_mhz * 1e6,
             tdp_w=self.tdp_w,
             peak_flops={name: self.peak_tflops[name] * 1e12 for name in PRECISIONS if name in self.peak_tflops},
-            sustained_ratio={**dict.fromkeys(PRECISIONS, 1.0), **self.sustained_ratio},
+            sustained_ratio={**dict.fromkeys(PRECISIONS, 1.0), **dict[str, float](self.sustained_ratio.items())},
             intra_link=self.intra_link,
             fp16_accumulate_flops=(self.fp16_accumulate_tflops or 0.0) * 1e12,
             bridge=self.bridge,

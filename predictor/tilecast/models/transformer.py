@@ -10,7 +10,8 @@ Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks
 `Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
 the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
 the experts that all tokens visit; and for attention that does not reach everywhere `sliding_window` or
-`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated).
+`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated); `activation_clamp`,
+the limit of an activation's inputs; `activation_kernels`, those of an activation whose arithmetic is written out.
 """
 
 from __future__ import annotations
@@ -270,7 +271,9 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         )
     if model.rotary:
         rotated = tokens * (width + kv_width) / t
-        ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=3, backward=(1.0, 1.0))
+        # Eager: the halves turned and joined, two products and their sum (Hugging Face, apply_rotary_pos_emb), as many
+        # bytes as a complex product in FP32 between casts (torchtitan); its gradient alike.
+        ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=5, backward=(1.0, 1.0))
     if not numerics.flash:
         ops += layers.pointwise(f"{name}.transpose", numerics, tokens * width / t, kernels=3, backward=(1.0, 1.0))
     seen = Span.of(workload, rank, key_rank, causal)
@@ -451,7 +454,11 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
     model = workload.model
     if model.gated_mlp:
-        ops = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
+        one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
+        # Eager code activates the gate and multiplies, backward a kernel for either factor and one for the activation.
+        apart = layers.pointwise(name, numerics, elements, reads=3.0, writes=2.0, backward=(6.0, 3.0))
+        apart = [replace(op, launches=2.0 if op.phase == "forward" else 3.0) for op in apart]
+        ops = layers.fused_into("elementwise", apart, one)
         if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
             # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
             ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))

@@ -122,7 +122,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         frozen_bits=4 if row.get("task", "") == "qlora" else 16,
         framework=framework(row),
         offload="parameters" if "cpu offload" in notes else "none",
-        overlap="no gradient bucketing" not in notes,
+        overlap=not any(words in notes for words in _SAID_NOT),
     )
     return Case(workload, _pool(row, gpu, gpus), gpus, stated)
 
@@ -188,7 +188,7 @@ errors, turning off for now"; since the spring of 2025 components/loss.py compil
 _FUSED_LOSS_NOTE = "cross-entropy fusion"
 """What notes say where Megatron's option of that name is on."""
 _FUSED = ("megatron", "nemo", "flash-attn", "transformer engine")
-"""Frameworks whose own kernels fuse bias, activation, dropout, mask and softmax."""
+"""Frameworks whose own kernels, which a table's 0 means, fuse bias, activation, dropout, mask and softmax."""
 
 
 _CHANNELS_LAST = re.compile(r"\b(?:nhwc|channels[- ]last)\b")
@@ -210,12 +210,9 @@ def _memory_format(row: Row) -> MemoryFormat:
 
 
 def _fused_kernels(row: Row) -> bool:
-    stated = row.get("fused_kernels", "")
-    if _FUSED_BUILD.search(row.get("framework", "").lower()):
-        return True
-    if stated in ("0", "1"):
-        return stated == "1"
-    return any(word in row.get("framework", "").lower() for word in _FUSED)
+    words = row.get("framework", "").lower()
+    own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
+    return own or row.get("fused_kernels", "") == "1"
 
 
 _FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
@@ -243,6 +240,10 @@ _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (
     ("eager", None), ("pytorch", "ddp"),
 )  # fmt: skip
 """First match of a published word, and what it means; what is measured in one process has no framework."""
+
+
+_SAID_NOT = ("no gradient bucketing", "no tp/dp overlap", "no compute/communication overlap", "overlap_comm false")
+"""What notes say of a run whose gradients are reduced at the end."""
 
 
 def _lora_rank(row: Row, notes: str) -> int:
