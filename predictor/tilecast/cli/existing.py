@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
@@ -52,11 +52,17 @@ class Source:
         found = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
         return candidates.request(request, self.job, found, is_placed=is_placed), found
 
-    def committed(self, advice: Advice, found: candidates.Candidates) -> str:
-        """The file with the advised fields of the job changed and every other byte as it was."""
+    def committed(self, advice: Advice, found: candidates.Candidates, command: str = "") -> str:
+        """The file with the advised fields of the job changed and every other byte as it was.
+
+        Args:
+            advice: what is advised.
+            found: the pools that the job may use.
+            command: a script for bash that every pod with GPUs shall run; empty leaves the job's own.
+        """
         if advice.best is None:
             return self.text
-        put = candidates.exported(advice.best, self.job, found)
+        put = replace(candidates.exported(advice.best, self.job, found), command=command)
         return edited(self.text, jobs.changes(self.document, self.job, put), self.index)
 
 

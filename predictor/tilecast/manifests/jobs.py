@@ -136,6 +136,8 @@ class Placement:
     tolerations: tuple[Mapping[str, str], ...] = ()
     pods: int | None = None
     gpus_per_pod: int | None = None
+    command: str = ""
+    """A script for bash that every pod with GPUs shall run; empty leaves the job's own command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class JobKind:
     """What makes a manifest have so many pods; nothing where that takes more than a number."""
     is_resizable: Callable[[Document], bool]
     """Whether the API lets the number of pods change after creation, while suspended."""
+    meeting: Callable[[Document], str] = lambda document: ""
+    """Where a shell in a pod finds the address of the first one; empty where MASTER_ADDR holds it already."""
 
     @property
     def api_version(self) -> str:
@@ -359,6 +363,8 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
         wanted += job.kind.resize(document, placement.pods)
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
         wanted += _gpus_per_pod(document, job, placement.gpus_per_pod)
+    if placement.command:
+        wanted += _commands(document, job, placement.command)
     if job.kind.kind == "TrainJob":
         wanted += _train_job(document, job, placement, runtime_patches)
     else:
@@ -610,6 +616,31 @@ def _gpus_per_pod(document: Document, job: Job, gpus: int) -> list[Change]:
     return found
 
 
+def _commands(document: Document, job: Job, script: str) -> list[Change]:
+    """What makes every GPU pod run a script, with MASTER_ADDR, where the first pod is reached, as its kind names it."""
+    meeting = job.kind.meeting(document)
+    lines = f'export MASTER_ADDR="{meeting}"\n{script}' if meeting and "$MASTER_ADDR" in script else script
+    if job.kind.kind == "TrainJob":
+        places: list[Path] = [("spec", "trainer")]
+    else:
+        places = [
+            (*pods.path, "containers", index)
+            for pods in job.workers
+            for index, item in enumerate(_at(document, (*pods.path, "containers")))
+            if _requested(item.get("resources"))
+        ]
+    words = {"command": ["bash", "-c"], "args": [lines]}
+    return [Change((*path, key), value) for path in places for key, value in words.items()]
+
+
+def _job_set_meeting(document: Document) -> str:
+    """The first GPU pod of a JobSet by the name that its headless service gives it (JobSet, spec.network)."""
+    name = str(_at(document, ("metadata", "name")))
+    subdomain = _at(document, ("spec", "network", "subdomain")) or name
+    workers = next((pods.name for pods in _job_set_pods(document, None) if pods.gpus), "")
+    return f"${{MASTER_ADDR:-{name}-{workers}-0-0.{subdomain}}}"
+
+
 def _like(old: object, new: int) -> int | str:
     return str(new) if isinstance(old, str) else new
 
@@ -630,6 +661,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
             finished=("Complete", "Failed"),
             resize=_train_job_resize,
             is_resizable=lambda document: False,  # spec.trainer is immutable
+            meeting=lambda document: "$PET_MASTER_ADDR",
         ),
         JobKind(
             kind="PyTorchJob",
@@ -654,6 +686,7 @@ JOB_KINDS: Mapping[str, JobKind] = {
             finished=("Completed", "Failed"),
             resize=_job_set_resize,
             is_resizable=lambda document: False,  # spec.replicatedJobs is immutable
+            meeting=_job_set_meeting,
         ),
         JobKind(
             kind="Job",
