@@ -17,9 +17,9 @@ from tilecast.hardware import Pool
 from tilecast.manifests.candidates import Candidates, settled
 from tilecast.render import diagnose as diagnosed
 from tilecast.render import explain as explained
+from tilecast.render import launch as launched
 from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
-from tilecast.render import launch as launched
 from tilecast.render.launch import LAUNCHERS, Setting
 from tilecast.render.wide import LEGEND, wide
 from tilecast.search import engine

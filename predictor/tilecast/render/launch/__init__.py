@@ -13,7 +13,18 @@ from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, to
 from tilecast.render.launch.setting import Launch, Setting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
 from tilecast.search import FRAMEWORKS, abilities, engine
-from tilecast.spec import Attention, Execution, Framework, Optimizer, Plan, Plans, SpecError, Workload
+from tilecast.spec import (
+    PRECISIONS,
+    Attention,
+    Execution,
+    Framework,
+    Optimizer,
+    Plan,
+    Plans,
+    Precision,
+    SpecError,
+    Workload,
+)
 
 __all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse", "told"]
 
@@ -35,6 +46,7 @@ class Launcher:
     executions: tuple[Execution, ...] = ("eager", "compiled")
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
+    precisions: tuple[Precision, ...] = PRECISIONS
     has_adapters: bool = True
     """Whether LoRA is a matter of the script."""
     refuses: Callable[[Setting], str] = _nothing
@@ -65,6 +77,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "trainer": Launcher(
         ("huggingface", "accelerate"),
         huggingface.trainer,
+        precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
     ),
 }
@@ -127,6 +140,7 @@ def refuse(launcher: str, workload: Workload) -> None:
     if not workload.training:
         raise SpecError("--launch", f"{launcher} trains, and a forward pass alone is no training", "leave it out")
     for what, value, known in (
+        ("precision", workload.precision, able.precisions),
         ("execution", workload.execution, able.executions),
         ("optimizer", workload.optimizer, able.optimizers),
         ("attention", workload.attention, able.attention),

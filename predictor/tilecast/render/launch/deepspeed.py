@@ -37,9 +37,9 @@ def config(setting: Setting) -> dict[str, object]:
         found[workload.precision] = {"enabled": True}
         found["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
     if workload.optimizer in _OPTIMIZERS:
-        kind, parameters = _OPTIMIZERS[workload.optimizer]
-        fused = {} if script.is_fused(setting) or kind == "SGD" else {"torch_adam": True}
-        found["optimizer"] = {"type": kind, "params": {**parameters, **fused}}
+        (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.is_fused(setting)
+        how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
+        found["optimizer"] = {"type": kind, "params": {**parameters, **how}}
         if not kind.startswith("Adam"):
             found["zero_allow_untested_optimizer"] = True
             found["zero_force_ds_cpu_optimizer"] = False
@@ -65,10 +65,22 @@ def _zero(setting: Setting) -> dict[str, object]:
     return found
 
 
+def _loop(setting: Setting) -> list[str]:
+    """The engine counts micro-batches itself."""
+    forward, inside = script.contexts(setting), "loss = loss_function(engine, batch)"
+    if setting.plan.pipeline > 1:
+        return [
+            "batches = iter(loader)",
+            "while True:",
+            *script.within(forward, ["loss = engine.train_batch(batches)"]),
+        ]
+    return ["for batch in loader:", *script.within(forward, [inside]), "    engine.backward(loss)", "    engine.step()"]
+
+
 def engine(setting: Setting) -> Launch:
     """`deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
-    lines = [*script.fp32_products(workload), *script.model(workload)]
+    lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(workload)]
     if plan.expert > 1:
         shape = f"num_experts={setting.own('experts')}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
@@ -82,6 +94,7 @@ def engine(setting: Setting) -> Launch:
     lines.append("engine, *_ = deepspeed.initialize(args, model=model, model_parameters=model.parameters())")
     if workload.execution == "compiled":
         lines.append("engine.compile()")
+    lines += _loop(setting)
     files = {"ds_config.json": json.dumps(config(setting), indent=2) + "\n"}
     command = torchrun(setting, "train.py", "--deepspeed", "--deepspeed_config", "ds_config.json")
     return Launch(command, files=files, script=lines)

@@ -14,7 +14,6 @@ from tilecast.render.launch import script
 from tilecast.render.launch.setting import PORT, Launch, Setting, Table, options, torchrun
 from tilecast.search import engine
 
-_MIXED: Mapping[str, str] = {"bf16": "bf16", "fp16": "fp16"}
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
 """`OptimizerNames` of Transformers; without weight decay AdamW is Adam."""
 _HEADS: Mapping[str, str] = {
@@ -94,7 +93,10 @@ def accelerate(setting: Setting) -> Launch:
         "    with accelerator.accumulate(model):",
         "        accelerator.backward(loss_function(model, batch))",
         *(
-            ["        if accelerator.sync_gradients:", "            accelerator.clip_grad_norm_(model.parameters(), 1.0)"]
+            [
+                "        if accelerator.sync_gradients:",
+                "            accelerator.clip_grad_norm_(model.parameters(), 1.0)",
+            ]
             if setting.cells.clips_gradients
             else []
         ),
@@ -120,9 +122,11 @@ def _config(setting: Setting) -> dict[str, object]:
         "distributed_type": kind,
         "num_machines": setting.nodes,
         "num_processes": plan.gpus,
-        "mixed_precision": _MIXED.get(workload.precision, "no"),
+        "mixed_precision": workload.precision if workload.is_mixed else "no",
         "use_cpu": False,
     }
+    if workload.precision == "fp8":
+        found["fp8_config"] = {"backend": "AO"}
     if setting.nodes > 1:
         found["rdzv_backend"] = "c10d"
     if workload.execution == "compiled":
@@ -185,4 +189,3 @@ def trainer(setting: Setting) -> Launch:
         lines.append("trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy")
     lines.append("trainer.train()")
     return Launch(torchrun(setting, "train.py", *options(setting, _ARGUMENTS)), files=files, script=lines)
-

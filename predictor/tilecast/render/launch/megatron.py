@@ -174,4 +174,4 @@ def refuses(setting: Setting) -> str:
         return f"it has no training script for {setting.model.name} (family {family})"
     if family == "encdec" and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
-    return ""
+    return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

@@ -42,7 +42,9 @@ def model(workload: Workload) -> list[str]:
     if workload.memory_format == "channelsLast":
         lines.append("model = model.to(memory_format=torch.channels_last)")
     if workload.fused_kernels:
-        lines.append("# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model")
+        lines.append(
+            "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
+        )
     if workload.fused_loss:
         lines.append("loss_function = flash_attn.losses.cross_entropy.CrossEntropyLoss(inplace_backward=True)")
     return lines
@@ -64,6 +66,17 @@ def loader(setting: Setting) -> list[str]:
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
 
 
+def contexts(setting: Setting) -> list[str]:
+    """Contexts of a forward pass whose attention is not left to PyTorch."""
+    backend = _BACKENDS.get(setting.workload.attention)
+    return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
+
+
+def within(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Lines of a loop's body, under contexts where there are any."""
+    return _in([f"with {', '.join(managers)}:", *_in(lines)] if managers else lines)
+
+
 def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[str]:
     """The loop of a step: forward and backward pass of every micro-batch, then the update.
 
@@ -74,8 +87,7 @@ def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[
     """
     workload, count = setting.workload, setting.plan.gradient_accumulation
     scaled = workload.precision == "fp16"
-    if backend := _BACKENDS.get(workload.attention):
-        forward = [*forward, f"sdpa_kernel(SDPBackend.{backend})"]
+    forward = [*forward, *contexts(setting)]
     share = f" / {count}" if count > 1 else ""
     loss = f"loss = loss_function(model, batch){share}"
     body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]

@@ -116,6 +116,8 @@ def refuses(setting: Setting) -> str:
     plan = setting.plan
     if setting.model.family not in ("decoder", "moe", "deepseek"):
         return f"it trains no {setting.model.name} (family {setting.model.family})"
+    if setting.workload.fused_loss and setting.workload.execution != "compiled":
+        return "its loss is fused where it is compiled alone"
     sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
     if setting.workload.is_mixed and plan.tensor * plan.pipeline > 1 and not sharded:
         return "without FSDP its tensor and pipeline parallelism compute in FP32 (distributed/utils.py)"
