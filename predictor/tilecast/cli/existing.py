@@ -53,7 +53,8 @@ class Source:
         return candidates.request(request, self.job, found, is_placed=is_placed), found
 
     def committed(self, advice: Advice, found: candidates.Candidates, command: str = "") -> str:
-        """The file with the advised fields of the job changed and every other byte as it was.
+        """The file with the advised fields of the job changed and every other byte as it was. A file with YAML aliases
+        is written out first, so that a change of one place stays in that place.
 
         Args:
             advice: what is advised.
@@ -63,7 +64,7 @@ class Source:
         if advice.best is None:
             return self.text
         put = replace(candidates.exported(advice.best, self.job, found), command=command)
-        return edited(self.text, jobs.changes(self.document, self.job, put), self.index)
+        return edited(documents.written_out(self.text), jobs.changes(self.document, self.job, put), self.index)
 
 
 def _name(document: Mapping[str, object]) -> str:
