@@ -382,3 +382,15 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
             assert script.startswith('export MASTER_ADDR="$PET_MASTER_ADDR"\n')
         if kind == "jobset" and "$MASTER_ADDR" in script:
             assert "bert-large-jobset-workers-0-0.bert-large-jobset" in script.splitlines()[0]
+
+
+def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "examples" / "existing" / "trainjob.yaml").read_text()
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("[torchrun, train.py]", "[torchrun, --nnodes=2, src/main.py, --data, /mnt/data]"))
+    assert main(["advise", str(path), "--nodes", MIXED, "--launch", "trainer", "-o", "yaml"]) == 0
+    (script,) = yaml.safe_load(capsys.readouterr().out)["spec"]["trainer"]["args"]
+    words = shlex.split(script.split("exec ")[-1].replace("\\\n", " "))
+    place = words.index("src/main.py")
+    assert words[place : place + 4] == ["src/main.py", "--data", "/mnt/data", "--output_dir"]
+    assert words.count("torchrun") == 1

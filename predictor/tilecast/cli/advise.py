@@ -110,9 +110,10 @@ def _value(advice: Advice, offer: Offer) -> float:
 
 def _manifest(options: argparse.Namespace, source: Source, advice: Advice, found: Candidates) -> str:
     """The manifest with what is advised, and with the command of the launcher that was asked for."""
-    best = advice.best
-    command = launched.launch(options.launch, _setting(advice.request, best)).shell() if options.launch and best else ""
-    return source.committed(advice, found, command)
+    if advice.best is None or not options.launch:
+        return source.committed(advice, found)
+    launch = launched.launch(options.launch, _setting(advice.request, advice.best))
+    return source.committed(advice, found, launch.running(source.program).shell())
 
 
 def _advise(request: Request, pools: Sequence[Pool]) -> Advice:

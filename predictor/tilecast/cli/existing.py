@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
-from tilecast.manifests import candidates, documents, jobs
+from tilecast.manifests import candidates, commands, documents, jobs
 from tilecast.manifests.edit import edited
 from tilecast.spec import SpecError
 
@@ -39,6 +39,11 @@ class Source:
         runtimes = (item for item in found if named and (item.get("kind"), _name(item)) == named)
         return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The Python program of its own command, with its arguments; empty where it names none."""
+        return commands.program(self.document, self.job)
+
     def narrowed(
         self, request: Request, pools: Sequence[Pool], labels: Iterable[Mapping[str, str]]
     ) -> tuple[Request, candidates.Candidates]:
@@ -63,8 +68,10 @@ class Source:
         """
         if advice.best is None:
             return self.text
-        put = replace(candidates.exported(advice.best, self.job, found), command=command)
-        return edited(documents.written_out(self.text), jobs.changes(self.document, self.job, put), self.index)
+        put = candidates.exported(advice.best, self.job, found)
+        changes = jobs.changes(self.document, self.job, put)
+        changes += commands.running(self.document, self.job, command) if command else []
+        return edited(documents.written_out(self.text), changes, self.index)
 
 
 def _name(document: Mapping[str, object]) -> str:

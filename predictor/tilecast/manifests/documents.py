@@ -37,8 +37,8 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
         limit_bytes: refuse longer text; None takes `MAX_JSON_BYTES` and `MAX_YAML_BYTES`.
 
     Raises:
-        SpecError: the text is neither YAML nor JSON, is too long or too deep, means more by its aliases than any manifest does, or holds
-            something that is not a mapping.
+        SpecError: the text is neither YAML nor JSON, is too long or too deep, means more by its aliases than any
+            manifest does, or holds something that is not a mapping.
     """
     is_json = text.lstrip()[:1] in ("{", "[")
     limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
@@ -116,7 +116,7 @@ def _check_events(text: str, name: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if any(one.anchor == event.anchor for one in within):
                 raise SpecError(name, f"uses the YAML alias *{event.anchor} inside of what it names", "write it out")
-            size, height = named.get(event.anchor, (0, 0))
+            size, height = named.get(event.anchor or "", (0, 0))
         values += size
         within[-1].height = max(within[-1].height, height)
         if len(within) - 1 + height > MAX_DEPTH:

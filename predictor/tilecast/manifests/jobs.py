@@ -136,8 +136,6 @@ class Placement:
     tolerations: tuple[Mapping[str, str], ...] = ()
     pods: int | None = None
     gpus_per_pod: int | None = None
-    command: str = ""
-    """A script for bash that every pod with GPUs shall run; empty leaves the job's own command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +163,6 @@ class JobKind:
     """What makes a manifest have so many pods; nothing where that takes more than a number."""
     is_resizable: Callable[[Document], bool]
     """Whether the API lets the number of pods change after creation, while suspended."""
-    meeting: Callable[[Document], str] = lambda document: ""
-    """Where a shell in a pod finds the address of the first one; empty where MASTER_ADDR holds it already."""
 
     @property
     def api_version(self) -> str:
@@ -363,8 +359,6 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
         wanted += job.kind.resize(document, placement.pods)
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
         wanted += _gpus_per_pod(document, job, placement.gpus_per_pod)
-    if placement.command:
-        wanted += _commands(document, job, placement.command)
     if job.kind.kind == "TrainJob":
         wanted += _train_job(document, job, placement, runtime_patches)
     else:
@@ -449,7 +443,7 @@ def _count(value: object, otherwise: int = 1) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else otherwise
 
 
-def _requested(resources: Document | None) -> int:
+def requested(resources: Document | None) -> int:
     """GPUs of a `resources` block; Kubernetes takes the limit for both."""
     found = resources or {}
     return max(_count((found.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
@@ -461,7 +455,7 @@ def _template(name: str, path: Path, count: int, spec: Document) -> Pods:
         name=name,
         path=path,
         count=count,
-        gpus=sum(_requested(item.get("resources")) for item in spec.get("containers") or ()),
+        gpus=sum(requested(item.get("resources")) for item in spec.get("containers") or ()),
         node_selector=dict(spec.get("nodeSelector") or {}),
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
@@ -552,7 +546,7 @@ def _train_job_pods(document: Document, runtime: Document | None) -> Iterator[Po
         name=name,
         path=(),
         count=_count(count),
-        gpus=_requested(resources),
+        gpus=requested(resources),
         node_selector={**base.node_selector, **own},
         pinned=base.node_selector,
         affinity=base.affinity,
@@ -616,31 +610,6 @@ def _gpus_per_pod(document: Document, job: Job, gpus: int) -> list[Change]:
     return found
 
 
-def _commands(document: Document, job: Job, script: str) -> list[Change]:
-    """What makes every GPU pod run a script, with MASTER_ADDR, where the first pod is reached, as its kind names it."""
-    meeting = job.kind.meeting(document)
-    lines = f'export MASTER_ADDR="{meeting}"\n{script}' if meeting and "$MASTER_ADDR" in script else script
-    if job.kind.kind == "TrainJob":
-        places: list[Path] = [("spec", "trainer")]
-    else:
-        places = [
-            (*pods.path, "containers", index)
-            for pods in job.workers
-            for index, item in enumerate(_at(document, (*pods.path, "containers")))
-            if _requested(item.get("resources"))
-        ]
-    words = {"command": ["bash", "-c"], "args": [lines]}
-    return [Change((*path, key), value) for path in places for key, value in words.items()]
-
-
-def _job_set_meeting(document: Document) -> str:
-    """The first GPU pod of a JobSet by the name that its headless service gives it (JobSet, spec.network)."""
-    name = str(_at(document, ("metadata", "name")))
-    subdomain = _at(document, ("spec", "network", "subdomain")) or name
-    workers = next((pods.name for pods in _job_set_pods(document, None) if pods.gpus), "")
-    return f"${{MASTER_ADDR:-{name}-{workers}-0-0.{subdomain}}}"
-
-
 def _like(old: object, new: int) -> int | str:
     return str(new) if isinstance(old, str) else new
 
@@ -661,7 +630,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
             finished=("Complete", "Failed"),
             resize=_train_job_resize,
             is_resizable=lambda document: False,  # spec.trainer is immutable
-            meeting=lambda document: "$PET_MASTER_ADDR",
         ),
         JobKind(
             kind="PyTorchJob",
@@ -686,7 +654,6 @@ JOB_KINDS: Mapping[str, JobKind] = {
             finished=("Completed", "Failed"),
             resize=_job_set_resize,
             is_resizable=lambda document: False,  # spec.replicatedJobs is immutable
-            meeting=_job_set_meeting,
         ),
         JobKind(
             kind="Job",

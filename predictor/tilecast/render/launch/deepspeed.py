@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import Launch, Setting, torchrun
+from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
 from tilecast.spec import Optimizer
 
 _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
@@ -96,5 +96,5 @@ def engine(setting: Setting) -> Launch:
         lines.append("engine.compile()")
     lines += _loop(setting)
     files = {"ds_config.json": json.dumps(config(setting), indent=2) + "\n"}
-    command = torchrun(setting, "train.py", "--deepspeed", "--deepspeed_config", "ds_config.json")
+    command = torchrun(setting, SCRIPT, "--deepspeed", "--deepspeed_config", "ds_config.json")
     return Launch(command, files=files, script=lines)

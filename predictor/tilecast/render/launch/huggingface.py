@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tilecast.models import ADAPTED
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import PORT, Launch, Setting, Table, options, torchrun
+from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table, options, torchrun
 from tilecast.search import engine
 
 _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
@@ -103,7 +103,7 @@ def accelerate(setting: Setting) -> Launch:
         "        optimizer.step()",
         "        optimizer.zero_grad()",
     ]
-    return Launch([*command, "train.py"], files={"accelerate.yaml": _yaml(_config(setting))}, script=lines)
+    return Launch([*command, SCRIPT], files={"accelerate.yaml": _yaml(_config(setting))}, script=lines)
 
 
 def _recomputed(setting: Setting) -> list[str]:
@@ -188,4 +188,4 @@ def trainer(setting: Setting) -> Launch:
         lines.append(f"policy = {policy}")
         lines.append("trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy")
     lines.append("trainer.train()")
-    return Launch(torchrun(setting, "train.py", *options(setting, _ARGUMENTS)), files=files, script=lines)
+    return Launch(torchrun(setting, SCRIPT, *options(setting, _ARGUMENTS)), files=files, script=lines)

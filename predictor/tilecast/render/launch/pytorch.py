@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecast.render.launch import script
-from tilecast.render.launch.setting import Launch, Setting, torchrun
+from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
 
 
 def data_parallel(setting: Setting) -> Launch:
@@ -27,7 +27,7 @@ def data_parallel(setting: Setting) -> Launch:
         *script.optimizer(setting),
         *script.loop(setting, autocast, "model.no_sync()" if plan.data > 1 else ""),
     ]
-    return Launch(torchrun(setting, "train.py"), script=lines)
+    return Launch(torchrun(setting, SCRIPT), script=lines)
 
 
 def fully_sharded(setting: Setting) -> Launch:
@@ -58,4 +58,4 @@ def fully_sharded(setting: Setting) -> Launch:
         *script.optimizer(setting),
         *script.loop(setting, []),
     ]
-    return Launch(torchrun(setting, "train.py"), script=lines)
+    return Launch(torchrun(setting, SCRIPT), script=lines)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from tilecast import frameworks
 from tilecast.frameworks import Framework
 from tilecast.spec import Model, Plan, Workload
 
+SCRIPT = "train.py"
+"""What the user's training script is called here."""
 PORT = 29500
 """Where ranks meet; torchrun's default."""
 _WIDTH = 98
@@ -65,8 +67,16 @@ class Launch:
         for name, content in self.files.items():
             lines += ["", f"# {name}", content.rstrip("\n")]
         if self.script:
-            lines += ["", "# in train.py", *self.script]
+            lines += ["", f"# in {SCRIPT}", *self.script]
         return "\n".join(lines) + "\n"
+
+    def running(self, program: Sequence[str]) -> Launch:
+        """The same with a program and its own arguments in place of the script's usual name; the launcher's arguments
+        follow, so that they count."""
+        if not program or SCRIPT not in self.command:
+            return self
+        place = list(self.command).index(SCRIPT)
+        return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
 
     def shell(self) -> str:
         """A script for bash that writes the files and becomes the command, ending in a newline."""
