@@ -136,3 +136,5 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
     with pytest.raises(SpecError, match="deepspeed is not nemo"):
         kept_to(job, "deepspeed")
+    with pytest.raises(SpecError, match="torchrun is not tensorflow"):
+        kept_to(job_of("tensorflow"), "torchrun")

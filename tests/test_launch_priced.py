@@ -15,7 +15,7 @@ from tilecast import memory, models, search
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
-from tilecast.spec import Plan, Plans, SpecError, Workload
+from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
 
 LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128, steps=1000)
 RESNET = Workload(models.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
@@ -113,6 +113,26 @@ def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> Non
     own, plan = JOBS[job], base(launcher)
     plans = [replace(plan, **one) for one in PLANS if "expert" not in one or job == "mixtral"]  # type: ignore[arg-type]
     assert untold(launcher, [(own, plan), *((own, one) for one in plans)]) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "framework", "said", "unsaid"),
+    [
+        ("fsdp2", "torchtune", "model = model.to(torch.bfloat16)", "mp_policy"),
+        ("fsdp2", "composer", "CrossEntropyLoss(inplace_backward=True)", "model.to("),
+        ("torchrun", "lightning", "torch.autocast", "CrossEntropyLoss"),
+        ("megatron", "nemo", "--cross-entropy-fusion-impl te", "--no-gradient-accumulation-fusion"),
+        ("megatron", "megatron", "--accumulate-allreduce-grads-in-fp32", "--cross-entropy-loss-fusion"),
+    ],
+)
+def test_a_framework_over_another_is_printed_by_its_own_cells(
+    launcher: str, framework: Framework, said: str, unsaid: str
+) -> None:
+    found = printed(launcher, replace(LLAMA, framework=framework), base(launcher))
+    assert found is not None
+    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    assert said in everything
+    assert unsaid not in everything
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

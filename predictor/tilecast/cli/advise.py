@@ -13,6 +13,7 @@ from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
 from tilecast.cli.existing import Source
 from tilecast.diagnose import diagnose
 from tilecast.explain import explain
+from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.manifests.candidates import Candidates, settled
 from tilecast.render import diagnose as diagnosed
@@ -154,7 +155,7 @@ def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
     """
     launched.refuse(launcher, request.workload)
     able, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
-    if asked is not None and engine(asked) not in map(engine, able):
+    if asked is not None and (engine(asked) not in map(engine, able) or FRAMEWORKS[asked].host == "graph"):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
     named = able if asked is None else (asked,)

@@ -80,7 +80,7 @@ def _loop(setting: Setting) -> list[str]:
 def engine(setting: Setting) -> Launch:
     """`deepspeed.initialize` on every rank."""
     plan, workload = setting.plan, setting.workload
-    lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(workload)]
+    lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
     if plan.expert > 1:
         shape = f"num_experts={setting.own('experts')}, ep_size={plan.expert}"
         lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")

@@ -47,7 +47,7 @@ def _plugin(setting: Setting) -> dict[str, object]:
 
 def _policy(setting: Setting) -> str:
     """The types of FSDP that are priced; empty for a job in FP32."""
-    if not setting.workload.is_mixed:
+    if not script.autocasts(setting):
         return ""
     dtype = script.DTYPES[setting.workload.precision]
     reduced = "torch.float32" if setting.cells.has_fp32_gradients(setting.workload) else dtype
@@ -85,7 +85,7 @@ def accelerate(setting: Setting) -> Launch:
         f"accelerator = Accelerator({', '.join(given)})",
         *script.loader(setting),
         *_built(setting),
-        *script.model(workload),
+        *script.model(setting),
         *_recomputed(setting),
         *script.optimizer(setting),
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
@@ -180,7 +180,7 @@ def trainer(setting: Setting) -> Launch:
     """`torchrun` of a script that reads `TrainingArguments` from its command line."""
     files = {"fsdp.json": json.dumps(_plugin(setting), indent=2) + "\n"} if is_sharded(setting) else {}
     lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_built(setting)]
-    lines += script.model(setting.workload)
+    lines += script.model(setting)
     if setting.plan.checkpointing == "selective":
         lines += _recomputed(setting)
     lines.append("trainer = Trainer(model=model, args=args, train_dataset=dataset)")

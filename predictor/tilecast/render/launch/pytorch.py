@@ -17,11 +17,11 @@ def data_parallel(setting: Setting) -> Launch:
         wrapped.append(f"model = DistributedDataParallel(model, gradient_as_bucket_view={viewed})")
     if workload.execution == "compiled":
         wrapped.append("model = torch.compile(model)")
-    autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if workload.is_mixed else []
+    autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.autocasts(setting) else []
     lines = [
         *script.fp32_products(workload),
         *script.loader(setting),
-        *script.model(workload),
+        *script.model(setting),
         *script.recomputed(setting, script.CHECKPOINT),
         *wrapped,
         *script.optimizer(setting),
@@ -34,7 +34,7 @@ def fully_sharded(setting: Setting) -> Launch:
     """`fully_shard` of every layer and of the whole: ZeRO 3, or ZeRO 2 where weights stay gathered."""
     plan, workload = setting.plan, setting.workload
     policies = []
-    if workload.is_mixed:
+    if script.autocasts(setting):
         dtype = script.DTYPES[workload.precision]
         reduced = "torch.float32" if setting.cells.has_fp32_gradients(workload) else dtype
         policies.append(f"mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})")
@@ -44,7 +44,7 @@ def fully_sharded(setting: Setting) -> Launch:
     lines = [
         *script.fp32_products(workload),
         *script.loader(setting),
-        *script.model(workload),
+        *script.model(setting),
         *(["torchao.float8.convert_to_float8_training(model)"] if workload.precision == "fp8" else []),
         *script.recomputed(setting, script.CHECKPOINT),
         f'mesh = init_device_mesh("cuda", ({plan.data},), mesh_dim_names=("dp",))',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilecast import fuse
 from tilecast.render.launch.setting import Setting
@@ -23,6 +24,11 @@ _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
 """PyTorch's `SDPBackend` by `Workload.attention`."""
 
 
+def autocasts(setting: Setting) -> bool:
+    """Whether weights in FP32 are computed with in 16 bit."""
+    return setting.workload.is_mixed and setting.cells.weights != "pure"
+
+
 def fp32_products(workload: Workload) -> list[str]:
     """What makes products of an FP32 job FP32 or TF32: PyTorch's default is FP32 for matrices and TF32 for
     convolutions."""
@@ -32,9 +38,9 @@ def fp32_products(workload: Workload) -> list[str]:
     return [f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}"]
 
 
-def model(workload: Workload) -> list[str]:
+def model(setting: Setting) -> list[str]:
     """What is done to the model before anything wraps it."""
-    lines = []
+    workload, lines = setting.workload, list[str]()
     if workload.lora_rank and workload.frozen_bits < 16:
         lines.append('quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")  # to load model by')
     if workload.lora_rank:
@@ -45,7 +51,9 @@ def model(workload: Workload) -> list[str]:
         lines.append(
             "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
         )
-    if workload.fused_loss:
+    if setting.cells.weights == "pure" and workload.is_mixed:
+        lines.append(f"model = model.to({DTYPES[workload.precision]})  # optimizer too, no FP32 copy")
+    if "loss" in fuse.passes(replace(workload, execution="eager")) or setting.cells.loss == "fused":
         lines.append("loss_function = flash_attn.losses.cross_entropy.CrossEntropyLoss(inplace_backward=True)")
     return lines
 
