@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
+import inspect
 import json
 import tomllib
 from collections.abc import Iterator
@@ -239,3 +241,60 @@ def test_the_fields_of_megatron_are_those_of_its_package() -> None:
     values = {field.name for field in found if field.type not in (bool, "bool")}
     assert set(known["values"]) == values
     assert set(known["flags"]) == {field.name for field in found} - values
+
+
+def chains(tree: ast.AST) -> Iterator[str]:
+    """Every `a.b.c` of a program, in full."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_script_calls_is_there(launcher: str) -> None:
+    """Names below torch and deepspeed, and keywords of what is called by a name of theirs."""
+    import contextlib
+    import functools
+
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    deepspeed = pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    importlib.import_module("deepspeed.pipe")
+    importlib.import_module("deepspeed.moe.layer")
+    known = {
+        "torch": torch,
+        "deepspeed": deepspeed,
+        "SDPBackend": SDPBackend,
+        "contextlib": contextlib,
+        "functools": functools,
+    }
+    named = {
+        "MixedPrecisionPolicy": MixedPrecisionPolicy,
+        "CPUOffloadPolicy": CPUOffloadPolicy,
+        "fully_shard": fully_shard,
+        "sdpa_kernel": sdpa_kernel,
+        "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
+        "DataLoader": torch.utils.data.DataLoader,
+        "checkpoint": torch.utils.checkpoint.checkpoint,
+        "init_device_mesh": torch.distributed.device_mesh.init_device_mesh,
+    }
+    for _, found in launches(launcher):
+        tree = ast.parse("\n".join(found.script))
+        for chain in chains(tree):
+            root, *rest = chain.split(".")
+            if root in known:
+                assert functools.reduce(getattr, rest, known[root]) is not None, chain
+        for node in ast.walk(tree):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            target = named.get(called) or (
+                functools.reduce(getattr, called.split(".")[1:], known["torch"])
+                if called.startswith("torch.")
+                else None
+            )
+            if isinstance(node, ast.Call) and target is not None:
+                takes = inspect.signature(target).parameters
+                for keyword in node.keywords:
+                    assert keyword.arg is None or keyword.arg in takes or "kwargs" in takes, (called, keyword.arg)

@@ -47,6 +47,8 @@ class Launcher:
     optimizers: tuple[Optimizer, ...] = _ALL
     attention: tuple[Attention, ...] = _ANY
     precisions: tuple[Precision, ...] = PRECISIONS
+    families: tuple[str, ...] = ()
+    """Families of models that it has a training script for; empty where the script is the user's."""
     has_adapters: bool = True
     """Whether LoRA is a matter of the script."""
     refuses: Callable[[Setting], str] = _nothing
@@ -60,14 +62,16 @@ LAUNCHERS: Mapping[str, Launcher] = {
     "megatron": Launcher(
         ("megatron",),
         megatron.pretrain,
-        ("eager", "cudaGraphs"),
-        ("sgd", "momentum", "adam", "adamw"),
+        families=tuple(megatron.SCRIPTS),
+        executions=("eager", "cudaGraphs"),
+        optimizers=("sgd", "momentum", "adam", "adamw"),
         has_adapters=False,
         refuses=megatron.refuses,
     ),
     "torchtitan": Launcher(
         ("torchtitan",),
         torchtitan.job,
+        families=torchtitan.FAMILIES,
         optimizers=("adam", "adamw"),
         attention=("auto", "flash"),
         has_adapters=False,
@@ -139,6 +143,10 @@ def refuse(launcher: str, workload: Workload) -> None:
     others = ", ".join(name for name, other in LAUNCHERS.items() if workload.execution in other.executions)
     if not workload.training:
         raise SpecError("--launch", f"{launcher} trains, and a forward pass alone is no training", "leave it out")
+    model = workload.model
+    if able.families and model.family not in able.families:
+        remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
+        raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
     for what, value, known in (
         ("precision", workload.precision, able.precisions),
         ("execution", workload.execution, able.executions),

@@ -15,7 +15,7 @@ from tilecast.render.launch.setting import (
     torchrun,
 )
 
-_SCRIPTS: Mapping[str, str] = {
+SCRIPTS: Mapping[str, str] = {
     "decoder": "pretrain_gpt.py",
     "moe": "pretrain_gpt.py",
     "deepseek": "pretrain_gpt.py",
@@ -162,16 +162,13 @@ def pretrain(setting: Setting) -> Launch:
     notes = []
     if _positions(setting) == "none":
         notes.append("Megatron-LM has no ALiBi: positions are left out")
-    script = _SCRIPTS[setting.model.family]
+    script = SCRIPTS[setting.model.family]
     words = [*options(setting, _MODEL), *options(setting, _TRAINING)]
     return Launch(torchrun(setting, script, *words), environment, notes=notes)
 
 
 def refuses(setting: Setting) -> str:
     """What of a setting Megatron-LM does not run; empty if nothing."""
-    family = setting.model.family
-    if family not in _SCRIPTS:
-        return f"it has no training script for {setting.model.name} (family {family})"
-    if family == "encdec" and setting.plan.pipeline > 1:
+    if _is_encdec(setting) and setting.plan.pipeline > 1:
         return "its T5 has no pipeline parallelism (pretrain_t5.py)"
     return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

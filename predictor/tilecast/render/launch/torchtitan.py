@@ -34,6 +34,8 @@ _FLAVORS: Mapping[str, tuple[str, str]] = {
     "qwen3-32b": ("qwen3", "32B"),
 }
 """torchtitan's name and flavor of the presets that it has."""
+FAMILIES = ("decoder", "moe", "deepseek")
+"""Families of models that its trainer takes."""
 _NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
 
@@ -114,8 +116,6 @@ def job(setting: Setting) -> Launch:
 def refuses(setting: Setting) -> str:
     """What of a setting torchtitan would run otherwise than it is priced; empty if nothing."""
     plan = setting.plan
-    if setting.model.family not in ("decoder", "moe", "deepseek"):
-        return f"it trains no {setting.model.name} (family {setting.model.family})"
     if setting.workload.fused_loss and setting.workload.execution != "compiled":
         return "its loss is fused where it is compiled alone"
     sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
