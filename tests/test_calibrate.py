@@ -217,6 +217,30 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_reduce_perf.log",
+        "2026-11-22_all_reduce_perf.log",
+        "node1-all_reduce_perf_mpi_16.txt",
+        "h100_all_reduce_perf",
+    ],
+)
+def test_a_log_is_read_by_its_name_whatever_stands_around(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(LOG.replace("all_reduce_perf", "a test"))
+    assert set(read_log(path).measured.collective) == {"all_reduce"}
+
+
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[pod/nccl-0/main] ", "2026-11-22T10:00:00.123Z "])
+def test_a_log_is_read_behind_what_a_launcher_puts_before_its_lines(prefix: str, tmp_path: Path) -> None:
+    plain, behind = tmp_path / "plain.log", tmp_path / "behind.log"
+    plain.write_text(LOG)
+    behind.write_text("".join(f"{prefix}{line}" for line in LOG.splitlines(keepends=True)))
+    assert len(read_log(behind).measured) == len(read_log(plain).measured) > 0
+    assert list(read_log(behind).measured.seconds) == list(read_log(plain).measured.seconds)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_log_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, expected = BAD[name]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tilecast.cli import main
 
@@ -136,6 +142,8 @@ def _one_line(capsys: pytest.CaptureFixture[str], expected: str) -> None:
         (["links", "nvlink4"], ["bandwidth_gb_per_s", "900 GB/s both directions"]),
         (["pools", "--nodes", MIXED], ["a100-80", "4x8", "nvlink3", "USD"]),
         (["pools", "l4", "--nodes", MIXED], ["g6.48xlarge", "gpu-feature-discovery", "NVIDIA-L4"]),
+        (["pools", "--gpus", GPUS], ["h100-sxm", "2x8", "nvlink4", "USD"]),
+        (["pools", "l4", "--gpus", GPUS], ["g6.48xlarge", "pcie4", "gpusPerNode"]),
     ],
 )
 def test_show_lists_what_is_known(
@@ -155,7 +163,7 @@ def test_show_lists_what_is_known(
         (["models", "lama-2-7b"], "did you mean llama-2-7b"),
         (["links", "string"], "unknown link"),
         (["pools"], "no pools are given"),
-        (["pools", "--gpus", "t4:4"], "names no nodes"),
+        (["pools", "l4", "--gpus", "t4:4"], "there is no pool 'l4'"),
         (["pools", "b300", "--nodes", MIXED], "there is no pool"),
         (["gpus", "--nodes", MIXED], "says nothing of gpus"),
     ],
@@ -222,3 +230,167 @@ def test_the_package_runs_as_a_module() -> None:
     assert "nvlink4" in done.stdout
     done = subprocess.run([sys.executable, "-m", "tilecast"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gpus"],
+        ["models"],
+        ["links"],
+        ["models", "gpt2"],
+        ["pools", "--nodes", MIXED],
+        ["pools", "l4", "--nodes", MIXED],
+        ["pools", "--gpus", GPUS],
+        ["pools", "l4", "--gpus", GPUS],
+    ],
+)
+def test_numbers_in_json_are_numbers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", *arguments, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    def walk(value: object) -> None:
+        if isinstance(value, dict):
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+        elif isinstance(value, str):
+            assert re.fullmatch(r"[\d,.]+ *(%|[kKMGT]?B?|[A-Z]{3}|x\d+)?", value) is None, value
+
+    walk(found)
+
+
+FLAGS = ["--explain", "--per-layer", "--baseline", "t4:2", "--measured", "1.5", "--launch", "torchrun"]
+SMALL = ["advise", "gpt2", "--seq", "512", "--batch", "64", "--gpus", "t4:4", "--precision", "fp16"]
+
+
+@pytest.mark.parametrize("flags", [FLAGS[:1], FLAGS[1:2], FLAGS[2:6], FLAGS[6:], FLAGS])
+def test_csv_is_csv_with_every_flag(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *flags, "-o", "csv"]) == 0
+    lines = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert lines[0][:4] == ["pool", "nodes", "gpusPerNode", "plan"]
+    assert lines[1][0] == "t4"
+    assert {len(line) for line in lines} == {9}
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_launch_is_a_key_for_programs(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, *FLAGS, "-o", output]) == 0
+    document = yaml.safe_load(capsys.readouterr().out)
+    assert {"launch", "explanation", "measured", "perLayer"} <= set(document)
+    assert document["launch"]["launcher"] == "torchrun"
+    assert document["launch"]["framework"] == "ddp"
+    assert document["launch"]["command"][0] == "torchrun"
+
+
+def test_launch_is_a_part_of_the_page_and_of_the_wide_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--launch", "torchrun", "-o", "html"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("<!doctype html>")
+    assert "DistributedDataParallel(model" in page
+    assert main([*SMALL, "--launch", "torchrun", "-o", "wide"]) == 0
+    screen = capsys.readouterr().out
+    assert "How sure?" in screen
+    assert "torchrun --standalone" in screen
+
+
+PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help",
+        "advise --help",
+        "advise gpt2 --seq 512 --batch 64 --gpus t4:4 --precision fp16 -o html",
+        "sweep gpt2 --seq 512 --batch 64 --gpus t4:4 --precision fp16 --over training.globalBatchSize=64,128",
+        "advise - --gpus h100-sxm:8",
+        "advise JOB --gpus h100-sxm:8",
+        "advise missing-é.yaml --gpus h100-sxm:8",
+        "completion fish",
+    ],
+)
+def test_a_locale_without_utf_8_ends_without_traceback(words: str, tmp_path: Path) -> None:
+    text = JOB_TEXT.replace("llama-7b-pretrain", "llama-é")
+    path = tmp_path / "job-ü.yaml"
+    path.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "tilecast", *(str(path) if word == "JOB" else word for word in words.split())]
+    environment = {**os.environ, **PLAIN}
+    done = subprocess.run(command, input=text.encode(), capture_output=True, env=environment, check=False)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == (2 if "missing" in words else 0)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "| head -c 1 > /dev/null"])
+@pytest.mark.parametrize("words", ["show gpus -o json", "--help", "completion bash"])
+def test_closed_streams_end_without_traceback(words: str, closed: str) -> None:
+    shell = f"{shlex.quote(sys.executable)} -m tilecast {words} {closed}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_a_manifest_with_anchors_is_advised_and_committed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "examples" / "existing" / "pytorchjob.yaml").read_text()
+    first, _, second = text.partition("    Worker:\n")
+    shared = first.replace("    Master:\n", "    Master: &replica\n") + "    Worker: *replica\n"
+    assert second and shared != first
+    path = tmp_path / "job.yaml"
+    path.write_text(shared)
+    assert main(["advise", str(path), "--nodes", MIXED, "-o", "yaml"]) == 0
+    replicas = yaml.safe_load(capsys.readouterr().out)["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    assert replicas["Master"]["template"]["spec"]["nodeSelector"]["nvidia.com/gpu.product"] == "NVIDIA-H100-80GB-HBM3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "launcher"),
+    [
+        # 7 billion parameters do not fit without sharding, and torchtitan has neither BERT nor FP16.
+        *product(["trainjob"], ["fsdp2", "deepspeed", "megatron", "torchtitan", "accelerate", "trainer"]),
+        *product(["pytorchjob"], ["torchrun", "deepspeed", "megatron", "torchtitan", "accelerate", "trainer"]),
+        *product(["jobset"], ["torchrun", "deepspeed", "megatron", "fsdp2", "accelerate", "trainer"]),
+    ],
+)
+def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = ROOT / "examples" / "existing" / f"{kind}.yaml"
+    arguments = ["advise", str(source), "--nodes", MIXED, "--launch", launcher]
+    assert main([*arguments, "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)["launch"]
+    assert main([*arguments, "-o", "yaml"]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)["spec"]
+    containers = {
+        "trainjob": lambda: [spec["trainer"]],
+        "pytorchjob": lambda: [
+            spec["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker")
+        ],
+        "jobset": lambda: [spec["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["containers"][0]],
+    }[kind]()
+    for container in containers:
+        assert container["command"] == ["bash", "-c"]
+        (script,) = container["args"]
+        assert subprocess.run(["bash", "-n", "-c", script], capture_output=True, check=True).stderr == b""
+        run = script.split("\nexec ")[-1].removeprefix("exec ").replace("\\\n", " ")
+        assert shlex.split(run) == told["command"]
+        for name, content in told.get("files", {}).items():
+            assert f"cat > {name} <<'END'\n{content}END\n" in script
+        for name, value in told.get("environment", {}).items():
+            assert f"export {name}={value}" in script
+        if kind == "trainjob" and "$MASTER_ADDR" in script:
+            assert script.startswith('export MASTER_ADDR="$PET_MASTER_ADDR"\n')
+        if kind == "jobset" and "$MASTER_ADDR" in script:
+            assert "bert-large-jobset-workers-0-0.bert-large-jobset" in script.splitlines()[0]
+
+
+def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "examples" / "existing" / "trainjob.yaml").read_text()
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("[torchrun, train.py]", "[torchrun, --nnodes=2, src/main.py, --data, /mnt/data]"))
+    assert main(["advise", str(path), "--nodes", MIXED, "--launch", "trainer", "-o", "yaml"]) == 0
+    (script,) = yaml.safe_load(capsys.readouterr().out)["spec"]["trainer"]["args"]
+    words = shlex.split(script.split("exec ")[-1].replace("\\\n", " "))
+    place = words.index("src/main.py")
+    assert words[place : place + 4] == ["src/main.py", "--data", "/mnt/data", "--output_dir"]
+    assert words.count("torchrun") == 1

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,7 +46,49 @@ def test_a_command_of_the_page_runs(command: str, folder: Path, capsys: pytest.C
     words = shlex.split(command)
     assert words[0] == "tilecast"
     assert main(words[1:]) == 0
-    assert capsys.readouterr().out.strip()
+    told = capsys.readouterr()
+    assert "left out" not in told.err
+    scored(words[1:], told.out, folder)
+
+
+def scored(words: list[str], out: str, folder: Path) -> None:
+    """What a command of the page has to say: a recommendation, a forecast of every row, facts with numbers."""
+    verb, kind = words[0], words[words.index("-o") + 1] if "-o" in words else "table"
+    if verb in ("advise", "sweep") and kind.endswith(".svg"):
+        assert (folder / kind).read_text().startswith("<svg")
+    elif verb == "trace":
+        assert json.loads((folder / kind).read_text())["operators"]
+    elif verb == "validate":
+        assert "2 rows, 2 predicted, 0 refused" in out
+        rows = list(csv.DictReader((folder / "forecasts.csv").open()))
+        assert len(rows) == 2
+        assert all(float(row["predicted_s"]) > 0 and not row["reason"] for row in rows)
+    elif verb == "calibrate":
+        fitted = tomllib.loads((folder / kind).read_text())
+        assert fitted["name"] == "ours"
+        errors = [[float(cell.rstrip("%")) for cell in line.split()[-3:-1]] for line in out.splitlines() if "%" in line]
+        assert errors
+        assert all(after <= before for before, after in errors)
+    elif kind == "html":
+        assert "Recommendation" in out or "step" in out
+        assert out.endswith("</html>\n")
+    elif kind == "json":
+        found = json.loads(out)
+        assert found["recommendation"]["stepSeconds"]["target"] > 0 if verb == "advise" else found["facts"]
+    elif kind == "csv":
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert rows
+        assert all(float(row["stepSeconds"]) > 0 for row in rows)
+    elif "--launch" in words:
+        assert out.startswith("# gpt2-xl on a100-80, 1x8 GPUs")
+        assert "torchrun" in out
+    elif verb == "advise":
+        assert any(line.startswith(">") for line in out.splitlines())
+        assert "How sure?" in out
+    elif verb == "sweep":
+        assert re.search(r"\d(\.\d+)?m?s\b", out)
+    else:
+        assert out.strip()
 
 
 def test_the_page_knows_every_verb_and_every_number_of_a_pool() -> None:

@@ -125,11 +125,20 @@ def test_what_is_planned_ahead_is_not_cached() -> None:
     assert np.all(bill("torchtitan", Plan()).cached == 0)
 
 
+def job_of(framework: Framework | None) -> Request:
+    return Request("job", Workload(LLAMA, 2048, 64, framework=framework))
+
+
 def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
-    job = Request("job", Workload(LLAMA, 2048, 64, framework="nemo"))
-    assert kept_to(job, "megatron").workload.framework == "nemo"
+    job = job_of("nemo")
+    assert [request.workload.framework for request in kept_to(job, "megatron")] == ["nemo"]
+    assert [request.workload.framework for request in kept_to(job_of("accelerate"), "trainer")] == ["accelerate"]
+    unnamed = kept_to(job_of(None), "trainer")
+    assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
     with pytest.raises(SpecError, match="deepspeed is not nemo"):
         kept_to(job, "deepspeed")
+    with pytest.raises(SpecError, match="torchrun is not tensorflow"):
+        kept_to(job_of("tensorflow"), "torchrun")
 
 
 def test_a_torchtune_job_of_one_gpu_holds_one_gradient_at_a_time_and_no_states() -> None:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tilecast import models
 from tilecast.cli import main
-from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch
+from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch, told
 from tilecast.spec import Plan, SpecError, Workload
 
 GOLDEN = Path(__file__).resolve().parent / "launch"
@@ -32,6 +33,7 @@ def plan(workload: Workload, data: int, micro: int, **degrees: object) -> Plan:
 
 MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 256)
 DEEPSEEK = Workload(models.preset("deepseek-v3"), 4096, 4096, precision="fp8")
+T5 = Workload(models.preset("t5-large"), 512, 128, steps=1000)
 GPT3 = Workload(models.preset("gpt3-175b"), 2048, 1536, optimizer="adam")
 CASES = {
     "torchrun": ("torchrun", setting(replace(LLAMA, execution="compiled"), plan(LLAMA, 16, 2))),
@@ -73,17 +75,43 @@ CASES = {
             plan(LLAMA, 4, 1, tensor=2, pipeline=2, virtual_stages=2, zero_stage=2, sequence_parallel=True),
         ),
     ),
+    "megatron-t5": ("megatron", setting(T5, plan(T5, 8, 4))),
+    "torchrun-images": (
+        "torchrun",
+        setting(
+            Workload(models.preset("resnet-50"), 1, 256, "fp16", optimizer="momentum", memory_format="channelsLast"),
+            Plan(data=8, micro_batch=32),
+        ),
+    ),
+    "accelerate": ("accelerate", setting(LLAMA, plan(LLAMA, 16, 1, zero_stage=3, checkpointing="full"))),
+    "accelerate-replicas": ("accelerate", setting(replace(T5, execution="compiled"), plan(T5, 8, 4))),
+    "trainer": ("trainer", setting(LLAMA, plan(LLAMA, 16, 1, zero_stage=3, checkpointing="full"))),
+    "trainer-replicas": (
+        "trainer",
+        setting(replace(T5, precision="tf32", optimizer="momentum"), plan(T5, 8, 4, checkpointing="full")),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
     """`tests/launch/` holds them; delete one and run the test once to write it anew."""
-    text = launch(*CASES[name])
+    text = told(*CASES[name])
     path = GOLDEN / f"{name}.txt"
     if not path.exists():
         path.write_text(text)
     assert text == path.read_text()
+
+
+def typed(name: str) -> list[str]:
+    """The words that a shell makes of the command."""
+    lines = told(*CASES[name]).split("\n\n")[0].splitlines()
+    return shlex.split(" ".join(line.removesuffix(" \\") for line in lines if not line.startswith(("#", "export "))))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_shell_reads_the_words_that_programs_get(name: str) -> None:
+    assert typed(name) == list(launch(*CASES[name]).command)
 
 
 def test_every_framework_is_reviewed() -> None:
@@ -94,18 +122,21 @@ def test_every_framework_is_reviewed() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
     _, given = CASES[name]
-    lines = launch(*CASES[name]).split("\n\n")[0].splitlines()
+    lines = told(*CASES[name]).split("\n\n")[0].splitlines()
     assert lines[0].startswith("# job on h100-sxm")
-    words = shlex.split(" ".join(line.removesuffix(" \\") for line in lines[1:]))
-    assert words[0] == "torchrun"
-    ranks = {key: int(value) for word in words for key, _, value in [word.partition("=")] if value.isdecimal()}
-    assert ranks.get("--nnodes", 1) * ranks["--nproc-per-node"] == given.plan.gpus
-    assert all(len(line) <= 100 for line in lines[1:])
+    assert all(len(line) <= 100 for line in lines[2:])
+    ranks = {key: int(value) for word in typed(name) for key, _, value in [word.partition("=")] if value.isdecimal()}
+    if typed(name)[0] == "accelerate":
+        config = yaml.safe_load(launch(*CASES[name]).files["accelerate.yaml"])
+        assert config["num_processes"] == given.plan.gpus
+        assert given.nodes == config["num_machines"]
+    else:
+        assert ranks.get("--nnodes", 1) * ranks["--nproc-per-node"] == given.plan.gpus
 
 
 def test_degrees_reach_megatron_and_multiply() -> None:
     _, given = CASES["megatron-experts"]
-    text = launch("megatron", given).replace("\\\n", " ")
+    text = " ".join(launch("megatron", given).command)
     degrees = {name: int(value) for name, value in re.findall(r"--([a-z-]+-size) (\d+)", text)}
     assert degrees["tensor-model-parallel-size"] * degrees["pipeline-model-parallel-size"] == 4
     assert degrees["global-batch-size"] == 256
@@ -113,11 +144,11 @@ def test_degrees_reach_megatron_and_multiply() -> None:
 
 
 def test_the_files_are_what_they_say() -> None:
-    config = json.loads(launch(*CASES["deepspeed"]).split("# ds_config.json\n")[1].split("\n\n")[0])
+    config = json.loads(launch(*CASES["deepspeed"]).files["ds_config.json"])
     ranks = config["train_batch_size"] / config["train_micro_batch_size_per_gpu"]
     assert ranks == config["gradient_accumulation_steps"] * 8
     for name in ("torchtitan", "torchtitan-pipeline"):
-        job = tomllib.loads(launch(*CASES[name]).split("# job.toml\n")[1])
+        job = tomllib.loads(launch(*CASES[name]).files["job.toml"])
         assert job["model"]["flavor"] == "8B"
         degrees = [value for key, value in job["parallelism"].items() if key.endswith("_degree")]
         assert int.__mul__(*sorted(degrees)[-2:]) in (16, 8)
@@ -149,13 +180,36 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
         ("torchrun", replace(LLAMA, offload="optimizer"), "does not offload optimizer"),
         ("megatron", replace(LLAMA, lora_rank=8), "no LoRA"),
         ("torchrun", replace(LLAMA, training=False), "forward pass"),
-        ("megatron", Workload(models.preset("resnet-50"), 1, 256), "no training script for resnet-50"),
+        ("megatron", Workload(models.preset("resnet-50"), 1, 256), "trains no resnet-50"),
         ("torchtitan", Workload(models.preset("bert-large"), 512, 256), "trains no bert-large"),
+        ("torchrun", replace(LLAMA, execution="xla"), "no execution xla"),
+        ("megatron", replace(LLAMA, execution="compiled"), "no execution compiled; .* launch it by torchrun, fsdp2"),
+        ("megatron", replace(LLAMA, optimizer="lamb"), "no optimizer lamb"),
+        ("torchtitan", replace(LLAMA, optimizer="momentum"), "no optimizer momentum"),
+        ("torchtitan", replace(LLAMA, attention="eager"), "no attention eager"),
+        ("trainer", replace(LLAMA, optimizer="lamb"), "no optimizer lamb"),
     ],
 )
 def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         launch(framework, setting(workload, plan(workload, 1, 1)))
+    assert caught.value.field == "--launch"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "workload", "given", "said"),
+    [
+        ("megatron", T5, plan(T5, 4, 4, pipeline=2), "no pipeline parallelism"),
+        ("torchtitan", LLAMA, Plan(tensor=8, sequence_parallel=True, gradient_accumulation=128), "compute in FP32"),
+        ("accelerate", LLAMA, plan(LLAMA, 8, 1, zero_stage=1), "no ZeRO stage 1"),
+        ("trainer", LLAMA, plan(LLAMA, 8, 1, tensor=2), "no tensor parallelism"),
+    ],
+)
+def test_a_plan_that_would_run_otherwise_than_priced_is_refused(
+    launcher: str, workload: Workload, given: Plan, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        launch(launcher, setting(workload, given))
     assert caught.value.field == "--launch"
 
 

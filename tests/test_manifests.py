@@ -176,7 +176,10 @@ def test_rules_read_as_problem_and_remedy(rule: Any) -> None:
 HOSTILE = {
     "deep flow": "[" * 100_000,
     "deep block": "\n".join(" " * level + "a:" for level in range(200)),
-    "alias bomb": "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+    "alias bomb": "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+    "deep aliases": "a0: &a0 " + "[" * 9 + "]" * 9 + "".join(f"\na{i}: &a{i} [[[[*a{i - 1}]]]]" for i in range(1, 40)),
+    "alias of itself": "a: &a {b: [*a]}",
+    "alias of nothing": "a: *a",
     "tabs": "a:\n\t- b",
     "not YAML": "%%% what",
     "unclosed": '{"a": [1, 2',
@@ -189,6 +192,17 @@ HOSTILE = {
     "items no list": "kind: List\nitems: 3",
     "long": "a: " + "x" * documents.MAX_YAML_BYTES,
 }
+
+
+def test_anchors_and_merges_mean_what_they_name() -> None:
+    text = "base: &base {seq: 1, mode: [a, b]}\njob:\n  <<: *base\n  seq: 2\nother: *base\n"
+    (found,) = documents.load(text)
+    assert found["job"] == {"seq": 2, "mode": ["a", "b"]}
+    assert found["other"] == found["base"]
+    assert "*" not in documents.written_out(text) and "&" not in documents.written_out(text)
+    assert documents.load(documents.written_out(text)) == [found]
+    plain = "a: 1 # one\nb:   [2]\n"
+    assert documents.written_out(plain) == plain
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())

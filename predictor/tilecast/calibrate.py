@@ -195,12 +195,15 @@ PERFORMED: Mapping[str, str] = {
 LEAST_US, MOST = 1e-3, 2**53
 """The shortest time in microseconds that a log may hold, and its largest time and size."""
 
-_PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
+_PROGRAM = re.compile(r"(all_reduce|all_gather|reduce_scatter|[a-z]+)_perf(?![a-z])")
+"""A program of nccl-tests in a command line or a file's name, with whatever stands around it."""
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
 )
+# Before a row may stand what a launcher puts there: mpirun's [1,0]<stdout>:, srun's 0:, kubectl's [pod/…] or a time.
 _ROW = re.compile(
-    r"^\s*(?:\[[^\]]*\]<\w+>:)?\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+\w+\s+-?\d+\s+(\d\S*)\s+(\d\S*)\s+(\d\S*)\s+(\d\S*|N/A)"
+    r"^\s*(?:\[[^\]]*\](?:<\w+>:?)?|\d+:(?=\s)|\S*\d\d:\d\d:\d\d\S*)?"
+    r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+\w+\s+-?\d+\s+(\d\S*)\s+(\d\S*)\s+(\d\S*)\s+(\d\S*|N/A)"
 )
 
 

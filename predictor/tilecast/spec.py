@@ -52,7 +52,7 @@ Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "f
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
-    "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
+    "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
 ]  # fmt: skip
 """What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -43,11 +44,10 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     try:
         status = run(options)
         sys.stdout.flush()
@@ -61,6 +61,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tilecast: standard output: cannot be written: {error.strerror or error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return status
+
+
+def _open_streams() -> None:
+    """Streams that take every character, whatever the locale, and go nowhere where the shell closed them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 (open to the end)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
 def parser(wanted: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:

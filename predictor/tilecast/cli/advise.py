@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilecast import perlayer, search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
+from tilecast.cli.existing import Source
 from tilecast.diagnose import diagnose
 from tilecast.explain import explain
+from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
-from tilecast.manifests.candidates import settled
+from tilecast.manifests.candidates import Candidates, settled
 from tilecast.render import diagnose as diagnosed
 from tilecast.render import explain as explained
+from tilecast.render import launch as launched
 from tilecast.render import layers
 from tilecast.render.document import FORMATS, document, dump
-from tilecast.render.launch import LAUNCHERS, Setting, launch
+from tilecast.render.launch import LAUNCHERS, Setting
 from tilecast.render.wide import LEGEND, wide
 from tilecast.search import engine
 from tilecast.spec import SpecError, Stated
@@ -67,23 +70,56 @@ def run(options: argparse.Namespace) -> int:
         request = replace(request, baseline=_baseline(options.baseline))
     if options.plan is not None:
         request = _planned(request, options.plan)
-    if options.launch:
-        request = kept_to(request, options.launch)
     notes = inputs.pool_notes(options, pools)
+    requests = kept_to(request, options.launch) if options.launch else (request,)
     if job.source is None:
-        advice = _noted(_advise(request, pools), notes)
+        advice = _noted(_best(requests, pools), notes)
         text = _text(options, advice, pools)
     else:
-        request, found = job.source.narrowed(request, pools, inputs.node_labels(options))
-        advice = _noted(settled(_advise(request, found.pools), found), notes)
+        narrowed = [job.source.narrowed(one, pools, inputs.node_labels(options)) for one in requests]
+        found = narrowed[0][1]
+        advice = _noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes)
         is_manifest = options.output == "yaml"
-        text = job.source.committed(advice, found) if is_manifest else _text(options, advice, found.pools)
+        text = _manifest(options, job.source, advice, found) if is_manifest else _text(options, advice, found.pools)
     sys.stdout.write(text)
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
 
 def _noted(advice: Advice, notes: Sequence[str]) -> Advice:
     return replace(advice, notes=(*advice.notes, *notes))
+
+
+_GAIN = 0.05
+"""What another framework of a launcher has to save of the first one's objective to be worth its wrapping."""
+
+
+def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
+    """The advice for the first of the requests that has a recommendation, unless another's is clearly better."""
+    chosen, *others = (_advise(request, pools) for request in requests)
+    for other in others:
+        if other.best is None:
+            continue
+        if chosen.best is None or _value(other, other.best) < (1 - _GAIN) * _value(chosen, chosen.best):
+            chosen = other
+    return chosen
+
+
+def _value(advice: Advice, offer: Offer) -> float:
+    """What the objective makes least of an offer: its GPUs, or the seconds or the price of a sample."""
+    objective = advice.request.objective
+    if objective == "fewestGpus":
+        return float(offer.gpus)
+    is_priced = objective in ("cost", "cheapestBeforeDeadline")
+    price = offer.cost_per_1000_steps if is_priced else None
+    return (offer.step_s if price is None else price) / offer.workload.global_batch
+
+
+def _manifest(options: argparse.Namespace, source: Source, advice: Advice, found: Candidates) -> str:
+    """The manifest with what is advised, and with the command of the launcher that was asked for."""
+    if advice.best is None or not options.launch:
+        return source.committed(advice, found)
+    launch = launched.launch(options.launch, _setting(advice.request, advice.best))
+    return source.committed(advice, found, launch.running(source.program).shell())
 
 
 def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
@@ -116,52 +152,74 @@ def _planned(request: Request, text: str) -> Request:
     return replace(request, plan=plan, constraints=replace(limits, gpus=gpus))
 
 
-def kept_to(request: Request, launcher: str) -> Request:
-    """The request with plans that the framework executes only."""
-    framework, asked = LAUNCHERS[launcher][0], request.workload.framework
-    if asked is not None and engine(asked) != framework:
+def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
+    """The request for each framework that prices what the launcher runs, or for the job's own.
+
+    Raises:
+        SpecError: the launcher cannot run the job, or not by the framework that the job names.
+    """
+    launched.refuse(launcher, request.workload)
+    able, asked = LAUNCHERS[launcher].frameworks, request.workload.framework
+    if asked is not None and (engine(asked) not in map(engine, able) or FRAMEWORKS[asked].host == "graph"):
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
-    return replace(request, workload=replace(request.workload, framework=asked or framework))
+    named = able if asked is None else (asked,)
+    return tuple(replace(request, workload=replace(request.workload, framework=name)) for name in named)
 
 
-def _page(advice: Advice, pools: Sequence[Pool]) -> str:
+def _page(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, str]]) -> str:
     from tilecast.render import html
     from tilecast.scaling import curves
 
     best = advice.best
     found = explain(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.page(advice, found, curves(advice.request, pools))
+    return html.page(advice, found, curves(advice.request, pools), sections)
 
 
 def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) -> str:
-    if options.output == "html":
-        return _page(advice, pools)
     best = advice.best
-    if best is None:
-        return wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
-    if options.launch:
-        return launch(options.launch, _setting(advice.request, best))
-    told, keys = [], {}
+    extras = _extras(options, advice, best) if best is not None else []
+    if options.output == "csv":
+        return FORMATS["csv"](advice)
+    if options.output == "html":
+        return _page(advice, pools, [(extra.title, extra.screen) for extra in extras if extra.key != "explanation"])
+    if extras and options.output in ("json", "yaml"):
+        return dump(options.output, {**document(advice), **{extra.key: extra.document for extra in extras}})
+    if best is not None and options.launch and options.output == "table":
+        return "\n".join(extra.screen for extra in extras)
+    screen = wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
+    return "\n".join([screen, *(extra.screen for extra in extras)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What a flag asks for beside the advice: as a section for people and under a key for programs."""
+
+    key: str
+    title: str
+    screen: str
+    document: object
+
+
+def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_Extra]:
+    found = []
     if options.measured is not None:
         ran = _that_ran(options, advice)
         held = diagnose(ran.workload, ran.plan, ran.pool, options.measured)
-        told.append(diagnosed.screen(held))
-        keys["measured"] = diagnosed.document(held)
+        found.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
     if options.explain:
-        found = explain(best.workload, best.plan, best.pool, best.step_s)
-        told.append(explained.screen(best, found))
-        keys["explanation"] = explained.document(found)
+        told = explain(best.workload, best.plan, best.pool, best.step_s)
+        found.append(_Extra("explanation", "Explanation", explained.screen(best, told), explained.document(told)))
     if options.per_layer:
         tensor = advice.request.constraints.max_tensor
         varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
         cut = perlayer.stages(best.workload, best.pool, best.plan)
-        told.append(layers.screen(best, varied, cut))
-        keys["perLayer"] = layers.document(varied, cut)
-    if keys and options.output in ("json", "yaml"):
-        return dump(options.output, {**document(advice), **keys})
-    screen = wide(advice) if options.output == "wide" else FORMATS[options.output](advice)
-    return "\n".join([screen, *told])
+        screen = layers.screen(best, varied, cut)
+        found.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
+    if options.launch:
+        name, setting = options.launch, _setting(advice.request, best)
+        found.append(_Extra("launch", "Launch", launched.told(name, setting), launched.document(name, setting)))
+    return found
 
 
 def _that_ran(options: argparse.Namespace, advice: Advice) -> Offer:
@@ -186,4 +244,5 @@ def _setting(request: Request, offer: Offer) -> Setting:
         nodes=offer.nodes,
         gpus_per_node=offer.gpus_per_node,
         step_s=offer.step_s,
+        memory_bytes=(offer.memory_lower_bytes, offer.memory_upper_bytes, offer.memory_available_bytes),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
-from tilecast.manifests import candidates, documents, jobs
+from tilecast.manifests import candidates, commands, documents, jobs
 from tilecast.manifests.edit import edited
 from tilecast.spec import SpecError
 
@@ -39,6 +39,11 @@ class Source:
         runtimes = (item for item in found if named and (item.get("kind"), _name(item)) == named)
         return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The Python program of its own command, with its arguments; empty where it names none."""
+        return commands.program(self.document, self.job)
+
     def narrowed(
         self, request: Request, pools: Sequence[Pool], labels: Iterable[Mapping[str, str]]
     ) -> tuple[Request, candidates.Candidates]:
@@ -52,12 +57,21 @@ class Source:
         found = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
         return candidates.request(request, self.job, found, is_placed=is_placed), found
 
-    def committed(self, advice: Advice, found: candidates.Candidates) -> str:
-        """The file with the advised fields of the job changed and every other byte as it was."""
+    def committed(self, advice: Advice, found: candidates.Candidates, command: str = "") -> str:
+        """The file with the advised fields of the job changed and every other byte as it was. A file with YAML aliases
+        is written out first, so that a change of one place stays in that place.
+
+        Args:
+            advice: what is advised.
+            found: the pools that the job may use.
+            command: a script for bash that every pod with GPUs shall run; empty leaves the job's own.
+        """
         if advice.best is None:
             return self.text
         put = candidates.exported(advice.best, self.job, found)
-        return edited(self.text, jobs.changes(self.document, self.job, put), self.index)
+        changes = jobs.changes(self.document, self.job, put)
+        changes += commands.running(self.document, self.job, command) if command else []
+        return edited(documents.written_out(self.text), changes, self.index)
 
 
 def _name(document: Mapping[str, object]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tilecast import models
 from tilecast.cli import EXIT_OK, inputs
-from tilecast.hardware import find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
-from tilecast.manifests.nodes import FoundPool, NodesReport
+from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
+from tilecast.manifests.nodes import NodesReport
 from tilecast.render.columns import columns
 from tilecast.spec import Model, SpecError, Workload
 
@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError("--nodes", f"says nothing of {options.what}", "leave it out, or show pools")
     if options.name is None:
         rows = _LISTS[options.what](options)
-        text = _json(rows) if options.output == "json" else "\n".join(_table(rows))
+        view = _VIEWS.get(options.what, dict)
+        text = _json(rows) if options.output == "json" else "\n".join(_table([view(row) for row in rows]))
     else:
         facts = _ONE[options.what](options)
         text = _json(facts) if options.output == "json" else "\n".join(_facts(facts))
@@ -103,7 +104,7 @@ def _gpu(options: argparse.Namespace) -> Row:
 def _models(_: argparse.Namespace) -> list[Row]:
     distinct = {model.name: model for model in models.presets().values()}
     return [
-        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": f"{_parameters(model) / 1e6:,.0f}M"}
+        {"MODEL": name, "FAMILY": model.family, "PARAMETERS": round(_parameters(model))}
         for name, model in sorted(distinct.items())
     ]
 
@@ -126,7 +127,7 @@ def _links(_: argparse.Namespace) -> list[Row]:
             "LINK": link.name,
             "GB/s": link.bandwidth_bytes_per_s / 1e9,
             "PER": "node" if link.per_node else "GPU",
-            "reaches": f"{link.efficiency:.0%}",
+            "reaches": link.efficiency,
         }
         for link in links().values()
     ]
@@ -137,8 +138,6 @@ def _link(options: argparse.Namespace) -> Row:
 
 
 def _report(options: argparse.Namespace) -> NodesReport:
-    if options.gpus:
-        raise SpecError("--gpus", "names no nodes", "give --nodes FILE or --context NAME")
     report = inputs.nodes_report(options)
     for name, error in report.invalid.items():
         raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
@@ -146,13 +145,15 @@ def _report(options: argparse.Namespace) -> NodesReport:
 
 
 def _pools(options: argparse.Namespace) -> list[Row]:
+    if options.gpus:
+        return [_pool_row(pool, "--gpus") for pool in inputs.pools(options)]
     report = _report(options)
-    rows = [_pool_row(item) for item in report.found]
+    rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.found]
     for item in report.left_out:
         why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
-        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": why})
+        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": why})
     if report.other_nodes:
-        rows.append(dict.fromkeys(_POOL, "") | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
+        rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": f"{_amount(report.other_nodes)} without a GPU"})
     return rows
 
 
@@ -160,19 +161,62 @@ def _amount(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
-_POOL = ("POOL", "GPU", "NODES", "INTRA", "INTER", "PRICE", "GPU KNOWN BY", "WHY")
+_POOL = ("POOL", "GPU", "NODES", "GPUS/NODE", "INTRA", "INTER", "PRICE", "CURRENCY", "GPU KNOWN BY", "WHY")
 
 
-def _pool_row(item: FoundPool) -> Row:
-    pool = item.pool
-    price = "unknown" if pool.price_per_gpu_hour is None else f"{pool.price_per_gpu_hour:g} {pool.currency}"
-    shape = f"{pool.max_nodes}x{pool.gpus_per_node}"
-    layer = item.facts.get("gpu", ("", ""))[1]
-    told = (pool.name, pool.gpu.name, shape, pool.intra.name, pool.inter.name, price, layer, "; ".join(item.remarks))
-    return dict(zip(_POOL, told, strict=True))
+def _pool_row(pool: Pool, layer: str, remarks: Sequence[str] = ()) -> Row:
+    shape, links = (pool.max_nodes, pool.gpus_per_node), (pool.intra.name, pool.inter.name)
+    price = (pool.price_per_gpu_hour, pool.currency)
+    return dict(
+        zip(_POOL, (pool.name, pool.gpu.name, *shape, *links, *price, layer, "; ".join(remarks) or None), strict=True)
+    )
+
+
+def _pool_view(row: Row) -> Row:
+    """A row of pools for people: its nodes and its price in a column each."""
+    shown = {name: value for name, value in row.items() if name not in ("GPUS/NODE", "CURRENCY")}
+    if row["NODES"] is not None:
+        shown["NODES"] = f"{row['NODES']}x{row['GPUS/NODE']}"
+        shown["PRICE"] = "unknown" if row["PRICE"] is None else f"{row['PRICE']:g} {row['CURRENCY']}"
+    return shown
+
+
+def _usual(pool: Pool) -> Row:
+    """A pool of `--gpus`: what is assumed of it."""
+    return {
+        "name": pool.name,
+        "most nodes": pool.max_nodes,
+        "GPUs": pool.max_nodes * pool.gpus_per_node,
+        "node type": pool.node_type,
+        "facts": {
+            "gpu": pool.gpu.name,
+            "gpusPerNode": pool.gpus_per_node,
+            "intraNode": pool.intra.name,
+            "interNode": pool.inter.name,
+            "price": pool.price_per_gpu_hour,
+            "currency": pool.currency,
+        },
+    }
+
+
+def _numbers(facts: Mapping[str, str]) -> Row:
+    """Facts of a pool with counts and prices as numbers."""
+    found: Row = {}
+    for name, value in facts.items():
+        amount, _, currency = value.partition(" ")
+        if name == "price" and currency:
+            found |= {name: float(amount), "currency": currency}
+        else:
+            found[name] = int(value) if value.isdecimal() else value
+    return found
 
 
 def _pool(options: argparse.Namespace) -> Row:
+    if options.gpus:
+        usual = {pool.name: pool for pool in inputs.pools(options)}
+        if options.name not in usual:
+            raise SpecError("NAME", f"there is no pool {options.name!r}", f"known: {', '.join(usual)}")
+        return _usual(usual[options.name])
     report = _report(options)
     for item in report.found:
         if item.pool.name == options.name:
@@ -186,7 +230,7 @@ def _pool(options: argparse.Namespace) -> Row:
                 "usable now": item.nodes - item.unusable,
                 "remarks": list(item.remarks),
                 "node type": pool.node_type,
-                "facts": {name: value for name, (value, _) in item.facts.items()},
+                "facts": _numbers({name: value for name, (value, _) in item.facts.items()}),
                 "known by": {name: layer for name, (_, layer) in item.facts.items()},
                 "node selector": dict(pool.node_selector),
                 "tolerations": [dict(toleration) for toleration in pool.tolerations],
@@ -205,6 +249,12 @@ _LISTS: Mapping[str, Callable[[argparse.Namespace], list[Row]]] = {
     "links": _links,
     "pools": _pools,
 }
+_VIEWS: Mapping[str, Callable[[Row], Row]] = {
+    "models": lambda row: row | {"PARAMETERS": f"{row['PARAMETERS'] / 1e6:,.0f}M"},
+    "links": lambda row: row | {"reaches": f"{row['reaches']:.0%}"},
+    "pools": _pool_view,
+}
+"""Rows for people, where they are not told as they are."""
 _ONE: Mapping[str, Callable[[argparse.Namespace], Row]] = {
     "gpus": _gpu,
     "models": _model,

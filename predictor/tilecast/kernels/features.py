@@ -67,8 +67,8 @@ PACKED_CHANNELS = 32
 
 
 _USUAL_RATE = 2048.0
-"""FLOPs of a cycle times bytes of an element of a multiprocessor's tensor cores, on GPUs of workstations since Ampere in
-16 bit."""
+"""FLOPs of a cycle times bytes of an element of a multiprocessor's tensor cores, on GPUs of workstations since Ampere
+in 16 bit."""
 
 
 def doublings(gpu: Gpu, precision: str) -> float:

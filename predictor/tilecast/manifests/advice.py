@@ -176,6 +176,18 @@ class Measured(Door):
     suspects: list[SuspectLine] = Field(description="The most probable first, what the job leaves out last.")
 
 
+class Launched(Door):
+    """What --launch adds: how to run the recommendation."""
+
+    launcher: str = Field(description="What --launch named.")
+    framework: str = Field(description="The framework that the advice is priced with.")
+    command: list[str] = Field(description="Words of the command; $NAME in one is a variable of the shell.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables that it needs.")
+    files: dict[str, str] = Field(default_factory=dict, description="Files that it reads, by name.")
+    script: list[str] = Field(default_factory=list, description="Lines of Python for the training script.")
+    notes: list[str] = Field(default_factory=list, description="What the reader has to know besides.")
+
+
 class AdviceDocument(Door):
     """What `tilecast advise -o json` prints. Keys without a value are absent; keys may be added under one version."""
 
@@ -201,6 +213,7 @@ class AdviceDocument(Door):
     explanation: Explained | None = Field(default=None, description="With --explain.")
     measured: Measured | None = Field(default=None, description="With --measured.")
     per_layer: dict[str, Any] | None = Field(default=None, description="With --per-layer.")
+    launch: Launched | None = Field(default=None, description="With --launch.")
 
 
 def schema() -> dict[str, Any]:

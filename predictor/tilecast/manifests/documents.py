@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import yaml
@@ -19,6 +20,9 @@ MAX_JSON_BYTES = 512 * 2**20
 MAX_DEPTH = 64
 """Nesting of a Node with its managed fields stays below 20."""
 
+MAX_ALIASED_VALUES = 100_000
+"""Values of a YAML text with its aliases written out; a manifest with some hundred values has no use for more."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
 _CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
@@ -33,8 +37,8 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
         limit_bytes: refuse longer text; None takes `MAX_JSON_BYTES` and `MAX_YAML_BYTES`.
 
     Raises:
-        SpecError: the text is neither YAML nor JSON, is too long or too deep, uses YAML aliases, or holds
-            something that is not a mapping.
+        SpecError: the text is neither YAML nor JSON, is too long or too deep, means more by its aliases than any
+            manifest does, or holds something that is not a mapping.
     """
     is_json = text.lstrip()[:1] in ("{", "[")
     limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
@@ -56,14 +60,8 @@ def _json(text: str) -> list[Any] | None:
 def _yaml(text: str, name: str) -> list[Any]:
     if len(text) > MAX_YAML_BYTES:
         raise SpecError(name, "is not JSON", "check where it was cut off")
-    depth = 0
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, _OPENING) - isinstance(event, _CLOSING)
-            if depth > MAX_DEPTH:
-                raise SpecError(name, f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
-            if isinstance(event, yaml.AliasEvent):
-                raise SpecError(name, f"uses the YAML alias *{event.anchor}", "write the value out")
+        _check_events(text, name)
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -72,6 +70,71 @@ def _yaml(text: str, name: str) -> list[Any]:
         raise SpecError(name, f"is not YAML{where}: {what[:120]}", "correct the syntax") from None
     except (ValueError, RecursionError) as error:
         raise SpecError(name, f"holds a value that YAML cannot mean: {str(error)[:80]}", "quote it") from None
+
+
+def written_out(text: str, name: str = "manifest") -> str:
+    """The text itself, or where it has YAML aliases, the same documents without any, comments gone.
+
+    Raises:
+        SpecError: as `load`.
+    """
+    if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER)):
+        return text
+    return yaml.dump_all(_yaml(text, name), Dumper=_Whole, sort_keys=False, width=4096)
+
+
+class _Whole(yaml.SafeDumper):
+    """Writes a value wherever it stands, and no alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _check_events(text: str, name: str) -> None:
+    """Nothing, for a text whose nesting and whose aliases, written out, are within bounds.
+
+    Raises:
+        SpecError: it is too deep, an alias stands inside what it names, or there are too many values.
+    """
+    values = 0
+    named: dict[str, tuple[int, int]] = {}
+    within = [_Nesting(None, 0)]
+    for event in yaml.parse(text, Loader=_LOADER):
+        size = height = 0
+        if isinstance(event, _OPENING):
+            within.append(_Nesting(event.anchor, values))
+            size = 1
+        elif isinstance(event, _CLOSING):
+            closed = within.pop()
+            height = closed.height + 1
+            if closed.anchor:
+                named[closed.anchor] = values - closed.before, height
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if event.anchor:
+                named[event.anchor] = 1, 0
+        elif isinstance(event, yaml.AliasEvent):
+            if any(one.anchor == event.anchor for one in within):
+                raise SpecError(name, f"uses the YAML alias *{event.anchor} inside of what it names", "write it out")
+            size, height = named.get(event.anchor or "", (0, 0))
+        values += size
+        within[-1].height = max(within[-1].height, height)
+        if len(within) - 1 + height > MAX_DEPTH:
+            raise SpecError(name, f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
+        if named and values > MAX_ALIASED_VALUES:
+            problem = f"means more than {MAX_ALIASED_VALUES:,} values by its YAML aliases"
+            raise SpecError(name, problem, "write the values out")
+
+
+@dataclass(slots=True)
+class _Nesting:
+    """A list or mapping that is being read."""
+
+    anchor: str | None
+    before: int
+    """Values that came before it."""
+    height: int = 0
+    """Levels below it, so far."""
 
 
 def _flatten(values: list[Any], name: str) -> Iterator[Document]:

@@ -157,10 +157,23 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
+class _Plain(yaml.SafeDumper):
+    """Lists as deep as their keys."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Several lines as a block, so that a script reads as one."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+for _kind in (_Dumper, _Plain):
+    _kind.add_representer(str, _text)
+
+
 def _block(value: Any, column: int, is_indented: bool) -> str:
-    dumper = _Dumper if is_indented and isinstance(value, dict) else yaml.SafeDumper
+    dumper = _Dumper if is_indented and isinstance(value, dict) else _Plain
     lines = yaml.dump(value, Dumper=dumper, sort_keys=False, width=4096, default_flow_style=False).splitlines()
-    return "\n".join(" " * column + line for line in lines)
+    return "\n".join((" " * column + line).rstrip() for line in lines)
 
 
 def _flow(value: Any) -> str:

@@ -443,7 +443,7 @@ def _count(value: object, otherwise: int = 1) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else otherwise
 
 
-def _requested(resources: Document | None) -> int:
+def requested(resources: Document | None) -> int:
     """GPUs of a `resources` block; Kubernetes takes the limit for both."""
     found = resources or {}
     return max(_count((found.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
@@ -455,7 +455,7 @@ def _template(name: str, path: Path, count: int, spec: Document) -> Pods:
         name=name,
         path=path,
         count=count,
-        gpus=sum(_requested(item.get("resources")) for item in spec.get("containers") or ()),
+        gpus=sum(requested(item.get("resources")) for item in spec.get("containers") or ()),
         node_selector=dict(spec.get("nodeSelector") or {}),
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
@@ -546,7 +546,7 @@ def _train_job_pods(document: Document, runtime: Document | None) -> Iterator[Po
         name=name,
         path=(),
         count=_count(count),
-        gpus=_requested(resources),
+        gpus=requested(resources),
         node_selector={**base.node_selector, **own},
         pinned=base.node_selector,
         affinity=base.affinity,

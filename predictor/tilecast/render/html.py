@@ -54,7 +54,7 @@ th[scope=row]{font-weight:600}
 .n{text-align:right}tr.best{background:color-mix(in srgb,var(--good) 12%,transparent)}
 tr.out td,tr.out th{color:var(--soft)}
 .meter{display:inline-block;height:10px;background:var(--bar);border-radius:2px;vertical-align:middle;min-width:1px}
-code{font:13px ui-monospace,monospace}
+code,pre{font:13px ui-monospace,monospace}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:24px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
 figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-bottom:20px}
@@ -62,13 +62,16 @@ footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
 
 
-def page(advice: Advice, found: Explanation | None, curves: Sequence[Curve]) -> str:
+def page(
+    advice: Advice, found: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
+) -> str:
     """The whole page.
 
     Args:
         advice: what to tell.
         found: the recommended plan taken apart; None where there is no recommendation.
         curves: how every pool scales.
+        sections: title and text of what else was asked for.
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
@@ -84,6 +87,7 @@ def page(advice: Advice, found: Explanation | None, curves: Sequence[Curve]) -> 
     best = advice.best
     if best is not None and found is not None:
         body += [_parts(advice), _memory(best), _kernels(best, found), _exchanges(best, found)]
+    body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
     body += [_legend(), _provenance(advice)]
     title = f"{request.name}: advice by Tilecast"
     return (

@@ -1,0 +1,208 @@
+"""What to type to run a plan: the command of a launcher, the files it reads, and what the script has to do.
+
+A module a launcher. What is printed is what is priced: it follows the plan, the workload, and the cells of
+`frameworks.toml` that step and memory read. Learning rates, data and tokenizers are the user's and appear in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
+from tilecast.render.launch.setting import Launch, Setting
+from tilecast.render.units import duration, gibibyte_range, gibibytes
+from tilecast.search import FRAMEWORKS, abilities, engine
+from tilecast.spec import (
+    PRECISIONS,
+    Attention,
+    Execution,
+    Framework,
+    Optimizer,
+    Plan,
+    Plans,
+    Precision,
+    SpecError,
+    Workload,
+)
+
+__all__ = ["LAUNCHERS", "Launch", "Launcher", "Setting", "cannot", "launch", "refuse", "told"]
+
+_ALL: tuple[Optimizer, ...] = ("sgd", "momentum", "adam", "adamw", "lamb")
+_ANY: tuple[Attention, ...] = ("auto", "flash", "eager")
+
+
+def _nothing(setting: Setting) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher: whose plans it runs, how it is told, and what of a job it can be told."""
+
+    frameworks: tuple[Framework, ...]
+    """Frameworks that price what it runs, those to try first first."""
+    write: Callable[[Setting], Launch]
+    executions: tuple[Execution, ...] = ("eager", "compiled")
+    optimizers: tuple[Optimizer, ...] = _ALL
+    attention: tuple[Attention, ...] = _ANY
+    precisions: tuple[Precision, ...] = PRECISIONS
+    families: tuple[str, ...] = ()
+    """Families of models that it has a training script for; empty where the script is the user's."""
+    has_adapters: bool = True
+    """Whether LoRA is a matter of the script."""
+    refuses: Callable[[Setting], str] = _nothing
+    """What of a setting it does not run, or not as priced; empty if nothing."""
+
+
+LAUNCHERS: Mapping[str, Launcher] = {
+    "torchrun": Launcher(("ddp",), pytorch.data_parallel, ("eager", "compiled", "cudaGraphs")),
+    "fsdp2": Launcher(("fsdp2",), pytorch.fully_sharded),
+    "deepspeed": Launcher(("deepspeed",), deepspeed.engine),
+    "megatron": Launcher(
+        ("megatron",),
+        megatron.pretrain,
+        families=tuple(megatron.SCRIPTS),
+        executions=("eager", "cudaGraphs"),
+        optimizers=("sgd", "momentum", "adam", "adamw"),
+        has_adapters=False,
+        refuses=megatron.refuses,
+    ),
+    "torchtitan": Launcher(
+        ("torchtitan",),
+        torchtitan.job,
+        families=torchtitan.FAMILIES,
+        optimizers=("adam", "adamw"),
+        attention=("auto", "flash"),
+        has_adapters=False,
+        refuses=torchtitan.refuses,
+    ),
+    "accelerate": Launcher(("huggingface", "accelerate"), huggingface.accelerate),
+    "trainer": Launcher(
+        ("huggingface", "accelerate"),
+        huggingface.trainer,
+        precisions=("fp32", "tf32", "fp16", "bf16"),
+        optimizers=("sgd", "momentum", "adam", "adamw"),
+    ),
+}
+"""What `--launch` knows."""
+
+
+def launch(launcher: str, setting: Setting) -> Launch:
+    """The command, the files it reads and the lines of a script that run a plan.
+
+    Args:
+        launcher: a key of `LAUNCHERS`.
+        setting: the plan and its job; a workload without a framework is taken as the launcher's own.
+
+    Raises:
+        SpecError: the launcher cannot run the plan or the job, or not as it is priced; the message says what of it.
+    """
+    refuse(launcher, setting.workload)
+    chosen = _priced(launcher, setting)
+    framework = chosen.workload.framework
+    reason = cannot(engine(framework), chosen.workload, chosen.plan) if framework else ""
+    if reason := reason or LAUNCHERS[launcher].refuses(chosen):
+        remedy = f"let the search keep to it: --launch {launcher} without --plan, or use another launcher"
+        raise SpecError("--launch", f"{launcher} cannot run {setting.plan} as priced: {reason}", remedy)
+    return LAUNCHERS[launcher].write(chosen)
+
+
+def told(launcher: str, setting: Setting) -> str:
+    """The same for people, under lines that say where, in what time, and what is priced.
+
+    Raises:
+        SpecError: as `launch`.
+    """
+    found, chosen = launch(launcher, setting), _priced(launcher, setting)
+    where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
+    head = f"{where}: {setting.plan}, {duration(setting.step_s)} a step"
+    if setting.memory_bytes is not None:
+        lower, upper, available = setting.memory_bytes
+        head += f", {gibibyte_range(lower, upper)} of {gibibytes(available)} GiB a GPU"
+    return found.text([head, f"priced as {chosen.workload.framework}: {_states(chosen)}"])
+
+
+def document(launcher: str, setting: Setting) -> dict[str, object]:
+    """The same as plain data.
+
+    Raises:
+        SpecError: as `launch`.
+    """
+    found = launch(launcher, setting)
+    return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **found.document()}
+
+
+def refuse(launcher: str, workload: Workload) -> None:
+    """Nothing, for a job that a launcher can be told.
+
+    Raises:
+        SpecError: it cannot, whatever the plan.
+    """
+    able = LAUNCHERS[launcher]
+    others = ", ".join(name for name, other in LAUNCHERS.items() if workload.execution in other.executions)
+    if not workload.training:
+        raise SpecError("--launch", f"{launcher} trains, and a forward pass alone is no training", "leave it out")
+    model = workload.model
+    if able.families and model.family not in able.families:
+        remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
+        raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
+    for what, value, known in (
+        ("precision", workload.precision, able.precisions),
+        ("execution", workload.execution, able.executions),
+        ("optimizer", workload.optimizer, able.optimizers),
+        ("attention", workload.attention, able.attention),
+    ):
+        if value not in known:
+            remedy = f"use {what} {' or '.join(known)}"
+            if what == "execution" and others:
+                remedy += f", or launch it by {others}"
+            raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
+    if workload.lora_rank and not able.has_adapters:
+        raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
+
+
+def cannot(framework: Framework, workload: Workload, plan: Plan) -> str:
+    """What of a plan a framework does not execute; empty if nothing."""
+    able = FRAMEWORKS[framework]
+    if workload.precision not in able.precisions:
+        return f"it has no {workload.precision}"
+    if workload.offload not in able.offload:
+        return f"it does not offload {workload.offload}"
+    if bool(able.executes(Plans.of(plan))[0]):
+        return ""
+    degrees = {"data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline, "context": plan.context,
+               "expert": plan.expert, "virtual": plan.virtual_stages}  # fmt: skip
+    for name, degree in degrees.items():
+        if degree > 1 and name not in able.parallelism:
+            return f"it has no {name} parallelism" if name != "virtual" else "it has no virtual stages"
+    if plan.checkpointing not in able.checkpointing:
+        return f"it has no {plan.checkpointing} recomputation"
+    if plan.tensor > 1 and plan.sequence_parallel not in able.sequence_parallel:
+        return f"its tensor parallelism {'never' if plan.sequence_parallel else 'always'} splits norms by sequence"
+    return f"it has no ZeRO stage {plan.zero_stage} with these degrees"
+
+
+def _priced(launcher: str, setting: Setting) -> Setting:
+    """The setting with the framework that prices it: the job's, or the first of the launcher's that runs the plan."""
+    if setting.workload.framework is not None:
+        return setting
+    able = LAUNCHERS[launcher].frameworks
+    runs = (name for name in able if bool(abilities(name).executes(Plans.of(setting.plan))[0]))
+    return replace(setting, workload=replace(setting.workload, framework=next(runs, able[-1])))
+
+
+_WEIGHTS: Mapping[str, str] = {
+    "master": "16-bit weights with FP32 masters",
+    "autocast": "FP32 weights under autocast",
+    "sharded": "FP32 shards gathered in 16 bit",
+    "pure": "weights and optimizer in 16 bit",
+}
+"""`Framework.weights` in words."""
+
+
+def _states(setting: Setting) -> str:
+    if not setting.workload.is_mixed:
+        return "weights, gradients and optimizer in FP32"
+    gradients = "FP32" if setting.cells.has_fp32_gradients(setting.workload) else "16-bit"
+    return f"{_WEIGHTS[setting.cells.weights]}, {gradients} gradients"

@@ -1,0 +1,100 @@
+"""DeepSpeed 0.19: `ds_config.json` and what initializes the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tilecast.render.launch import script
+from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
+from tilecast.spec import Optimizer
+
+_OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "adam": ("Adam", {"adam_w_mode": False}),
+    "adamw": ("AdamW", {}),
+    "lamb": ("Lamb", {}),
+}
+"""Type and parameters of an optimizer; DeepSpeed fuses Adam and Lamb and takes others from `torch.optim`."""
+_BUFFERS = {False: 2.0, True: 9.0}
+"""Buffers of a bucket's size, by `overlap_comm`: one to reduce and one to gather, or 4.5 of each (Hugging Face,
+DeepSpeed: overlap_comm)."""
+
+
+def config(setting: Setting) -> dict[str, object]:
+    """The engine's configuration: what ZeRO spreads, types, batches, optimizer."""
+    plan, workload = setting.plan, setting.workload
+    found: dict[str, object] = {
+        "train_batch_size": workload.global_batch,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.gradient_accumulation,
+        "gradient_clipping": 1.0 if setting.cells.clips_gradients else 0.0,
+        "zero_optimization": _zero(setting),
+    }
+    if workload.precision in ("bf16", "fp16"):
+        wide = setting.cells.has_fp32_gradients(workload)
+        found[workload.precision] = {"enabled": True}
+        found["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
+    if workload.optimizer in _OPTIMIZERS:
+        (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.is_fused(setting)
+        how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
+        found["optimizer"] = {"type": kind, "params": {**parameters, **how}}
+        if not kind.startswith("Adam"):
+            found["zero_allow_untested_optimizer"] = True
+            found["zero_force_ds_cpu_optimizer"] = False
+    if plan.tensor > 1:
+        found["tensor_parallel"] = {"autotp_size": plan.tensor}
+    return found
+
+
+def _zero(setting: Setting) -> dict[str, object]:
+    """ZeRO, with buckets that take what is priced of them: overlap takes 4.5 times the buffers."""
+    plan, workload = setting.plan, setting.workload
+    overlaps = workload.overlap and setting.cells.overlap
+    found: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": overlaps}
+    if plan.zero_stage and setting.cells.bucket_elements:
+        held = setting.cells.bucket_copies[plan.zero_stage] * setting.cells.bucket_elements
+        bucket = round(held / _BUFFERS[overlaps])
+        found["reduce_bucket_size"] = bucket
+        found["allgather_bucket_size"] = bucket - bucket % 2
+    if workload.offload != "none":
+        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if workload.offload == "parameters":
+        found["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return found
+
+
+def _loop(setting: Setting) -> list[str]:
+    """The engine counts micro-batches itself."""
+    forward, inside = script.contexts(setting), "loss = loss_function(engine, batch)"
+    if setting.plan.pipeline > 1:
+        return [
+            "batches = iter(loader)",
+            "while True:",
+            *script.within(forward, ["loss = engine.train_batch(batches)"]),
+        ]
+    return ["for batch in loader:", *script.within(forward, [inside]), "    engine.backward(loss)", "    engine.step()"]
+
+
+def engine(setting: Setting) -> Launch:
+    """`deepspeed.initialize` on every rank."""
+    plan, workload = setting.plan, setting.workload
+    lines = [*script.fp32_products(workload), *script.loader(setting), *script.model(setting)]
+    if plan.expert > 1:
+        shape = f"num_experts={setting.own('experts')}, ep_size={plan.expert}"
+        lines.append(f"moe = deepspeed.moe.layer.MoE(hidden_size={setting.model.hidden}, expert=mlp, {shape})")
+    if plan.pipeline > 1:
+        interval = int(plan.checkpointing == "full")
+        stages = f"num_stages={plan.pipeline}, activation_checkpoint_interval={interval}"
+        lines.append(f"model = deepspeed.pipe.PipelineModule(layers, {stages})")
+    else:
+        wrap = "{module}.forward = functools.partial(deepspeed.checkpointing.checkpoint, {module}.forward)"
+        lines += script.recomputed(setting, wrap)
+    lines.append("engine, *_ = deepspeed.initialize(args, model=model, model_parameters=model.parameters())")
+    if workload.execution == "compiled":
+        lines.append("engine.compile()")
+    lines += _loop(setting)
+    files = {"ds_config.json": json.dumps(config(setting), indent=2) + "\n"}
+    command = torchrun(setting, SCRIPT, "--deepspeed", "--deepspeed_config", "ds_config.json")
+    return Launch(command, files=files, script=lines)

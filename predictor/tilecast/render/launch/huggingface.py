@@ -1,0 +1,191 @@
+"""Hugging Face: `accelerate launch` of Accelerate 1 and `TrainingArguments` of Transformers 5.
+
+Both wrap a model in DistributedDataParallel, or in `fully_shard` by Accelerate's FSDP plugin of version 2, whose policy
+reduces gradients in the 16-bit type unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tilecast.models import ADAPTED
+from tilecast.render.launch import script
+from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table, options, torchrun
+from tilecast.search import engine
+
+_OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd": "sgd", "momentum": "sgd"}
+"""`OptimizerNames` of Transformers; without weight decay AdamW is Adam."""
+_HEADS: Mapping[str, str] = {
+    "decoder": "ForCausalLM",
+    "moe": "ForCausalLM",
+    "deepseek": "ForCausalLM",
+    "encoder": "ForMaskedLM",
+    "encdec": "ForSeq2SeqLM",
+}
+"""What follows `AutoModel` for the loss that is priced, by family."""
+_EACH_SYNCS = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
+"""`fully_shard` scatters the gradients of every micro-batch, as it is priced, and holds no whole ones between them."""
+
+
+def is_sharded(setting: Setting) -> bool:
+    """Whether `fully_shard` runs the plan."""
+    framework = setting.workload.framework
+    return framework is not None and engine(framework) == "fsdp2"
+
+
+def _plugin(setting: Setting) -> dict[str, object]:
+    """What both say of FSDP, in the words of Transformers' `fsdp_config`."""
+    return {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": setting.plan.zero_stage == 3,
+        "cpu_offload": setting.workload.offload == "parameters",
+        "activation_checkpointing": setting.plan.checkpointing == "full",
+    }
+
+
+def _policy(setting: Setting) -> str:
+    """The types of FSDP that are priced; empty for a job in FP32."""
+    if not script.autocasts(setting):
+        return ""
+    dtype = script.DTYPES[setting.workload.precision]
+    reduced = "torch.float32" if setting.cells.has_fp32_gradients(setting.workload) else dtype
+    return f"MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced}, output_dtype={dtype})"
+
+
+def _built(setting: Setting) -> list[str]:
+    """The model in FP32, as autocast and FSDP take it; Transformers 5 would take the type of the checkpoint."""
+    given = ["config", "dtype=torch.float32"]
+    head = _HEADS.get(setting.model.family, "")
+    if setting.model.family in ADAPTED:
+        attention = {"flash": "flash_attention_2", "eager": "eager"}.get(setting.workload.attention, "sdpa")
+        given.append(f'attn_implementation="{attention}"')
+    return [f"model = AutoModel{head}.from_config({', '.join(given)})"] if setting.model.trace is None else []
+
+
+def accelerate(setting: Setting) -> Launch:
+    """`accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
+    plan, workload = setting.plan, setting.workload
+    command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
+    if setting.nodes > 1:
+        command += ["--main_process_ip", "$MASTER_ADDR", "--main_process_port", f"{PORT}"]
+    exchanged = f"num_steps={plan.gradient_accumulation}, sync_each_batch={is_sharded(setting)}"
+    given = ["gradient_accumulation_plugin=accumulation"]
+    lines = [*script.fp32_products(workload), f"accumulation = GradientAccumulationPlugin({exchanged})"]
+    if is_sharded(setting) and (policy := _policy(setting)):
+        lines.append(f"policy = {policy}")
+        lines.append("plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)")
+        given.append("fsdp_plugin=plugin")
+    elif plan.data > 1 and not is_sharded(setting):
+        viewed = setting.cells.gradient_copies == 1.0
+        lines.append(f"ddp = DistributedDataParallelKwargs(gradient_as_bucket_view={viewed})")
+        given.append("kwargs_handlers=[ddp]")
+    lines += [
+        f"accelerator = Accelerator({', '.join(given)})",
+        *script.loader(setting),
+        *_built(setting),
+        *script.model(setting),
+        *_recomputed(setting),
+        *script.optimizer(setting),
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "for batch in loader:",
+        "    with accelerator.accumulate(model):",
+        "        accelerator.backward(loss_function(model, batch))",
+        *(
+            [
+                "        if accelerator.sync_gradients:",
+                "            accelerator.clip_grad_norm_(model.parameters(), 1.0)",
+            ]
+            if setting.cells.clips_gradients
+            else []
+        ),
+        "        optimizer.step()",
+        "        optimizer.zero_grad()",
+    ]
+    return Launch([*command, SCRIPT], files={"accelerate.yaml": _yaml(_config(setting))}, script=lines)
+
+
+def _recomputed(setting: Setting) -> list[str]:
+    """Recomputation that the FSDP plugin does not do itself."""
+    if is_sharded(setting) and setting.plan.checkpointing == "full":
+        return []
+    return script.recomputed(setting, script.CHECKPOINT)
+
+
+def _config(setting: Setting) -> dict[str, object]:
+    """The file of `accelerate config`."""
+    plan, workload = setting.plan, setting.workload
+    kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
+    found: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "num_machines": setting.nodes,
+        "num_processes": plan.gpus,
+        "mixed_precision": workload.precision if workload.is_mixed else "no",
+        "use_cpu": False,
+    }
+    if workload.precision == "fp8":
+        found["fp8_config"] = {"backend": "AO"}
+    if setting.nodes > 1:
+        found["rdzv_backend"] = "c10d"
+    if workload.execution == "compiled":
+        found["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    if is_sharded(setting):
+        renamed = {"cpu_offload": "offload_params"}
+        found["fsdp_config"] = {
+            f"fsdp_{renamed.get(key, key)}": value for key, value in _plugin(setting).items()
+        } | {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}  # fmt: skip
+    return found
+
+
+def _yaml(value: Mapping[str, object], indent: str = "") -> str:
+    """Plain mappings as YAML; JSON writes their scalars."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            lines += [f"{indent}{key}:", _yaml(item, f"{indent}  ").rstrip("\n")]
+        else:
+            lines.append(f"{indent}{key}: {json.dumps(item)}")
+    return "\n".join(lines) + "\n"
+
+
+def _checkpoints(setting: Setting) -> bool:
+    return setting.plan.checkpointing == "full" and not is_sharded(setting)
+
+
+_ARGUMENTS: Table = (
+    ("--output_dir", lambda s: f"out/{s.name}"),
+    ("--per_device_train_batch_size", lambda s: s.plan.micro_batch),
+    ("--gradient_accumulation_steps", lambda s: s.plan.gradient_accumulation),
+    ("--max_steps", lambda s: s.workload.steps),
+    ("--bf16", lambda s: s.workload.precision == "bf16"),
+    ("--fp16", lambda s: s.workload.precision == "fp16"),
+    ("--tf32", lambda s: None if s.workload.is_mixed else f"{s.workload.precision == 'tf32'}"),
+    ("--optim", lambda s: _OPTIM[s.workload.optimizer] + "_fused" * script.is_fused(s)),
+    ("--optim_args", lambda s: "momentum=0.9" if s.workload.optimizer == "momentum" else None),
+    ("--max_grad_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+    ("--activation_checkpointing", _checkpoints),
+    ("--activation_checkpointing_kwargs", lambda s: '{"use_reentrant": false}' if _checkpoints(s) else None),
+    ("--torch_compile", lambda s: s.workload.execution == "compiled"),
+    ("--accelerator_config",
+     lambda s: _EACH_SYNCS if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
+    ("--fsdp", is_sharded),
+    ("--fsdp_config", lambda s: "fsdp.json" if is_sharded(s) else None),
+)  # fmt: skip
+"""Fields of `TrainingArguments`."""
+
+
+def trainer(setting: Setting) -> Launch:
+    """`torchrun` of a script that reads `TrainingArguments` from its command line."""
+    files = {"fsdp.json": json.dumps(_plugin(setting), indent=2) + "\n"} if is_sharded(setting) else {}
+    lines = ["(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()", *_built(setting)]
+    lines += script.model(setting)
+    if setting.plan.checkpointing == "selective":
+        lines += _recomputed(setting)
+    lines.append("trainer = Trainer(model=model, args=args, train_dataset=dataset)")
+    if is_sharded(setting) and (policy := _policy(setting)):
+        lines.append(f"policy = {policy}")
+        lines.append("trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy")
+    lines.append("trainer.train()")
+    return Launch(torchrun(setting, SCRIPT, *options(setting, _ARGUMENTS)), files=files, script=lines)

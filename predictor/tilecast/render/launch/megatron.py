@@ -1,0 +1,174 @@
+"""Megatron-LM with Megatron-Core 0.15 or later: the options of `megatron/training/arguments.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecast.models.layers import Numerics
+from tilecast.render.launch.setting import (
+    Launch,
+    Setting,
+    Table,
+    allocator_environment,
+    matmul_environment,
+    options,
+    torchrun,
+)
+
+SCRIPTS: Mapping[str, str] = {
+    "decoder": "pretrain_gpt.py",
+    "moe": "pretrain_gpt.py",
+    "deepseek": "pretrain_gpt.py",
+    "encoder": "pretrain_bert.py",
+    "encdec": "pretrain_t5.py",
+}
+"""Megatron-LM's training script by family."""
+
+
+def _is_encdec(setting: Setting) -> bool:
+    return setting.model.family == "encdec"
+
+
+def _decoding(setting: Setting) -> int:
+    """Layers of a decoder that has an encoder beside it."""
+    return setting.own("decoder_layers") or setting.model.layers // 2
+
+
+def _moe_frequency(setting: Setting) -> object:
+    """Which layers are mixtures: one in so many, or a list where the first are dense."""
+    dense, every = setting.own("first_dense"), max(setting.own("moe_every"), 1)
+    if dense:
+        return f"([0]*{dense}+[1]*{setting.model.layers - dense})"
+    return every if every > 1 else None
+
+
+def _last_stage(setting: Setting) -> object:
+    """Layers of the last stage, where they do not divide."""
+    stages, layers = setting.plan.pipeline, setting.model.layers
+    return layers - -(-layers // stages) * (stages - 1) if layers % stages else None
+
+
+def _positions(setting: Setting) -> object:
+    """How tokens know their places; None where places are learned, the default."""
+    model = setting.model
+    if model.rotary:
+        return "rope"
+    return None if model.positions else "relative" if _is_encdec(setting) else "none"
+
+
+def _fuses_loss(setting: Setting) -> bool:
+    return Numerics.of(setting.workload).loss == "fused"
+
+
+def _has_fp32_gradients(setting: Setting) -> bool:
+    return setting.workload.is_mixed and setting.cells.has_fp32_gradients(setting.workload)
+
+
+def _overlaps_tensor(setting: Setting) -> bool:
+    plan = setting.plan
+    return plan.tensor > 1 and plan.sequence_parallel and setting.cells.tensor_overlap == "both"
+
+
+_MODEL: Table = (
+    ("--num-layers", lambda s: None if _is_encdec(s) else s.model.layers),
+    ("--encoder-num-layers", lambda s: s.model.layers - _decoding(s) if _is_encdec(s) else None),
+    ("--decoder-num-layers", lambda s: _decoding(s) if _is_encdec(s) else None),
+    ("--hidden-size", lambda s: s.model.hidden),
+    ("--ffn-hidden-size", lambda s: s.own("dense_ffn_hidden") or s.model.ffn_hidden),
+    ("--num-attention-heads", lambda s: s.model.heads),
+    ("--group-query-attention", lambda s: s.model.kv_heads < s.model.heads and not s.own("latent")),
+    ("--num-query-groups",
+     lambda s: s.model.kv_heads if s.model.kv_heads < s.model.heads and not s.own("latent") else None),
+    ("--kv-channels",
+     lambda s: s.model.head_dim if s.model.head_dim * s.model.heads != s.model.hidden and not s.own("latent")
+     else None),
+    ("--multi-latent-attention", lambda s: s.own("latent") > 0),
+    ("--q-lora-rank", lambda s: s.own("query_latent") or None),
+    ("--kv-lora-rank", lambda s: s.own("latent") or None),
+    ("--qk-head-dim", lambda s: s.model.head_dim - s.own("rotary_dim") if s.own("latent") else None),
+    ("--qk-pos-emb-head-dim", lambda s: s.own("rotary_dim") if s.own("latent") else None),
+    ("--v-head-dim", lambda s: s.own("value_dim") or None),
+    ("--seq-length", lambda s: None if _is_encdec(s) else s.workload.sequence_length),
+    ("--encoder-seq-length", lambda s: s.workload.sequence_length if _is_encdec(s) else None),
+    ("--decoder-seq-length",
+     lambda s: (s.own("decoder_length") or s.workload.sequence_length) if _is_encdec(s) else None),
+    ("--max-position-embeddings", lambda s: max(s.model.positions, s.workload.sequence_length)),
+    ("--position-embedding-type", _positions),
+    ("--normalization", lambda s: "RMSNorm" if s.model.rms_norm else None),
+    ("--swiglu", lambda s: s.model.gated_mlp),
+    ("--disable-bias-linear", lambda s: not s.model.bias),
+    ("--qk-layernorm", lambda s: s.own("qk_norm") > 0),
+    ("--untie-embeddings-and-output-weights", lambda s: not s.model.tied_embeddings),
+    ("--attention-dropout", lambda s: None if s.model.dropout else 0.0),
+    ("--hidden-dropout", lambda s: None if s.model.dropout else 0.0),
+    ("--num-experts", lambda s: s.own("experts") or None),
+    ("--moe-ffn-hidden-size", lambda s: s.model.ffn_hidden if s.own("experts") else None),
+    ("--moe-router-topk", lambda s: s.own("top_k") if s.own("experts") else None),
+    ("--moe-layer-freq", lambda s: _moe_frequency(s) if s.own("experts") else None),
+    ("--moe-shared-expert-intermediate-size", lambda s: s.own("shared_ffn_hidden") or None),
+    ("--moe-token-dispatcher-type", lambda s: "alltoall" if s.plan.expert > 1 else None),
+    ("--moe-grouped-gemm", lambda s: s.own("experts") > 0),
+)  # fmt: skip
+"""The architecture."""
+
+_TRAINING: Table = (
+    ("--attention-backend", lambda s: {"flash": "flash", "eager": "unfused"}.get(s.workload.attention)),
+    ("--transformer-impl", lambda s: "transformer_engine"),
+    ("--cross-entropy-loss-fusion", _fuses_loss),
+    ("--cross-entropy-fusion-impl", lambda s: "te" if _fuses_loss(s) else None),
+    ("--cuda-graph-impl", lambda s: "local" if s.workload.execution == "cudaGraphs" else None),
+    ("--bf16", lambda s: s.workload.precision in ("bf16", "fp8")),
+    ("--fp16", lambda s: s.workload.precision == "fp16"),
+    ("--fp8-format", lambda s: "hybrid" if s.workload.precision == "fp8" else None),
+    ("--fp8-param-gather", lambda s: s.workload.precision == "fp8" and not s.cells.fp8_weight_bytes),
+    ("--accumulate-allreduce-grads-in-fp32", _has_fp32_gradients),
+    ("--no-gradient-accumulation-fusion", lambda s: not s.cells.fused_accumulation),
+    ("--optimizer", lambda s: {"sgd": "sgd", "momentum": "sgd"}.get(s.workload.optimizer, "adam")),
+    ("--sgd-momentum", lambda s: {"sgd": 0.0, "momentum": 0.9}.get(s.workload.optimizer)),
+    ("--clip-grad", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+    ("--micro-batch-size", lambda s: s.plan.micro_batch),
+    ("--global-batch-size", lambda s: s.workload.global_batch),
+    ("--train-iters", lambda s: s.workload.steps),
+    ("--tensor-model-parallel-size", lambda s: s.plan.tensor),
+    ("--sequence-parallel", lambda s: s.plan.tensor > 1 and s.plan.sequence_parallel),
+    ("--tp-comm-overlap", _overlaps_tensor),
+    ("--pipeline-model-parallel-size", lambda s: s.plan.pipeline),
+    ("--num-virtual-stages-per-pipeline-rank",
+     lambda s: s.plan.virtual_stages if s.plan.virtual_stages > 1 else None),
+    ("--decoder-last-pipeline-num-layers", _last_stage),
+    ("--context-parallel-size", lambda s: s.plan.context if s.plan.context > 1 else None),
+    ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
+    ("--expert-tensor-parallel-size", lambda s: 1 if s.plan.expert > 1 and s.plan.tensor > 1 else None),
+    ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
+    ("--overlap-grad-reduce", lambda s: s.plan.data > 1 and s.workload.overlap),
+    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and s.plan.data > 1 and s.workload.overlap),
+    ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
+    ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
+    ("--recompute-granularity", lambda s: s.plan.checkpointing if s.plan.checkpointing != "none" else None),
+    ("--recompute-modules", lambda s: "core_attn" if s.plan.checkpointing == "selective" else None),
+    ("--recompute-method", lambda s: "uniform" if s.plan.checkpointing == "full" else None),
+    ("--recompute-num-layers", lambda s: 1 if s.plan.checkpointing == "full" else None),
+)  # fmt: skip
+"""How it is trained and split."""
+
+
+def pretrain(setting: Setting) -> Launch:
+    """One of Megatron-LM's training scripts with its options."""
+    plan = setting.plan
+    environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
+    if plan.tensor > 1 or plan.context > 1:
+        # One queue keeps the exchange ahead of the product that hides it; arguments.py asserts it before Blackwell.
+        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+    notes = []
+    if _positions(setting) == "none":
+        notes.append("Megatron-LM has no ALiBi: positions are left out")
+    script = SCRIPTS[setting.model.family]
+    words = [*options(setting, _MODEL), *options(setting, _TRAINING)]
+    return Launch(torchrun(setting, script, *words), environment, notes=notes)
+
+
+def refuses(setting: Setting) -> str:
+    """What of a setting Megatron-LM does not run; empty if nothing."""
+    if _is_encdec(setting) and setting.plan.pipeline > 1:
+        return "its T5 has no pipeline parallelism (pretrain_t5.py)"
+    return "" if setting.workload.fused_optimizer else "its optimizer is one kernel"

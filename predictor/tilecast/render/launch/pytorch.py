@@ -1,0 +1,61 @@
+"""`torchrun` with DistributedDataParallel or with `fully_shard`, in the names of PyTorch 2."""
+
+from __future__ import annotations
+
+from tilecast.render.launch import script
+from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
+
+
+def data_parallel(setting: Setting) -> Launch:
+    """DistributedDataParallel: a replica on every rank, gradients summed once a step."""
+    plan, workload = setting.plan, setting.workload
+    wrapped = []
+    if workload.execution == "cudaGraphs":
+        wrapped.append("model = torch.cuda.make_graphed_callables(model, (sample,))")
+    if plan.data > 1:
+        viewed = setting.cells.gradient_copies == 1.0
+        wrapped.append(f"model = DistributedDataParallel(model, gradient_as_bucket_view={viewed})")
+    if workload.execution == "compiled":
+        wrapped.append("model = torch.compile(model)")
+    autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.autocasts(setting) else []
+    lines = [
+        *script.fp32_products(workload),
+        *script.loader(setting),
+        *script.model(setting),
+        *script.recomputed(setting, script.CHECKPOINT),
+        *wrapped,
+        *script.optimizer(setting),
+        *script.loop(setting, autocast, "model.no_sync()" if plan.data > 1 else ""),
+    ]
+    return Launch(torchrun(setting, SCRIPT), script=lines)
+
+
+def fully_sharded(setting: Setting) -> Launch:
+    """`fully_shard` of every layer and of the whole: ZeRO 3, or ZeRO 2 where weights stay gathered."""
+    plan, workload = setting.plan, setting.workload
+    policies = []
+    if script.autocasts(setting):
+        dtype = script.DTYPES[workload.precision]
+        reduced = "torch.float32" if setting.cells.has_fp32_gradients(workload) else dtype
+        policies.append(f"mp_policy=MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={reduced})")
+    if workload.offload == "parameters":
+        policies.append("offload_policy=CPUOffloadPolicy()")
+    shared = ["mesh=mesh", f"reshard_after_forward={plan.zero_stage == 3}", *policies]
+    lines = [
+        *script.fp32_products(workload),
+        *script.loader(setting),
+        *script.model(setting),
+        *(["torchao.float8.convert_to_float8_training(model)"] if workload.precision == "fp8" else []),
+        *script.recomputed(setting, script.CHECKPOINT),
+        f'mesh = init_device_mesh("cuda", ({plan.data},), mesh_dim_names=("dp",))',
+        "options = dict(",
+        *(f"    {option}," for option in shared),
+        ")",
+        "for layer in model.layers:",
+        "    fully_shard(layer, **options)",
+        "fully_shard(model, **options)",
+        *(["model.compile()"] if workload.execution == "compiled" else []),
+        *script.optimizer(setting),
+        *script.loop(setting, []),
+    ]
+    return Launch(torchrun(setting, SCRIPT), script=lines)

@@ -1,0 +1,124 @@
+"""Lines of a PyTorch training script that make it do what is priced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilecast import fuse
+from tilecast.render.launch.setting import Setting
+from tilecast.spec import Optimizer, Workload
+
+DTYPES: Mapping[str, str] = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp8": "torch.bfloat16"}
+"""What PyTorch calls the type that a job computes in beside its FP32 weights."""
+_OPTIMIZERS: Mapping[Optimizer, str] = {
+    "sgd": "torch.optim.SGD(model.parameters(), {how})",
+    "momentum": "torch.optim.SGD(model.parameters(), momentum=0.9, {how})",
+    "adam": "torch.optim.Adam(model.parameters(), {how})",
+    "adamw": "torch.optim.AdamW(model.parameters(), {how})",
+    "lamb": "apex.optimizers.FusedLAMB(model.parameters())",
+}
+CHECKPOINT = "{module}.forward = functools.partial(checkpoint, {module}.forward, use_reentrant=False)"
+"""Recomputation by `torch.utils.checkpoint`."""
+_BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
+"""PyTorch's `SDPBackend` by `Workload.attention`."""
+
+
+def autocasts(setting: Setting) -> bool:
+    """Whether weights in FP32 are computed with in 16 bit."""
+    return setting.workload.is_mixed and setting.cells.weights != "pure"
+
+
+def fp32_products(workload: Workload) -> list[str]:
+    """What makes products of an FP32 job FP32 or TF32: PyTorch's default is FP32 for matrices and TF32 for
+    convolutions."""
+    if workload.is_mixed:
+        return []
+    allowed = workload.precision == "tf32"
+    return [f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}"]
+
+
+def model(setting: Setting) -> list[str]:
+    """What is done to the model before anything wraps it."""
+    workload, lines = setting.workload, list[str]()
+    if workload.lora_rank and workload.frozen_bits < 16:
+        lines.append('quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")  # to load model by')
+    if workload.lora_rank:
+        lines.append(f"model = peft.get_peft_model(model, LoraConfig(r={workload.lora_rank}))")
+    if workload.memory_format == "channelsLast":
+        lines.append("model = model.to(memory_format=torch.channels_last)")
+    if workload.fused_kernels:
+        lines.append(
+            "# with fused kernels for bias, activation, dropout, mask and softmax, such as Apex's, in the model"
+        )
+    if setting.cells.weights == "pure" and workload.is_mixed:
+        lines.append(f"model = model.to({DTYPES[workload.precision]})  # optimizer too, no FP32 copy")
+    if "loss" in fuse.passes(replace(workload, execution="eager")) or setting.cells.loss == "fused":
+        lines.append("loss_function = flash_attn.losses.cross_entropy.CrossEntropyLoss(inplace_backward=True)")
+    return lines
+
+
+def is_fused(setting: Setting) -> bool:
+    """Whether the weight update is priced as one kernel for many tensors."""
+    return "optimizer" in fuse.passes(setting.workload)
+
+
+def optimizer(setting: Setting) -> list[str]:
+    """The optimizer, in the implementation that is priced."""
+    how = "fused=True" if is_fused(setting) else "foreach=True"
+    return [f"optimizer = {_OPTIMIZERS[setting.workload.optimizer].format(how=how)}"]
+
+
+def loader(setting: Setting) -> list[str]:
+    """How many samples a rank takes at once."""
+    return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]
+
+
+def contexts(setting: Setting) -> list[str]:
+    """Contexts of a forward pass whose attention is not left to PyTorch."""
+    backend = _BACKENDS.get(setting.workload.attention)
+    return [f"sdpa_kernel(SDPBackend.{backend})"] if backend else []
+
+
+def within(managers: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Lines of a loop's body, under contexts where there are any."""
+    return _in([f"with {', '.join(managers)}:", *_in(lines)] if managers else lines)
+
+
+def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[str]:
+    """The loop of a step: forward and backward pass of every micro-batch, then the update.
+
+    Args:
+        setting: what is run.
+        forward: contexts of the forward pass.
+        held_back: the context in which a micro-batch does not exchange its gradients; empty where each does.
+    """
+    workload, count = setting.workload, setting.plan.gradient_accumulation
+    scaled = workload.precision == "fp16"
+    forward = [*forward, *contexts(setting)]
+    share = f" / {count}" if count > 1 else ""
+    loss = f"loss = loss_function(model, batch){share}"
+    body = [f"with {', '.join(forward)}:", f"    {loss}"] if forward else [loss]
+    body.append("scaler.scale(loss).backward()" if scaled else "loss.backward()")
+    if count > 1 and held_back:
+        body = [f"with contextlib.nullcontext() if i % {count} == 0 else {held_back}:", *_in(body)]
+    update = ["scaler.unscale_(optimizer)"] if scaled and setting.cells.clips_gradients else []
+    if setting.cells.clips_gradients:
+        update.append("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
+    update += ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
+    update.append("optimizer.zero_grad()")
+    head = ["scaler = torch.amp.GradScaler()"] if scaled else []
+    if count == 1:
+        return [*head, "for batch in loader:", *_in([*body, *update])]
+    counted = f"for i, batch in enumerate(loader, start=1):  # {count} micro-batches a step"
+    return [*head, counted, *_in(body), f"    if i % {count} == 0:", *_in(_in(update))]
+
+
+def recomputed(setting: Setting, wrap: str) -> list[str]:
+    """Recomputation of every layer or of its attention core; `wrap` is the statement for a `module`."""
+    module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
+    return ["for layer in model.layers:", f"    {wrap.format(module=module)}"] if module else []
+
+
+def _in(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -1,0 +1,166 @@
+"""What every launcher reads, and what it answers: a plan on nodes, and the command that runs it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from tilecast import frameworks
+from tilecast.frameworks import Framework
+from tilecast.spec import Model, Plan, Workload
+
+SCRIPT = "train.py"
+"""What the user's training script is called here."""
+PORT = 29500
+"""Where ranks meet; torchrun's default."""
+_WIDTH = 98
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A plan on nodes, and the job that it runs. The workload names the framework that prices it."""
+
+    name: str
+    workload: Workload
+    plan: Plan
+    pool: str
+    nodes: int
+    gpus_per_node: int
+    step_s: float
+    memory_bytes: tuple[float, float, float] | None = None
+    """Lower and upper end of what a GPU holds, and what there is; None where it is not known."""
+
+    @property
+    def model(self) -> Model:
+        return self.workload.model
+
+    @property
+    def cells(self) -> Framework:
+        """What the framework holds of the job and how it runs it: what is priced."""
+        return frameworks.of(self.workload)
+
+    def own(self, name: str) -> int:
+        """A dimension that only the model's family has; 0 where it has none."""
+        return int(self.model.extra.get(name, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What runs a plan on every node."""
+
+    command: Sequence[str]
+    """Words of the command; `$NAME` in one of them is a variable of the shell."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the command reads, by name."""
+    script: Sequence[str] = ()
+    """Lines of Python that the training script needs."""
+    notes: Sequence[str] = ()
+    """What the reader has to know besides."""
+
+    def text(self, head: Sequence[str]) -> str:
+        """All of it for people, `head` and notes as comments, ending in a newline."""
+        lines = [f"# {line}" for line in (*head, *self.notes)]
+        lines += [*self._exports(), *_wrapped(self.command)]
+        for name, content in self.files.items():
+            lines += ["", f"# {name}", content.rstrip("\n")]
+        if self.script:
+            lines += ["", f"# in {SCRIPT}", *self.script]
+        return "\n".join(lines) + "\n"
+
+    def running(self, program: Sequence[str]) -> Launch:
+        """The same with a program and its own arguments in place of the script's usual name; the launcher's arguments
+        follow, so that they count."""
+        if not program or SCRIPT not in self.command:
+            return self
+        place = list(self.command).index(SCRIPT)
+        return replace(self, command=[*self.command[:place], *program, *self.command[place + 1 :]])
+
+    def shell(self) -> str:
+        """A script for bash that writes the files and becomes the command, ending in a newline."""
+        lines = self._exports()
+        for name, content in self.files.items():
+            lines += [f"cat > {name} <<'END'", content.rstrip("\n"), "END"]
+        command = _wrapped(self.command)
+        return "\n".join([*lines, f"exec {command[0]}", *command[1:]]) + "\n"
+
+    def document(self) -> dict[str, object]:
+        """The same as plain data; what is empty is left out."""
+        found = {
+            "environment": dict(self.environment),
+            "command": list(self.command),
+            "files": dict(self.files),
+            "script": list(self.script),
+            "notes": list(self.notes),
+        }
+        return {key: value for key, value in found.items() if value}
+
+    def _exports(self) -> list[str]:
+        return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+
+
+Value: TypeAlias = Callable[[Setting], object]
+Table: TypeAlias = Sequence[tuple[str, Value]]
+"""Options and what each is for a setting: None and False leave one out, True writes the bare option."""
+
+
+def options(setting: Setting, table: Table) -> list[str]:
+    """The options of a table that a setting has, as words of a command."""
+    words = []
+    for option, value in table:
+        found = value(setting)
+        if found is True:
+            words.append(option)
+        elif found is not None and found is not False:
+            words += [option, f"{found}"]
+    return words
+
+
+def torchrun(setting: Setting, *program: str) -> list[str]:
+    """The command of PyTorch's launcher; without a static first node, every node runs it alike."""
+    processes = f"--nproc-per-node={setting.gpus_per_node}"
+    if setting.nodes == 1:
+        return ["torchrun", "--standalone", processes, *program]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=$MASTER_ADDR:{PORT}", f"--rdzv-id={setting.name}"]
+    return ["torchrun", f"--nnodes={setting.nodes}", processes, *meeting, *program]
+
+
+def matmul_environment(workload: Workload) -> dict[str, str]:
+    """What makes FP32 products FP32 or TF32 where the script is not the user's: NVIDIA's libraries read the one
+    variable, PyTorch (aten/src/ATen/Context.cpp) the other."""
+    found = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
+    return found.get(workload.precision, {})
+
+
+def allocator_environment(setting: Setting) -> dict[str, str]:
+    """What the allocator that is priced is asked for by."""
+    expandable = setting.cells.allocator == "expandable"
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if expandable else {}
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """A command over several lines of at most 100 columns, an option with its value kept together."""
+    pieces: list[str] = []
+    for word in words:
+        takes = pieces and pieces[-1].startswith("-") and "=" not in pieces[-1] and " " not in pieces[-1]
+        if takes and not word.startswith("-"):
+            pieces[-1] += f" {_quoted(word)}"
+        else:
+            pieces.append(_quoted(word))
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if len(lines[-1]) + len(piece) < _WIDTH:
+            lines[-1] += f" {piece}"
+        else:
+            lines.append(f"  {piece}")
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell reads it, with its variables open."""
+    if "$" not in word:
+        return shlex.quote(word)
+    option, equals, value = word.partition("=")
+    return f'{option}="{value}"' if equals else f'"{word}"'

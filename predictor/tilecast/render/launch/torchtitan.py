@@ -1,0 +1,124 @@
+"""torchtitan 0.2: `job.toml`, in the names of `config/job_config.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tilecast.render.launch import script
+from tilecast.render.launch.setting import (
+    Launch,
+    Setting,
+    Table,
+    allocator_environment,
+    matmul_environment,
+    torchrun,
+)
+
+_FLAVORS: Mapping[str, tuple[str, str]] = {
+    "llama-3-8b": ("llama3", "8B"),
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3-70b": ("llama3", "70B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    "llama-4-scout": ("llama4", "17bx16e"),
+    "llama-4-maverick": ("llama4", "17bx128e"),
+    "deepseek-v2-lite": ("deepseek_v3", "16B"),
+    "deepseek-v2": ("deepseek_v3", "236B"),
+    "deepseek-v3": ("deepseek_v3", "671B"),
+    "qwen3-0.6b": ("qwen3", "0.6B"),
+    "qwen3-1.7b": ("qwen3", "1.7B"),
+    "qwen3-4b": ("qwen3", "4B"),
+    "qwen3-8b": ("qwen3", "8B"),
+    "qwen3-14b": ("qwen3", "14B"),
+    "qwen3-32b": ("qwen3", "32B"),
+}
+"""torchtitan's name and flavor of the presets that it has."""
+FAMILIES = ("decoder", "moe", "deepseek")
+"""Families of models that its trainer takes."""
+_NAMES: Mapping[str, str] = {"adam": "Adam", "adamw": "AdamW"}
+_RESHARD: Mapping[int, str] = {2: "never", 3: "always"}
+
+
+def _whole_share(setting: Setting) -> int:
+    """Samples of one forward and backward schedule: a pipeline takes a rank's whole share at once."""
+    plan = setting.plan
+    return plan.micro_batch * (plan.gradient_accumulation if plan.pipeline > 1 else 1)
+
+
+def _schedule(setting: Setting) -> str:
+    return "Interleaved1F1B" if setting.plan.virtual_stages > 1 else "1F1B"
+
+
+def _converters(setting: Setting) -> object:
+    return ["quantize.linear.float8"] if setting.workload.precision == "fp8" else None
+
+
+_JOB: Mapping[str, Table] = {
+    "model": (
+        ("name", lambda s: _FLAVORS.get(s.model.name, (None, None))[0]),
+        ("flavor", lambda s: _FLAVORS.get(s.model.name, (None, None))[1]),
+        ("converters", _converters),
+    ),
+    "optimizer": (
+        ("name", lambda s: _NAMES[s.workload.optimizer]),
+        ("implementation", lambda s: "fused" if script.is_fused(s) else "foreach"),
+    ),
+    "training": (
+        ("local_batch_size", _whole_share),
+        ("global_batch_size", lambda s: s.workload.global_batch),
+        ("seq_len", lambda s: s.workload.sequence_length),
+        ("steps", lambda s: s.workload.steps),
+        ("max_norm", lambda s: 1.0 if s.cells.clips_gradients else 0.0),
+        ("mixed_precision_param", lambda s: "bfloat16" if s.workload.is_mixed else "float32"),
+        ("mixed_precision_reduce", lambda s: "float32"),
+        ("enable_cpu_offload", lambda s: s.workload.offload == "parameters" or None),
+    ),
+    "parallelism": (
+        ("data_parallel_replicate_degree", lambda s: s.plan.data if s.plan.zero_stage == 0 else 1),
+        ("data_parallel_shard_degree", lambda s: s.plan.data if s.plan.zero_stage else 1),
+        ("fsdp_reshard_after_forward", lambda s: _RESHARD.get(s.plan.zero_stage)),
+        ("tensor_parallel_degree", lambda s: s.plan.tensor),
+        ("pipeline_parallel_degree", lambda s: s.plan.pipeline),
+        ("pipeline_parallel_schedule", lambda s: _schedule(s) if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_layers_per_stage",
+         lambda s: s.model.layers // (s.plan.pipeline * s.plan.virtual_stages) if s.plan.virtual_stages > 1 else None),
+        ("pipeline_parallel_first_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_last_stage_less_layers", lambda s: 0 if s.plan.pipeline > 1 else None),
+        ("pipeline_parallel_microbatch_size", lambda s: s.plan.micro_batch if s.plan.pipeline > 1 else None),
+        ("context_parallel_degree", lambda s: s.plan.context),
+        ("expert_parallel_degree", lambda s: s.plan.expert if s.plan.expert > 1 else None),
+    ),
+    "activation_checkpoint": (
+        ("mode", lambda s: s.plan.checkpointing),
+        ("selective_ac_option", lambda s: "op" if s.plan.checkpointing == "selective" else None),
+    ),
+    "compile": (("enable", lambda s: s.workload.execution == "compiled"),),
+}  # fmt: skip
+
+
+def job(setting: Setting) -> Launch:
+    """`torchtitan.train` with a job file."""
+    lines, notes = [], []
+    if setting.model.name not in _FLAVORS:
+        notes.append(f"torchtitan ships no flavor of {setting.model.name}: register its dimensions under [model]")
+    if setting.plan.checkpointing == "selective":
+        notes.append("selective recomputation keeps attention and every second matrix product")
+    for section, table in _JOB.items():
+        found = [(key, value(setting)) for key, value in table]
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in found if value is not None]
+    command = torchrun(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
+    environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
+    return Launch(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)
+
+
+def refuses(setting: Setting) -> str:
+    """What of a setting torchtitan would run otherwise than it is priced; empty if nothing."""
+    plan = setting.plan
+    if setting.workload.fused_loss and setting.workload.execution != "compiled":
+        return "its loss is fused where it is compiled alone"
+    sharded = (plan.data > 1 and plan.zero_stage > 0) or plan.context > 1
+    if setting.workload.is_mixed and plan.tensor * plan.pipeline > 1 and not sharded:
+        return "without FSDP its tensor and pipeline parallelism compute in FP32 (distributed/utils.py)"
+    return ""

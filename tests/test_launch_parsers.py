@@ -1,0 +1,300 @@
+"""Launch lines as their launchers read them: each command and file goes through the parser of the package itself.
+
+The packages are those of the extra `launchers`; a test whose package is not there is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_launch import CASES, setting
+from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
+from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
+from tilecast.spec import SpecError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def launches(launcher: str) -> Iterator[tuple[Setting, Launch]]:
+    """Every setting that is reviewed, and every other choice of a job that the launcher takes."""
+    for name, given in CASES.values():
+        if name == launcher:
+            yield given, launch(name, given)
+    for job in JOBS.values():
+        choices = [(replace(job, **one), base(launcher)) for one in WORKLOADS]  # type: ignore[arg-type]
+        choices += [(job, replace(base(launcher), **one)) for one in PLANS]  # type: ignore[arg-type]
+        for workload, plan in choices:
+            accumulated = workload.global_batch // (plan.data * plan.micro_batch)
+            given = setting(workload, replace(plan, gradient_accumulation=accumulated))
+            try:
+                yield given, launch(launcher, given)
+            except SpecError:
+                continue
+
+
+def written(found: Launch, folder: Path) -> None:
+    for name, text in found.files.items():
+        (folder / name).write_text(text)
+
+
+def test_every_launcher_has_settings() -> None:
+    assert set(STAGE) == set(LAUNCHERS)
+    for launcher in LAUNCHERS:
+        assert sum(1 for _ in launches(launcher)) > 10
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "accelerate"])
+def test_torchrun_reads_the_command(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for given, found in launches(launcher):
+        words = [word.replace("$MASTER_ADDR", "node-0") for word in found.command]
+        assert words[0] == "torchrun"
+        read = run.parse_args(words[1:])
+        config, program, arguments = run.config_from_args(read)
+        assert config.max_nodes == config.min_nodes == given.nodes
+        assert config.nproc_per_node == given.gpus_per_node
+        assert config.nproc_per_node * config.max_nodes == given.plan.gpus
+        told = [program, *arguments] if isinstance(program, str) else arguments
+        assert any("train" in str(word) for word in told)
+
+
+def test_accelerate_reads_the_command_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = pytest.importorskip("accelerate.commands.launch", reason="accelerate is not installed")
+    monkeypatch.chdir(tmp_path)
+    for given, found in launches("accelerate"):
+        written(found, tmp_path)
+        read = command.launch_command_parser().parse_args(list(found.command[2:]))
+        read, config, _ = command._validate_launch_command(read)
+        assert read.num_processes == given.plan.gpus
+        assert read.num_machines == given.nodes
+        workload = given.workload
+        assert read.mixed_precision == (workload.precision if workload.is_mixed else "no")
+        sharded = given.plan.zero_stage > 1
+        assert (bool(read.use_fsdp), bool(read.multi_gpu)) == (sharded, not sharded and given.plan.gpus > 1)
+        if sharded:
+            assert int(read.fsdp_version) == 2
+            assert str(read.fsdp_reshard_after_forward).lower() == str(given.plan.zero_stage == 3).lower()
+            assert str(read.fsdp_offload_params).lower() == str(workload.offload == "parameters").lower()
+        if workload.execution == "compiled":
+            assert str(read.dynamo_backend).lower() == "inductor"
+        assert config is not None
+
+
+def test_accelerate_takes_the_objects_of_the_script() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from accelerate.utils import (  # type: ignore[import-not-found]
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+    )
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # type: ignore[import-not-found]
+
+    known = {
+        "torch": torch,
+        "MixedPrecisionPolicy": MixedPrecisionPolicy,
+        "FullyShardedDataParallelPlugin": accelerate.FullyShardedDataParallelPlugin,
+        "GradientAccumulationPlugin": GradientAccumulationPlugin,
+        "DistributedDataParallelKwargs": DistributedDataParallelKwargs,
+    }
+    for given, found in launches("accelerate"):
+        names: dict[str, Any] = {}
+        for line in found.script:
+            name, _, value = line.partition(" = ")
+            if name in ("policy", "plugin", "accumulation", "ddp"):
+                names[name] = eval(value, {**known, **names})  # noqa: S307
+        assert names["accumulation"].num_steps == given.plan.gradient_accumulation
+        assert names["accumulation"].sync_each_batch is (given.plan.zero_stage > 1)
+        if "plugin" in names:
+            assert names["plugin"].mixed_precision_policy.reduce_dtype is torch.float32
+
+
+def test_transformers_reads_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    monkeypatch.chdir(tmp_path)
+    for given, found in launches("trainer"):
+        written(found, tmp_path)
+        words = list(found.command[found.command.index("train.py") + 1 :])
+        if "--tf32" in words:  # refused where there is no GPU to ask
+            place = words.index("--tf32")
+            assert words.pop(place + 1) == str(given.workload.precision == "tf32")
+            words.pop(place)
+        parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+        (read,) = parser.parse_args_into_dataclasses([*words, "--use_cpu"])
+        plan, workload = given.plan, given.workload
+        assert read.per_device_train_batch_size == plan.micro_batch
+        assert read.gradient_accumulation_steps == plan.gradient_accumulation
+        assert (read.bf16, read.fp16) == (workload.precision == "bf16", workload.precision == "fp16")
+        assert read.torch_compile is (workload.execution == "compiled")
+        recomputes = (read.fsdp_plugin_args or {}).get("activation_checkpointing", read.activation_checkpointing)
+        assert bool(recomputes) is (plan.checkpointing == "full")
+        assert bool(read.fsdp) is (plan.zero_stage > 1)
+        if read.fsdp:
+            assert read.fsdp_plugin_args["fsdp_version"] == 2
+            assert read.fsdp_plugin_args["reshard_after_forward"] is (plan.zero_stage == 3)
+            assert bool(read.fsdp_plugin_args.get("cpu_offload")) is (workload.offload == "parameters")
+        assert read.max_grad_norm == 1.0
+        if plan.zero_stage > 1 and plan.gradient_accumulation > 1:
+            assert read.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
+
+
+def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    from deepspeed.runtime.config import DeepSpeedConfig  # type: ignore[import-not-found]
+
+    class Mpu:
+        """What DeepSpeed asks for the number of data-parallel ranks."""
+
+        def __init__(self, ranks: int) -> None:
+            self.ranks = ranks
+
+        def get_data_parallel_world_size(self) -> int:
+            return self.ranks
+
+        def get_model_parallel_world_size(self) -> int:
+            return 1
+
+    monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
+    for given, found in launches("deepspeed"):
+        told = json.loads(found.files["ds_config.json"])
+        read = DeepSpeedConfig(told, Mpu(given.plan.data))
+        plan, workload = given.plan, given.workload
+        assert read.train_batch_size == workload.global_batch
+        assert read.train_micro_batch_size_per_gpu == plan.micro_batch
+        assert read.gradient_accumulation_steps == plan.gradient_accumulation
+        assert int(read.zero_optimization_stage) == plan.zero_stage
+        assert read.zero_config.overlap_comm is True
+        offloaded = read.zero_config.offload_optimizer
+        assert (offloaded is not None and offloaded.device == "cpu") is (workload.offload != "none")
+        assert (read.bfloat16_config.enabled, read.float16_config.enabled) == (
+            workload.precision == "bf16",
+            workload.precision == "fp16",
+        )
+        assert read.gradient_clipping == 1.0
+        assert read.optimizer_name is not None
+        assert read.tensor_parallel_config.autotp_size == (plan.tensor if plan.tensor > 1 else 0)
+        if workload.is_mixed:
+            assert read.grad_accum_dtype == workload.precision
+
+
+def test_torchtitan_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = pytest.importorskip("torchtitan.config.manager", reason="torchtitan is not installed")
+    monkeypatch.chdir(tmp_path)
+    for given, found in launches("torchtitan"):
+        written(found, tmp_path)
+        told = tomllib.loads(found.files["job.toml"])
+        known = {field.name for field in dataclasses.fields(manager.JobConfig)}
+        assert set(told) <= known
+        config = manager.JobConfig()
+        for section, values in told.items():
+            assert set(values) <= {field.name for field in dataclasses.fields(getattr(config, section))}
+        read = manager.ConfigManager().parse_args(list(found.command[found.command.index("torchtitan.train") + 1 :]))
+        plan = given.plan
+        degrees = read.parallelism
+        ranks = degrees.data_parallel_replicate_degree * degrees.data_parallel_shard_degree
+        ranks *= degrees.tensor_parallel_degree * degrees.pipeline_parallel_degree * degrees.context_parallel_degree
+        assert ranks == plan.gpus
+        assert read.training.global_batch_size == given.workload.global_batch
+        assert read.activation_checkpoint.mode == plan.checkpointing
+        assert read.compile.enable is (given.workload.execution == "compiled")
+
+
+def test_torchtitan_has_the_flavors() -> None:
+    models = pytest.importorskip("torchtitan.models", reason="torchtitan is not installed")
+    from tilecast.render.launch.torchtitan import _FLAVORS
+
+    for name, flavor in _FLAVORS.values():
+        source = (Path(models.__path__[0]) / name / "__init__.py").read_text()
+        literals = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+        assert flavor in literals
+
+
+def test_the_fields_of_megatron_are_those_of_its_package() -> None:
+    core = pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    from megatron.core.distributed import DistributedDataParallelConfig  # type: ignore[import-not-found]
+    from megatron.core.optimizer import OptimizerConfig  # type: ignore[import-not-found]
+    from megatron.core.transformer import (  # type: ignore[import-not-found]
+        MLATransformerConfig,
+        TransformerConfig,
+    )
+
+    known = tomllib.loads((Path(__file__).parent / "megatron.toml").read_text())["core"]
+    assert core.__version__ == known["version"]
+    found = [
+        field
+        for kind in (TransformerConfig, MLATransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
+        for field in dataclasses.fields(kind)
+        if not field.name.startswith("_")
+    ]
+    values = {field.name for field in found if field.type not in (bool, "bool")}
+    assert set(known["values"]) == values
+    assert set(known["flags"]) == {field.name for field in found} - values
+
+
+def chains(tree: ast.AST) -> Iterator[str]:
+    """Every `a.b.c` of a program, in full."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_a_script_calls_is_there(launcher: str) -> None:
+    """Names below torch and deepspeed, and keywords of what is called by a name of theirs."""
+    import contextlib
+    import functools
+
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    deepspeed = pytest.importorskip("deepspeed", reason="deepspeed is not installed")
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    importlib.import_module("deepspeed.pipe")
+    importlib.import_module("deepspeed.moe.layer")
+    known = {
+        "torch": torch,
+        "deepspeed": deepspeed,
+        "SDPBackend": SDPBackend,
+        "contextlib": contextlib,
+        "functools": functools,
+    }
+    named = {
+        "MixedPrecisionPolicy": MixedPrecisionPolicy,
+        "CPUOffloadPolicy": CPUOffloadPolicy,
+        "fully_shard": fully_shard,
+        "sdpa_kernel": sdpa_kernel,
+        "DistributedDataParallel": torch.nn.parallel.DistributedDataParallel,
+        "DataLoader": torch.utils.data.DataLoader,
+        "checkpoint": torch.utils.checkpoint.checkpoint,
+        "init_device_mesh": torch.distributed.device_mesh.init_device_mesh,
+    }
+    for _, found in launches(launcher):
+        tree = ast.parse("\n".join(found.script))
+        for chain in chains(tree):
+            root, *rest = chain.split(".")
+            if root in known:
+                assert functools.reduce(getattr, rest, known[root]) is not None, chain
+        for node in ast.walk(tree):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            target = named.get(called) or (
+                functools.reduce(getattr, called.split(".")[1:], known["torch"])
+                if called.startswith("torch.")
+                else None
+            )
+            if isinstance(node, ast.Call) and target is not None:
+                takes = inspect.signature(target).parameters
+                for keyword in node.keywords:
+                    assert keyword.arg is None or keyword.arg in takes or "kwargs" in takes, (called, keyword.arg)

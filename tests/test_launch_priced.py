@@ -1,0 +1,227 @@
+"""What is priced is what is printed: every choice that moves a price moves the command, for every launcher."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tilecast import memory, models, search
+from tilecast.frameworks import FRAMEWORKS
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
+from tilecast.spec import Framework, Plan, Plans, SpecError, Workload
+
+LLAMA = Workload(models.preset("llama-3.1-8b"), 8192, 128, steps=1000)
+RESNET = Workload(models.preset("resnet-50"), 1, 1024, "fp16", optimizer="momentum")
+MIXTRAL = Workload(models.preset("mixtral-8x7b"), 4096, 256)
+JOBS = {"llama": LLAMA, "resnet": RESNET, "mixtral": MIXTRAL}
+POOL = Pool("h100-sxm", find_gpu("h100-sxm"), 8, 2, find_link("nvlink4"), find_link("infiniband-ndr-8x400"))
+STAGE = {"torchrun": 0, "fsdp2": 3, "deepspeed": 1, "megatron": 1, "torchtitan": 3, "accelerate": 3, "trainer": 3}
+"""A ZeRO stage that each launcher has with every other degree."""
+
+WORKLOADS: list[dict[str, object]] = [
+    *({"precision": name} for name in ("fp32", "tf32", "fp16", "bf16", "fp8")),
+    *({"optimizer": name} for name in ("sgd", "momentum", "adamw", "lamb")),
+    *({"execution": name} for name in ("eager", "compiled", "cudaGraphs")),
+    *({"attention": name} for name in ("auto", "flash", "eager")),
+    *({"offload": name} for name in ("none", "optimizer", "parameters")),
+    {"lora_rank": 16},
+    {"lora_rank": 16, "frozen_bits": 4.5},
+    {"fused_loss": True},
+    {"memory_format": "channelsLast"},
+    {"fused_optimizer": False},
+]
+PLANS: list[dict[str, object]] = [
+    {},
+    {"micro_batch": 2, "gradient_accumulation": 4},
+    *({"zero_stage": stage} for stage in range(4)),
+    *({"checkpointing": mode} for mode in ("none", "selective", "full")),
+    {"data": 8, "tensor": 2},
+    {"data": 8, "tensor": 2, "sequence_parallel": True},
+    {"data": 8, "pipeline": 2},
+    {"data": 8, "pipeline": 2, "virtual_stages": 2},
+    {"data": 8, "context": 2},
+    {"expert": 8},
+]
+
+
+def setting(workload: Workload, plan: Plan) -> Setting:
+    return Setting("job", workload, plan, "h100-sxm", 2, 8, 1.5)
+
+
+def base(launcher: str) -> Plan:
+    return Plan(data=16, micro_batch=1, gradient_accumulation=8, zero_stage=STAGE[launcher])
+
+
+def printed(launcher: str, workload: Workload, plan: Plan) -> Launch | None:
+    """None where the launcher refuses, which it has to do in one line."""
+    try:
+        return launch(launcher, setting(workload, plan))
+    except SpecError as error:
+        assert error.field == "--launch"
+        assert "\n" not in str(error)
+        return None
+
+
+def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
+    plans = Plans.of(plan)
+    found = memory.footprint(workload, models.shard(workload, plans), plans)
+    return tuple(found.items(0).values())
+
+
+def price(launcher: str, workload: Workload, plan: Plan) -> tuple[float, float]:
+    """Seconds of a step and bytes of a GPU, as the launcher's framework runs it."""
+    framework = LAUNCHERS[launcher].frameworks[0 if plan.zero_stage == 0 else -1]
+    found = search.price(replace(workload, framework=framework), Plans.of(plan), POOL)
+    return float(found.step_s[0]), float(found.memory_bytes[0])
+
+
+def untold(launcher: str, choices: list[tuple[Workload, Plan]]) -> list[object]:
+    """Choices whose prices differ from that of the first, and whose commands do not; refused ones are told."""
+    (first, *others) = choices
+    reference = printed(launcher, *first)
+    assert reference is not None, (launcher, first)
+    alike = [one for one in others if printed(launcher, *one) == reference]
+    return [one for one in alike if price(launcher, *one) != price(launcher, *first)]
+
+
+@pytest.mark.parametrize("job", ["llama", "resnet"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_choice_of_the_job_is_told_or_refused(launcher: str, job: str) -> None:
+    if job == "resnet" and launcher in ("megatron", "torchtitan"):
+        assert printed(launcher, JOBS[job], base(launcher)) is None
+        return
+    own = JOBS[job]
+    choices = [one for one in WORKLOADS if not ("sequence_length" in one and job == "resnet")]
+    if job == "resnet":
+        choices = [one for one in choices if not {"attention", "lora_rank", "fused_loss"} & set(one)]
+    else:
+        choices = [one for one in choices if "memory_format" not in one]
+    plan = base(launcher)
+    assert untold(launcher, [(own, plan), *((replace(own, **one), plan) for one in choices)]) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job", ["llama", "mixtral"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> None:
+    own, plan = JOBS[job], base(launcher)
+    plans = [replace(plan, **one) for one in PLANS if "expert" not in one or job == "mixtral"]  # type: ignore[arg-type]
+    assert untold(launcher, [(own, plan), *((own, one) for one in plans)]) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "framework", "said", "unsaid"),
+    [
+        ("fsdp2", "torchtune", "model = model.to(torch.bfloat16)", "mp_policy"),
+        ("fsdp2", "composer", "CrossEntropyLoss(inplace_backward=True)", "model.to("),
+        ("torchrun", "lightning", "torch.autocast", "CrossEntropyLoss"),
+        ("megatron", "nemo", "--cross-entropy-fusion-impl te", "--no-gradient-accumulation-fusion"),
+        ("megatron", "megatron", "--accumulate-allreduce-grads-in-fp32", "--cross-entropy-loss-fusion"),
+    ],
+)
+def test_a_framework_over_another_is_printed_by_its_own_cells(
+    launcher: str, framework: Framework, said: str, unsaid: str
+) -> None:
+    found = printed(launcher, replace(LLAMA, framework=framework), base(launcher))
+    assert found is not None
+    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    assert said in everything
+    assert unsaid not in everything
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -> None:
+    """The bytes of a gradient on the bill are those of the type that the command asks for."""
+    workload = replace(LLAMA, precision=precision)  # type: ignore[arg-type]
+    found = printed(launcher, workload, base(launcher))
+    if found is None:
+        assert (launcher, precision) == ("torchtitan", "fp16")
+        return
+    framework = LAUNCHERS[launcher].frameworks[-1]
+    priced = replace(workload, framework=framework)
+    wide = not workload.is_mixed or FRAMEWORKS[framework].has_fp32_gradients(priced)
+    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    asked = {
+        "torchrun": "autocast" in everything or precision == "fp32",
+        "fsdp2": "reduce_dtype=torch.float32" in everything or precision == "fp32",
+        "deepspeed": '"grad_accum_dtype": "fp32"' in everything or precision == "fp32",
+        "megatron": "--accumulate-allreduce-grads-in-fp32" in everything or precision == "fp32",
+        "torchtitan": 'mixed_precision_reduce = "float32"' in everything,
+        "accelerate": "reduce_dtype=torch.float32" in everything or precision == "fp32",
+        "trainer": "reduce_dtype=torch.float32" in everything or precision == "fp32",
+    }
+    assert asked[launcher] == wide
+    parameters = models.parameters(LLAMA)
+    plan = Plan(data=1)
+    gradients = bill(priced, plan)[1]
+    assert gradients == pytest.approx(parameters * (4 if wide else 2), rel=1e-6)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_lines_of_a_script_are_python(launcher: str) -> None:
+    for job in JOBS.values():
+        for one in WORKLOADS:
+            for plan in PLANS:
+                workload = replace(job, **one)  # type: ignore[arg-type]
+                found = printed(launcher, workload, replace(base(launcher), **plan))  # type: ignore[arg-type]
+                if found is not None:
+                    ast.parse("\n".join(found.script))
+                    assert all(len(line) <= 140 for line in found.script)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_clipping_and_the_allocator_are_asked_for_as_priced(launcher: str) -> None:
+    found = printed(launcher, LLAMA, base(launcher))
+    assert found is not None
+    cells = FRAMEWORKS[LAUNCHERS[launcher].frameworks[-1]]
+    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    words = (
+        "clip_grad_norm_(model.parameters(), 1.0)",
+        '"gradient_clipping": 1.0',
+        "--clip-grad 1.0",
+        "max_norm = 1.0",
+    )
+    assert any(word in everything for word in (*words, "--max_grad_norm 1.0")) == cells.clips_gradients
+    assert ("expandable_segments:True" in " ".join(found.environment.values())) == (cells.allocator == "expandable")
+
+
+def test_buckets_of_deepspeed_take_what_is_billed() -> None:
+    """Overlap holds 4.5 buckets of each kind; the bill has one of each below stage 3, and 4.5 there."""
+    for stage, elements in ((1, 2 * 5e8), (2, 2 * 5e8), (3, 9 * 5e8)):
+        found = printed("deepspeed", LLAMA, replace(base("deepspeed"), zero_stage=stage))
+        assert found is not None
+        zero = yaml.safe_load(found.files["ds_config.json"])["zero_optimization"]
+        assert zero["overlap_comm"] is True
+        assert 4.5 * (zero["reduce_bucket_size"] + zero["allgather_bucket_size"]) == pytest.approx(elements, rel=1e-6)
+
+
+def test_options_of_megatron_are_options_of_megatron() -> None:
+    """Every option that a setting here gets is one of its configuration's fields or of its parser, and has a value
+    where that takes one."""
+    known = tomllib.loads((Path(__file__).parent / "megatron.toml").read_text())
+    takes = {f"--{name.replace('_', '-')}": False for name in known["core"]["flags"]}
+    takes |= {f"--{name.replace('_', '-')}": True for name in known["core"]["values"]}
+    takes |= {f"--{name}": kind == "value" for name, (kind, _) in known["arguments"].items()}
+    seen = set[str]()
+    families = (LLAMA, MIXTRAL, *(Workload(models.preset(name), 512, 128) for name in ("t5-large", "bert-large")))
+    deepseek = Workload(models.preset("deepseek-v3"), 4096, 4096, precision="fp8", framework="nemo")
+    for job in (*families, deepseek, replace(LLAMA, framework="nemo")):
+        for one in WORKLOADS:
+            for plan in PLANS:
+                found = printed("megatron", replace(job, **one), replace(base("megatron"), **plan))  # type: ignore[arg-type]
+                words = list(found.command if found else ())
+                script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+                for word, after in pairwise([*words[script + 1 :], "--"]):
+                    if word.startswith("--"):
+                        seen.add(word)
+                        assert takes[word] != after.startswith("--"), word
+    assert len(seen) > 50
+    unused = {f"--{name}" for name in known["arguments"]} - seen
+    assert unused <= {"--no-gradient-accumulation-fusion", "--decoder-last-pipeline-num-layers"}
