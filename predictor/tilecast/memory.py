@@ -323,7 +323,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.stage("table_parameters", plans)
-    held = _weights(workload, sharded, plans, each) + 4.0 * tables
+    held = _weights(workload, sharded, plans, each, gpu) + 4.0 * tables
     gradients = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
@@ -356,7 +356,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
     )  # fmt: skip
 
 
-def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) -> Floats:
+def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gpu: Gpu | None) -> Floats:
     """Bytes of the weights that a rank holds between steps and during them, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
@@ -370,8 +370,21 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) ->
     frozen = workload.frozen_bits if workload.frozen_bits >= 16 else framework.quantized_bits
     bits = np.where(workload.lora_rank > 0, layers * frozen + (1 - layers) * 16.0, 16.0)
     held = held + (1 - trainable) * kept * (bits / 8 if workload.is_mixed else 4.0)
-    copies = framework.fp8_weight_bytes if workload.precision == "fp8" else 0.0
-    return np.asarray(held + copies * layers * whole)
+    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * layers * whole)
+
+
+def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
+    """What FP8 adds to the bytes of a layer's weight. A copy by columns beside that by rows is what products of Hopper
+    and Ada need; Blackwell's read either (Transformer Engine, pytorch/csrc/extensions/util.cpp:
+    non_tn_fp8_gemm_supported)."""
+    if workload.precision != "fp8":
+        return 0.0
+    reads_either = gpu is not None and gpu.architecture == "blackwell" and gpu.compute_capability < 12
+    # Kernels of one's own are Transformer Engine's, with weights in FP8 alone as in MLPerf's code.
+    alone = framework.fp8_weights_alone or (workload.framework is None and workload.fused_kernels)
+    if alone:
+        return -1.0 if reads_either else 0.0
+    return framework.fp8_weight_bytes * (0.5 if reads_either else 1.0)
 
 
 def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:
