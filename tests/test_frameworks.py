@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import frameworks, memory, models, search
+from tilecast import frameworks, hardware, memory, models, search
 from tilecast.advise import Request
 from tilecast.cli.advise import kept_to
 from tilecast.frameworks import FRAMEWORKS, UNSET
@@ -224,3 +224,16 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
         pytest.approx(found.allocated * (1 - error)),
         pytest.approx(found.allocated * (1 + error)),
     )
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "each"),
+    # By rows and by columns beside 16 bits under Megatron-LM, alone under NeMo; Blackwell needs no copy by columns.
+    [("megatron", "h100-sxm", 4.0), ("megatron", "b200", 3.0), ("nemo", "h100-sxm", 2.0), ("nemo", "b200", 1.0)],
+)
+def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: str, each: float) -> None:
+    workload, plans = Workload(LLAMA, 2048, 64, "fp8", framework=framework), Plans.of(Plan())
+    found = memory.footprint(workload, models.shard(workload, plans), plans, hardware.find_gpu(gpu)).parameters[0]
+    ends = 2 * 32000 * 4096 + 4096
+    layers = models.parameters(workload) - ends
+    assert found == pytest.approx(2 * ends + each * layers, rel=1e-3)

@@ -250,3 +250,28 @@ def test_a_block_that_is_sharded_has_its_whole_gradient_while_it_is_reduced() ->
     )
     layer = model.hidden**2 * 2 + 2 * model.hidden * 1024 + 3 * model.hidden * model.ffn_hidden
     assert trained - frozen == pytest.approx((2 + 4) * layer, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    # 2 channels over PCIe, 16 on H800, 24 on H100: each with a ring's buffer and both ways of a tree's, 10 MiB each.
+    [("l4", 60 / 1024), ("h800-sxm", 480 / 1024), ("h100-sxm", 720 / 1024)],
+)
+def test_a_communicator_takes_the_channels_of_the_link(gpu: str, gib: float) -> None:
+    workload = Workload(models.preset("gpt2"), 1024, 8)
+    alone, together = (
+        memory.context_bytes(workload, Plans.of(plan), hardware.find_gpu(gpu))[0] for plan in (Plan(), Plan(data=8))
+    )
+    assert (together - alone) / GIB == pytest.approx(gib)
+
+
+def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
+    # 8 H100 of a node: 7 peers with 32 channels of 10 MiB (NVIDIA/nccl, issue 1685, tells 3.3 GB with those of 2 MiB).
+    workload, gpu = Workload(models.preset("mixtral-8x7b"), 4096, 64), hardware.find_gpu("h100-sxm")
+
+    def context(expert: int) -> float:
+        return float(memory.context_bytes(workload, Plans.of(Plan(data=64, expert=expert)), gpu)[0])
+
+    one = memory.channels(gpu).communicator_bytes
+    assert context(8) - context(1) - one == 7 * 32 * 10 * 2**20
+    assert context(8) == context(64)

@@ -144,6 +144,13 @@ def test_readings_of_runs_that_columns_leave_out() -> None:
         assert ("loss" in fuse.passes(job)) is compiled
 
 
+def test_examples_with_apex_hold_masters_as_no_framework_does() -> None:
+    examples = {"framework": "PyTorch NGC DeepLearningExamples"}
+    assert framework(examples | {"model_name": "BERT-base SQuAD (Lambda)"}) is None
+    assert framework(examples | {"model_name": "TransformerXL-base"}) is None
+    assert framework(examples | {"model_name": "nnU-Net-2D (PyTorch)"}) == "ddp"
+
+
 CEILINGS = {
     # Mean error by the beginning of a framework's name.
     "Megatron-LM 23e00ed": 0.03,

@@ -82,6 +82,8 @@ class Framework:
     """Half the width of the range of what a run takes, as a share of the bill."""
     fp8_weight_bytes: float
     """Bytes of the FP8 copies of a weight of the layers, beside what is held."""
+    fp8_weights_alone: bool
+    """Whether the two bytes that are held of a weight of the layers are FP8 by rows and by columns, in an FP8 job."""
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool

@@ -29,15 +29,39 @@ from tilecast.spec import Columns, Distinct, Floats, Ints, Plans, Rows, Workload
 
 Figure = Literal["allocated", "reserved", "device"]
 
-PEER_BYTES = 0.06e9
-"""NCCL's buffers of each further peer of an all-to-all within a node: some 6 channels of 10 MiB. Read off DLPerf's
-Wide & Deep on 2, 4 and 8 V100."""
+BUFFER_BYTES = 10 * 2**20
+"""What NCCL allocates for one direction of a channel: 4 MiB for the simple protocol, and what LL and LL128 need
+(NVIDIA/nccl, issue 1685)."""
+CHANNEL_BUFFERS = 3
+"""Buffers of a channel of a collective: its ring's, and both ways of its tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How many channels NCCL opens: for the collectives of a communicator, and for each peer of an all-to-all."""
+
+    collective: int
+    peer: int
+
+    @property
+    def communicator_bytes(self) -> float:
+        """Buffers of a parallel dimension that communicates."""
+        return float(self.collective * CHANNEL_BUFFERS * BUFFER_BYTES)
+
+    @property
+    def peer_bytes(self) -> float:
+        """Buffers of each peer of a node in an all-to-all; those of other nodes share the buffers of the network."""
+        return float(self.peer * BUFFER_BYTES)
+
+
+_CHANNELS: tuple[tuple[str, Channels], ...] = (
+    ("pcie", Channels(2, 2)), ("nvlink2", Channels(8, 6)), ("nvlink3-400", Channels(16, 16)),
+    ("nvlink4-400", Channels(16, 16)), ("nvlink", Channels(24, 32)),
+)  # fmt: skip
+"""By the first beginning that a GPU's link has, the last for others. NCCL's logs: 2 over PCIe, 16 on H800 (NVIDIA/nccl,
+issue 892), 24 and 32 on A100 and H100 (issue 1685); on V100 as many as DLPerf's Wide & Deep takes on 2 to 8 of them."""
 _MOST_PEERS = 7
-"""Peers of a node; those of other nodes share the buffers of the network."""
-COMMUNICATOR_BYTES = 0.25e9
-"""NCCL's buffers of each parallel dimension that communicates: 8 channels, each with a ring and both ways of a tree, of
-10 MiB (4 MiB for the simple protocol and what LL and LL128 need; NVIDIA/nccl, issue 1685). PCIe has two channels,
-NVLink 16 to 24."""
+"""Other GPUs of a node."""
 THREAD_BYTES = 2048
 """What a CUDA context reserves for each thread that the GPU can hold: a stack of 1 KiB (cudaLimitStackSize) and as much
 for what kernels spill."""
@@ -133,26 +157,33 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 """Parallel dimensions with a communicator of their own."""
 
 
-def context_bytes(workload: Workload, plans: Plans) -> Floats:
+def channels(gpu: Gpu | None) -> Channels:
+    """The channels of a GPU's communicators; of the fastest kind where it is not said which GPU."""
+    link = gpu.intra_link if gpu else ""
+    return next((found for beginning, found in _CHANNELS if link.startswith(beginning)), _CHANNELS[-1][1])
+
+
+def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
     """Libraries and communicators of each plan, (n,)."""
     groups = np.sum([getattr(plans, name) > 1 for name in _DEGREES], axis=0, dtype=float)
-    return _context(workload, groups, plans.expert)
+    return _context(workload, groups, plans.expert, gpu)
 
 
-def shared_context_bytes(workload: Workload, plans: Plans) -> float:
+def shared_context_bytes(workload: Workload, plans: Plans, gpu: Gpu) -> float:
     """Libraries and communicators of a job whose layers follow any of these plans."""
     groups = sum(bool(np.any(getattr(plans, name) > 1)) for name in _DEGREES)
-    return float(_context(workload, np.array(float(groups)), plans.expert.max()))
+    return float(_context(workload, np.array(float(groups)), plans.expert.max(), gpu))
 
 
-def _context(workload: Workload, groups: Floats, experts: Ints) -> Floats:
-    peers = np.clip(experts - 1, 0, _MOST_PEERS)
-    return np.asarray(frameworks.of(workload).context_bytes + COMMUNICATOR_BYTES * groups + PEER_BYTES * peers)
+def _context(workload: Workload, groups: Floats, experts: Ints, gpu: Gpu | None) -> Floats:
+    opened, peers = channels(gpu), np.clip(experts - 1, 0, _MOST_PEERS)
+    libraries = frameworks.of(workload).context_bytes
+    return np.asarray(libraries + opened.communicator_bytes * groups + opened.peer_bytes * peers)
 
 
-def footprint(workload: Workload, sharded: Sharded, plans: Plans) -> Footprint:
-    """The bill of each plan's fullest rank."""
-    return Bills.of(workload, sharded, plans).rows(slice(None))
+def footprint(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None = None) -> Footprint:
+    """The bill of each plan's fullest rank on a GPU, whose link says what communicators take."""
+    return Bills.of(workload, sharded, plans, gpu).rows(slice(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +203,7 @@ class Bills:
     micro: _Micro
 
     @classmethod
-    def of(cls, workload: Workload, sharded: Sharded, plans: Plans) -> Bills:
+    def of(cls, workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> Bills:
         """What the plans of a table share."""
         workload, sharded = _at_largest(workload, sharded, plans)
         framework = frameworks.of(workload)
@@ -184,7 +215,7 @@ class Bills:
         def at(rows: Rows) -> tuple[Sharded, Plans]:
             return sharded.take(rows), plans.take(rows)
 
-        states, micro = _states(workload, *at(state.first)), _micro(workload, *at(kept.first))
+        states, micro = _states(workload, *at(state.first), gpu), _micro(workload, *at(kept.first))
         share = VARIED if "largest_image" in workload.model.extra else CACHED
         cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
         return cls(workload.training, framework.memory_error, cached, plans, state, states, kept, micro)
@@ -282,7 +313,7 @@ _HELD: Mapping[str, float] = {"master": 2.0, "autocast": 4.0, "sharded": 4.0, "p
 """Bytes of a weight as a framework holds it in 16-bit training, by `Framework.weights`."""
 
 
-def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
+def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None) -> _States:
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
     each, zero = _Each.of(workload, framework), np.zeros(len(plans))
@@ -292,7 +323,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
         return np.where(plans.zero_stage >= stage_from, own, parameters)
 
     tables = sharded.stage("table_parameters", plans)
-    held = _weights(workload, sharded, plans, each) + 4.0 * tables
+    held = _weights(workload, sharded, plans, each, gpu) + 4.0 * tables
     gradients = optimizer = update = zero
     offloads = workload.offload == "parameters"
     if workload.training and not offloads:
@@ -321,11 +352,11 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans) -> _States:
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _States(
         zero if offloads else held, gradients, optimizer, gathered, reduced, update,
-        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(workload, plans),
+        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(workload, plans, gpu),
     )  # fmt: skip
 
 
-def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) -> Floats:
+def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gpu: Gpu | None) -> Floats:
     """Bytes of the weights that a rank holds between steps and during them, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
@@ -339,8 +370,21 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each) ->
     frozen = workload.frozen_bits if workload.frozen_bits >= 16 else framework.quantized_bits
     bits = np.where(workload.lora_rank > 0, layers * frozen + (1 - layers) * 16.0, 16.0)
     held = held + (1 - trainable) * kept * (bits / 8 if workload.is_mixed else 4.0)
-    copies = framework.fp8_weight_bytes if workload.precision == "fp8" else 0.0
-    return np.asarray(held + copies * layers * whole)
+    return np.asarray(held + _fp8_bytes(workload, framework, gpu) * layers * whole)
+
+
+def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
+    """What FP8 adds to the bytes of a layer's weight. A copy by columns beside that by rows is what products of Hopper
+    and Ada need; Blackwell's read either (Transformer Engine, pytorch/csrc/extensions/util.cpp:
+    non_tn_fp8_gemm_supported)."""
+    if workload.precision != "fp8":
+        return 0.0
+    reads_either = gpu is not None and gpu.architecture == "blackwell" and gpu.compute_capability < 12
+    # Kernels of one's own are Transformer Engine's, with weights in FP8 alone as in MLPerf's code.
+    alone = framework.fp8_weights_alone or (workload.framework is None and workload.fused_kernels)
+    if alone:
+        return -1.0 if reads_either else 0.0
+    return framework.fp8_weight_bytes * (0.5 if reads_either else 1.0)
 
 
 def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:

@@ -335,7 +335,7 @@ def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: P
     change = np.array(exposed).reshape(-1, *shape[1:])[where.ravel()] + moves
     cost = costs.alone_s[order].copy()
     cost[0] += _exposed(workload, plans, costs, None, int(order[0]), pool, fitted)
-    budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(workload, plans)
+    budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(workload, plans, pool.gpu)
     whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
     return Family(plans, whole, moves)
 
@@ -513,7 +513,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
 
     count = plan.pipeline
     alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
-    room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans)[0] - working.max() * spread
+    room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
     cost = folded(seconds)
     first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
     if first is None or depth % count:

@@ -217,7 +217,7 @@ class _Space:
         memory_bytes, upper_bytes = np.empty((2, len(plans)))
         sharded = models.shard(workload, plans)
         if len(plans):
-            bills = memory.Bills.of(workload, sharded, plans)
+            bills = memory.Bills.of(workload, sharded, plans, pool.gpu)
             for rows in _chunks(plans):
                 bill = bills.rows(rows)
                 memory_bytes[rows], upper_bytes[rows] = bill.total, bill.upper
@@ -276,7 +276,8 @@ def price_sharded(
     kernel times."""
     priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
-    return Priced(plans, sharded, times, memory.footprint(workload, sharded, plans), memory.usable_bytes(pool.gpu))
+    bills = memory.footprint(workload, sharded, plans, pool.gpu)
+    return Priced(plans, sharded, times, bills, memory.usable_bytes(pool.gpu))
 
 
 def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:

@@ -226,7 +226,15 @@ def framework(row: Row) -> Framework | None:
     words = row.get("framework", "").lower()
     if "mlperf" in words and row.get("family") == "decoder":
         return "nemo"
+    if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
+        return None
     return next((name for word, name in _FRAMEWORKS if word in words), None)
+
+
+_APEX = re.compile(r"\b(?:bert|transformer-?xl)")
+"""Models that NVIDIA's examples train in PyTorch with Apex at level O2: FP16 weights with FP32 masters, as a job holds
+that names no framework (DeepLearningExamples, PyTorch/LanguageModeling, BERT run_squad.py and Transformer-XL train.py).
+"""
 
 
 _FRAMEWORKS: tuple[tuple[str, Framework | None], ...] = (

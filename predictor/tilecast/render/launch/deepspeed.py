@@ -51,7 +51,7 @@ def config(setting: Setting) -> dict[str, object]:
 def _zero(setting: Setting) -> dict[str, object]:
     """ZeRO, with buckets that take what is priced of them: overlap takes 4.5 times the buffers."""
     plan, workload = setting.plan, setting.workload
-    overlaps = workload.overlap and setting.cells.overlap
+    overlaps = workload.overlap and (setting.cells.overlap or plan.zero_stage == 3)
     found: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": overlaps}
     if plan.zero_stage and setting.cells.bucket_elements:
         held = setting.cells.bucket_copies[plan.zero_stage] * setting.cells.bucket_elements
