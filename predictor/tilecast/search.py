@@ -297,11 +297,12 @@ def divisors(number: int) -> list[int]:
 
 _Table: TypeAlias = dict[str, Ints]
 """Columns of plans that are not complete yet, by name."""
+_WAYS: Memo[Workload, tuple[_Table, Mask]] = Memo(8)
 
 
 def _enumerate(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """The plans, and whether node counts were left out to keep them few."""
-    ways, allowed = _ways(workload)
+    ways, allowed = _WAYS.get(workload, lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _batches(workload, _splits(workload, pool, limits, digits))
         mask = _combined(workload, outer, ways, allowed)

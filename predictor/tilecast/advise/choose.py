@@ -73,29 +73,26 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
         kept = kept & (found.gpus == found.gpus[kept].min())
     rows = np.flatnonzero(kept)
     best = float(value[rows].min())
-    cautious = value * uncertainty.cautious(found.step_s, found.launch_s) / found.step_s
-    near = rows[value[rows] <= best * np.exp(uncertainty.most_tied())]
-    near = _nearest(found, near, value, cautious)
-    details = Details.of(found, near)
-    tied = _Tied(found, near, details.errors())
-    places = tied.least(np.arange(len(near)), value)
+    near = _nearest(found, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
+    details, some = Details.of(found, near), found.take(near)
+    tied = _Tied(some, details.errors())
+    places = tied.least(np.arange(len(near)), value[near])
     ties = len(places) - 1
-    tight = found.tight[near[places]]
+    tight = some.tight[places]
     places = places if tight.all() else places[~tight]
-    other = found.other(request)
+    other, cautious = some.other(request), _cautious(some, request)
     for column in (other, cautious):
         places = tied.least(places, column)
-    columns = simplicity(found, near[places])
-    order = np.lexsort((found.step_s[near[places]], cautious[near[places]], *columns[::-1]))
+    columns = simplicity(some.take(places))
+    order = np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))
     place = int(places[order[0]])
-    row = int(near[place])
     return Choice(
         found=found,
         kept=kept,
-        row=row,
-        value=float(value[row]),
+        row=int(near[place]),
+        value=float(value[near[place]]),
         best=best,
-        other=float(other[row]),
+        other=float(other[place]),
         preference=tuple(int(column[order[0]]) for column in columns),
         ties=ties,
         details=details,
@@ -104,18 +101,22 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     )
 
 
+def _cautious(found: Field, request: Request) -> Floats:
+    """What the objective makes least on a slow host, (n,)."""
+    return np.asarray(found.value(request) * uncertainty.cautious(found.step_s, found.launch_s) / found.step_s)
+
+
 @dataclass(frozen=True, slots=True)
 class _Tied:
-    """Rows of a field and what may be off in their forecasts."""
+    """Plans that may tie, and what may be off in their forecasts, (k,)."""
 
     found: Field
-    rows: Ints
     errors: Errors
 
     def least(self, places: Ints, column: Floats) -> Ints:
-        """Those of the places that the forecast cannot tell from the one with the least of a column of the field, and
-        those that are ahead of one of them; all where the column is not known, or costs nothing."""
-        values = column[self.rows[places]]
+        """Those of the places that the forecast cannot tell from the one with the least of a column, and those that are
+        ahead of one of them; all where the column is not known, or costs nothing."""
+        values = column[places]
         if not np.all(values > 0):
             return places
         first = int(places[np.argmin(values)])
@@ -123,11 +124,10 @@ class _Tied:
         return np.asarray(places[values <= values[tied].max()])
 
     def _width(self, first: int) -> Floats:
-        """Up to which logarithm of a ratio the forecast cannot tell each row from the first, (k,)."""
-        plans = self.found.plans.take(self.rows)
+        """Up to which logarithm of a ratio the forecast cannot tell each plan from the first, (k,)."""
+        plans = self.found.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-        columns.append(self.found.variant[self.rows])
-        alike = np.all([column == column[first] for column in columns], axis=0)
+        alike = np.all([column == column[first] for column in (*columns, self.found.variant)], axis=0)
         return uncertainty.tie_within(self.errors, self.errors.take(np.array([first])), alike)
 
 
@@ -135,32 +135,34 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Columns that say how often a GPU's work is repeated, not what it is."""
 
 
-def _nearest(found: Field, rows: Ints, value: Floats, cautious: Floats) -> Ints:
+def _nearest(found: Field, rows: Ints, request: Request) -> Ints:
     """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
     the best and the best on a slow host."""
-    rows = rows[np.lexsort((found.step_s[rows], value[rows]))]
+    some = found.take(rows)
+    order = np.lexsort((some.step_s, some.value(request)))
+    rows, some = rows[order], some.take(order)
     if len(rows) <= MAX_TIED:
         return rows
     kept = np.arange(len(rows)) < MAX_TIED
-    slow = np.argsort(cautious[rows], kind="stable")
-    kinds = [*simplicity(found, rows), found.tight[rows].astype(np.int64)]
+    slow = np.argsort(_cautious(some, request), kind="stable")
+    kinds = [*simplicity(some), some.tight.astype(np.int64)]
     kept[distinct(*kinds).first] = True
     kept[slow[distinct(*(column[slow] for column in kinds)).first]] = True
     return rows[kept]
 
 
-def simplicity(found: Field, rows: Ints) -> tuple[Ints, ...]:
+def simplicity(found: Field) -> tuple[Ints, ...]:
     """Columns that are less for a plan that is tried first, the weightiest first: the job's own batch and precision; no
     splitting, ZeRO, tensor parallelism, context or expert parallelism, pipelines; fewer of these at once; nothing
     recomputed; a lower ZeRO stage; fewer ranks that a replica is split over; fewer GPUs."""
-    plans = found.plans.take(rows)
+    plans = found.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
     several = np.sum([degree > 1 for degree in degrees], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
-    return found.variant[rows], rung, several, plans.checkpointing, plans.zero_stage, replica, plans.gpus
+    return found.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, plans.gpus
 
 
 HALF, THIRD = 1 / 2, 1 / 3

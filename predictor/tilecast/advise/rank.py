@@ -118,7 +118,7 @@ class Field:
     def __len__(self) -> int:
         return len(self.step_s)
 
-    def take(self, rows: slice) -> Field:
+    def take(self, rows: slice | Ints) -> Field:
         """The chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, plans=self.plans.take(rows), **columns)
@@ -344,9 +344,12 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
         seconds = found.step_s * request.workload.global_batch / found.batch
         cost = found.hourly * seconds if len(currencies) == 1 else np.full(len(found), np.nan)
         # On one pool the cost is time times GPUs, so the fastest plan of each count stands for all of that count.
-        order = np.flatnonzero(kept)[np.argsort(seconds[kept], kind="stable")]
-        _, first = np.unique(found.gpus[order], return_index=True)
-        for row in order[first]:
+        rows = np.flatnonzero(kept)
+        gpus, own = found.gpus[rows], seconds[rows]
+        least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
+        np.minimum.at(least, gpus, own)
+        rows = rows[own == least[gpus]]
+        for row in rows[np.unique(found.gpus[rows], return_index=True)[1]]:
             chosen.append((found, int(row)))
             points.append((float(seconds[row]), float(np.nan_to_num(cost[row], nan=np.inf)), float(found.gpus[row])))
     if not points:

@@ -75,9 +75,9 @@ def _sequences(length: int) -> str:
     return f"sequences of {length} tokens"
 
 
-def least_whole(works: Callable[[int], bool], fails: int, succeeds: int) -> int:
-    """A whole number that works while the one next to it, towards one that fails, does not: found by halving."""
-    while abs(succeeds - fails) > 1:
+def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: int = 1) -> int:
+    """A whole number that works while one at most `apart` from it, towards one that fails, does not: by halving."""
+    while abs(succeeds - fails) > apart:
         middle = (fails + succeeds) // 2
         fails, succeeds = (fails, middle) if works(middle) else (middle, succeeds)
     return succeeds

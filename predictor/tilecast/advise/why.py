@@ -78,6 +78,10 @@ def _surely(request: Request, choice: Choice, others: tuple[Choice, ...]) -> boo
     return _wins(request, choice.scaled(math.exp(2 * max(widths, default=0.0))), others)
 
 
+MOST_CONFIRMED = 256
+"""GPUs of a changed pool that is searched whole once more, to confirm that a change just wins."""
+
+
 def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool:
     """Whether a changed pool is the recommended one."""
     judged = judge(request, field(request, pool))
@@ -108,13 +112,16 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         fails = pool.max_nodes
         for nodes in (times * pool.max_nodes for times in FURTHER):
             if works(nodes):
-                return least_whole(works, fails, nodes)
+                # Of a large pool, a fourth is fine enough.
+                parts = 8 if nodes * pool.gpus_per_node <= MOST_CONFIRMED else 4
+                return least_whole(works, fails, nodes, max(nodes // parts, 1))
             fails = nodes
         return None
 
     nodes = least(_wins)
-    if nodes is not None and not _confirmed(request, replace(pool, max_nodes=nodes), others):
-        nodes = least(_surely)
+    if nodes is not None and not _surely(request, known[nodes] or choice, others):
+        wide = replace(pool, max_nodes=nodes)
+        nodes = nodes if wide.max_gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
     if nodes is None:
         return None
     return Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
@@ -139,7 +146,7 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
         return least_speed(works) if works(MOST_SPEED) else None
 
     speed = least(_wins)
-    if speed is not None and not _confirmed(request, faster(pool, speed), others):
+    if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
         speed = least(_surely)
     return None if speed is None else _links(speed)
 
@@ -281,8 +288,8 @@ def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]
 
 
 def least_speed(wins: Callable[[float], bool]) -> float:
-    """The least factor to two decimals from which on it wins, one with which it does at `MOST_SPEED`."""
-    return least_whole(lambda hundredths: wins(hundredths / 100), 100, round(100 * MOST_SPEED)) / 100
+    """The least factor, a multiple of 0.05, from which on it wins, where it does at `MOST_SPEED`."""
+    return least_whole(lambda parts: wins(parts / 20), 20, round(20 * MOST_SPEED)) / 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +345,7 @@ class _Neighbour:
         found = self.best.found
         if found.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine = tuple(int(column[0]) for column in simplicity(found, np.array([self.row])))
+        mine = tuple(int(column[0]) for column in simplicity(found.take(np.array([self.row]))))
         return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
     def _beyond(self) -> WhyNot:

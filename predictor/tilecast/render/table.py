@@ -127,8 +127,8 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
         others = f"{advice.ties} other plans tie" if advice.ties > 1 else "One other plan ties"
         others = f"At least {others}" if advice.ties >= MAX_TIED - 1 else others
         behind = "" if advice.tie_ratio < 1.0005 else f", {advice.tie_ratio - 1:.1%} behind the best of them"
-        roomy = "" if best.is_tight else " with memory to spare"
-        lines.append(f"{others} within the forecast's error; the simplest{roomy} is shown{behind}.")
+        roomy = "" if best.is_tight else " of those with memory to spare"
+        lines.append(f"{others} within the forecast's error; the first to try{roomy} is shown{behind}.")
     lines += _notes(advice)
     parts = [
         f"{_PART_NAMES.get(part, part)} {duration(best.breakdown[part])}"
