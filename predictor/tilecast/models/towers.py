@@ -32,7 +32,8 @@ def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Wo
 
 def _projector(workload: Workload, shards: Shards) -> Block:
     """What turns a tower's tokens into the language model's: two dense layers, from `projector_inputs` to `projector`
-    and on to `projector_outputs` (0: one), over `projector_tokens` of a sample."""
+    and on to `projector_outputs` (0: one), over `projector_tokens` of a sample; `projectors` (1) alike, which read
+    different layers of the tower (DeepStack, arXiv 2406.04334)."""
     extra, numerics = workload.model.extra, Numerics.of(workload)
     inputs, inner = extra["projector_inputs"], extra["projector"]
     rows = shards.micro_batch * extra["projector_tokens"]
@@ -48,8 +49,9 @@ def _projector(workload: Workload, shards: Shards) -> Block:
         kept = kept + numerics.element * rows * read
     ops += layers.pointwise("projector.activation", numerics, rows * inner)
     whole = np.full(len(shards), parameters)
+    alike = int(extra.get("projectors", 1.0))
     frozen = whole if workload.lora_rank else np.zeros(1)
-    return Block("projector", 1, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen)
+    return Block("projector", alike, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen)
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:

@@ -32,6 +32,13 @@ def is_config(document: Mapping[str, Any]) -> bool:
 _SIGNS = ("model_type", "_class_name", "ssm_cfg", "architectures", "architecture")
 
 
+def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the number of its labels in place of their names, which can be many thousands."""
+    labels = config.get("id2label")
+    kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    return {"num_labels": len(labels), **kept} if isinstance(labels, Mapping) else kept
+
+
 def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
     """The model that a config describes, with the head that its `architectures` names.
 
@@ -171,7 +178,10 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
     scope = reading.Scope(config, defaults)
     reading.fill(table, read, scope, path)
     if "pattern" in table:
-        table["pattern"] = patterns.PATTERNS[table["pattern"]](scope.merged, table["layers"] if "layers" in table else 0)
+        try:
+            table["pattern"] = patterns.PATTERNS[table["pattern"]](scope.merged, table.get("layers", 0))
+        except SpecError as error:
+            raise SpecError(f"{path}.{error.field}", error.problem, error.remedy) from None
     for name in models.needs(table["family"], table.get("pattern", ())):
         if name not in table:
             key = reading.first_key(read[name]) if name in read else name

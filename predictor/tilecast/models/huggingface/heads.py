@@ -17,15 +17,27 @@ def task(config: Mapping[str, Any]) -> str:
     return str(named[0]) if isinstance(named, Sequence) and not isinstance(named, str) and named else ""
 
 
+def _labels(config: Mapping[str, Any]) -> int:
+    """How many labels a config lists or counts; 0 if it does neither."""
+    labels, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, Mapping):
+        return len(labels)
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number <= _MOST else 0
+
+
+_MOST = 2**20
+"""Most labels that a classifier has."""
+
+
 def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
     """What the head of the first of the config's `architectures` computes, beside a table of dimensions. Heads score
     every token, also those that masked-language-model training does not ask for."""
     family, named = table["family"], task(config)
-    labels = config.get("id2label")
-    classes = float(len(labels) if isinstance(labels, Mapping) and labels else _CLASSES)
+    stated = _labels(config)
+    classes = float(stated or _CLASSES)
     if "classes" in table:
         return {}
-    if family in _IMAGES or (family == "detr" and isinstance(labels, Mapping) and labels):
+    if family in _IMAGES or (family == "detr" and stated):
         return {"classes": classes}
     if named.endswith(("ForSequenceClassification", "ForImageClassification")):
         return {"classes": classes, "pooler": float(family in _ENCODERS)}

@@ -12,7 +12,7 @@ from tilecast.models import vision
 from tilecast.models.huggingface.expressions import evaluate
 from tilecast.spec import Model, SpecError
 
-_PROJECTOR = ("projector", "projector_inputs", "projector_outputs", "projector_tokens")
+_PROJECTOR = ("projector", "projector_inputs", "projector_outputs", "projector_tokens", "projectors")
 
 
 def place(alternatives: str, config: Mapping[str, Any]) -> str:

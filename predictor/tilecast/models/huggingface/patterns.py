@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from tilecast.spec import SpecError
+
 Config: TypeAlias = Mapping[str, Any]
 Pattern: TypeAlias = tuple[str, ...]
 
@@ -16,11 +18,18 @@ def _all(word: str) -> Callable[[Config, int], Pattern]:
 
 
 def _listed(config: Config, layers: int, words: Mapping[str, str], *keys: str) -> Pattern | None:
-    """The words of a list of kinds of layers under the first of the keys that has one."""
+    """The words of a list of kinds of layers under the first of the keys that has one.
+
+    Raises:
+        SpecError: a kind is not known.
+    """
     for key in keys:
         kinds = config.get(key)
-        if isinstance(kinds, list) and kinds and all(str(kind) in words for kind in kinds):
-            return tuple(words[str(kinds[place % len(kinds)])] for place in range(int(layers)))
+        if not isinstance(kinds, list) or not kinds:
+            continue
+        if unknown := [str(kind) for kind in kinds if str(kind) not in words]:
+            raise SpecError(key, f"{unknown[0][:40]!r} is no kind of layer", f"use one of {', '.join(words)}")
+        return tuple(words[str(kinds[place % len(kinds)])] for place in range(int(layers)))
     return None
 
 
@@ -49,7 +58,7 @@ def _jamba(config: Config, layers: int) -> Pattern:
 
 def _zamba(config: Config, layers: int) -> Pattern:
     mixer = "mamba2" if config.get("model_type") == "zamba2" or "mamba_headdim" in config else "mamba"
-    words = {"hybrid": "shared", "mamba": mixer}
+    words = {"hybrid": "shared", "mamba": mixer, "linear_attention": mixer}
     if listed := _listed(config, layers, words, "layers_block_type"):
         return listed
     if shared := _places(config, "hybrid_layer_ids"):
@@ -66,7 +75,8 @@ def _bamba(config: Config, layers: int) -> Pattern:
 
 def _granite(config: Config, layers: int) -> Pattern:
     follower = "moe" if _whole(config, "num_local_experts", 0) else "mlp"
-    words = {"attention": f"attention+{follower}", "mamba": f"mamba2+{follower}"}
+    attention, mamba = f"attention+{follower}", f"mamba2+{follower}"
+    words = {"attention": attention, "full_attention": attention, "mamba": mamba, "linear_attention": mamba}
     return _listed(config, layers, words, "layer_types", "layers_block_type") or (f"mamba2+{follower}",) * int(layers)
 
 
@@ -77,7 +87,8 @@ def _nemotron(config: Config, layers: int) -> Pattern:
     letters = config.get("hybrid_override_pattern")
     if isinstance(letters, str) and letters and set(letters) <= set(_NEMOTRON):
         return tuple(_NEMOTRON[letter] for letter in letters)[: int(layers)]
-    words = {"mamba": "mamba2", "attention": "attention", "mlp": "+mlp", "moe": "+moe"}
+    words = {"mamba": "mamba2", "linear_attention": "mamba2", "attention": "attention", "full_attention": "attention",
+             "mlp": "+mlp", "moe": "+moe"}  # fmt: skip
     return _listed(config, layers, words, "layers_block_type", "layer_types") or ("mamba2",) * int(layers)
 
 
