@@ -146,8 +146,101 @@ def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
         assert found.extra.get(name, 0) == pytest.approx(preset.extra.get(name, found.extra.get(name, 0)), rel=0.001)
 
 
-def test_every_supported_type_is_tested() -> None:
-    assert set(CONFIGS) | {"electra"} == set(huggingface.supported())
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "configs.json").read_text())
+"""Configs as they are published, by the name on the Hub, with the model's parameters and where these are from."""
+
+
+def published(name: str) -> dict[str, Any]:
+    row = PUBLISHED[name]
+    labels = {"id2label": {str(place): f"label {place}" for place in range(row["labels"])}} if "labels" in row else {}
+    return {**row["config"], **labels}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_published_parameters(name: str) -> None:
+    """Within 2 %, read as it is and without the names of its labels."""
+    for document in (published(name), huggingface.without_labels(published(name))):
+        assert size(huggingface.model(document)) == pytest.approx(PUBLISHED[name]["parameters"], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", huggingface.supported())
+def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
+    """With the keys that transformers fills in, stated or not, a type is a model that can be priced; types that
+    transformers does not have are among the published configs."""
+    defaults = huggingface.defaults(kind)
+    held = {row["config"].get("model_type", row["config"].get("_class_name")) for row in PUBLISHED.values()}
+    nested = {"text_config": {}, "vision_config": {}, "audio_config": {}, "qformer_config": {}, "thinker_config": {}}
+    try:
+        found = huggingface.model({**nested, **defaults, "model_type": kind})
+    except SpecError:
+        assert kind in held or not defaults or kind in ("glm4_moe", "glm4v_moe", "glm4v_moe_text")
+        return
+    assert size(found) > 1e6
+
+
+CHANGES: dict[str, tuple[dict[str, Any], float]] = {
+    # The same model in another spelling, and one whose dimensions differ, with its parameters counted by hand.
+    "HuggingFaceTB/SmolLM3-3B": ({"vocab_size": 64128}, -64128 * 2048),
+    "Zyphra/Zamba2-2.7B": ({"layers_block_type": None}, 0),
+    "ai21labs/Jamba-v0.1": ({"num_experts": 1}, -15 * 16 * 3 * 4096 * 14336 - 16 * 16 * 4096),
+    "ibm-granite/granite-4.0-h-tiny": (
+        {"layer_types": ["full_attention" if place in (5, 15, 25, 35) else "linear_attention" for place in range(40)]},
+        0,
+    ),
+    "mosaicml/mpt-7b": ({"attn_config": {"kv_n_heads": 8, "alibi": True}}, -32 * 2 * 24 * 128 * 4096),
+    "facebook/dinov2-base": ({"num_hidden_layers": 6}, -6 * (12 * 768**2)),
+    "microsoft/swin-tiny-patch4-window7-224": ({"depths": [2, 2, 4, 2]}, -2 * 12 * 384**2),
+    "openai/clip-vit-large-patch14": ({"text_config_dict": None, "vision_config": {}}, -216e6),
+    "stable-diffusion-v1-5/unet": ({"sample_size": [96, 96]}, 0),
+    "bigcode/starcoder": ({"multi_query": False}, 40 * 2 * 47 * 128 * 6144),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_config_has_the_parameters_that_follow(name: str) -> None:
+    changes, more = CHANGES[name]
+    before = size(huggingface.model(published(name)))
+    after = size(huggingface.model({**published(name), **changes}))
+    assert after - before == pytest.approx(more, rel=0.02, abs=0.002 * before)
+
+
+def test_keys_under_an_old_name_go_before_defaults_of_the_new() -> None:
+    old = huggingface.model({"model_type": "bloom", "n_layer": 3, "n_embed": 64, "n_head": 4, "vocab_size": 100})
+    assert (old.layers, old.hidden, old.heads) == (3, 64, 4)
+
+
+def test_a_config_without_its_type_is_known_by_its_class() -> None:
+    stated = {key: value for key, value in config("bert").items() if key != "model_type"}
+    assert size(huggingface.model(stated)) == size(huggingface.model(config("bert")))
+    assert huggingface.model({**config("llama"), "model_type": "LLaMA"}).family == "decoder"
+
+
+def test_a_decoder_of_no_known_type_is_read_by_its_keys_and_says_so() -> None:
+    found = huggingface.model({**config("llama"), "model_type": "notyet"})
+    assert size(found) == size(huggingface.model(config("llama")))
+    assert "notyet is not known: it is read by its keys" in found.notes[0]
+    sparse = huggingface.model({**config("deepseek_v3"), "model_type": "notyet"})
+    assert size(sparse) == size(huggingface.model(config("deepseek_v3")))
+
+
+def test_towers_are_part_of_the_model_and_what_is_left_out_is_said() -> None:
+    whole = huggingface.model(published("llava-hf/llava-1.5-7b-hf"))
+    assert [tower.family for tower in whole.towers] == ["vit"]
+    assert "one image of 336 x 336 pixels" in whole.notes[0]
+    unknown = {"model_type": "sonar_vision", "hidden_size": 8}
+    blind = huggingface.model({**published("llava-hf/llava-1.5-7b-hf"), "vision_config": unknown})
+    assert not blind.towers and "sonar_vision, is not priced" in blind.notes[0]
+    assert size(whole) - size(blind) == pytest.approx(325e6, rel=0.02)
+    original = {**published("liuhaotian/llava-v1.5-7b"), "mm_vision_tower": "someone/their-tower"}
+    assert "does not describe someone/their-tower, which is not priced" in huggingface.model(original).notes[0]
+    assert "predict further tokens" in huggingface.model(published("zai-org/GLM-4.5")).notes[0]
+
+
+def test_where_a_config_is_refused_and_a_preset_has_its_dimensions_the_error_names_it() -> None:
+    with pytest.raises(SpecError, match=r"or use the preset llama-3-8b, which has these dimensions"):
+        huggingface.model(config("llama", num_key_value_heads=5))
+    with pytest.raises(SpecError, match="or use the preset dbrx"):
+        huggingface.model({"model_type": "sth", "_name_or_path": "databricks/dbrx", "architectures": ["X"]})
 
 
 def test_an_electra_is_its_discriminator() -> None:
@@ -187,8 +280,11 @@ def test_falcons_share_heads_in_three_ways() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "config.json.model_type", "is missing; use one of albert, bart, bert,"),
-    ({"model_type": "mamba"}, "config.json.model_type", "'mamba' is not supported; use one of albert"),
+    ({}, "config.json.model_type", "is missing; trace the model"),
+    ({"model_type": "sonar"}, "config.json.model_type", "'sonar' is not supported; trace the model"),
+    ({"model_type": "mamba"}, "config.json.num_hidden_layers", "a config of mamba states it"),
+    ({"architecture": "no_such_net"}, "config.json.architecture", "no preset is called 'no_such_net'"),
+    (published("LiquidAI/LFM2-1.2B") | {"layer_types": ["fourier"]}, "config.json.layer_types", "'fourier' is no kind"),
     ({"model_type": 3}, "config.json.model_type", "'3' is not supported"),
     ({"model_type": "llama"}, "config.json.num_hidden_layers", "a config of llama states it"),
     (config("llama", hidden_size="wide"), "config.json.hidden_size", "'wide' is no size"),
@@ -212,7 +308,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (config("transfo-xl", cutoffs=[20000, 10000, 200000]), "config.json.cutoffs.1", "ascend"),
     (config("transfo-xl", cutoffs=[20000, 40000, 300000]), "config.json.vocab_size", "ascend"),
     (config("llama4", text_config=None), "config.json.text_config", "holds its model there"),
-    ({"model_type": "gemma3", "text_config": {}}, "config.json.text_config.num_hidden_layers", "is missing"),
+    ({"model_type": "gemma3", "text_config": {"num_hidden_layers": "x"}}, "config.json.text_config.num_hidden_layers",
+     "is no size"),
 ]
 
 
@@ -259,10 +356,51 @@ def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_config_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "whisper"}')
+    path.write_text('{"model_type": "sonar"}')
     assert main(["advise", str(path), "--seq", "1", "--batch", "1", *GPUS]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "model_type: 'whisper' is not supported; use one of" in error
+    assert error.count("\n") == 1 and "model_type: 'sonar' is not supported; trace" in error
+
+
+@pytest.mark.parametrize("name", ["Config (2).JSON", "größe_1.json", "-.json", "模型.json"])
+def test_a_file_of_any_name_is_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(published("openai/clip-vit-large-patch14")))
+    assert main(["advise", str(path), "--batch", "64", *GPUS, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["workload"] == {"model": "clip", "family": "decoder", "parameters": pytest.approx(427.6e6, rel=0.001)}
+    assert any("one image of 224 x 224 pixels" in note for note in found["notes"])
+    assert main(["advise", str(path), "--batch", "64", *GPUS]) == 0
+    assert "428M parameters" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_config_of_many_labels_fits_into_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(published("microsoft/swin-large-patch4-window12-384-in22k"), indent=2))
+    assert path.stat().st_size > 256 * 1024
+    assert main(["advise", str(path), "--batch", "64", *GPUS]) == 0
+    assert "228M parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("whisper", "unknown model 'whisper'; give its config.json"),
+        ("my_model", "unknown model 'my_model'; `tilecast show models` lists them"),
+        ("model.safetensors", "holds weights, not what is computed with them; give the model's config.json"),
+        ("Llama3", "did you mean llama-3-8b?"),
+    ],
+)
+def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", name, "--batch", "1", *GPUS]) == 2
+    assert rest in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ai21labs/Jamba-v0.1", "tiiuae/Falcon-H1-0.5B-Base", "Qwen/Qwen2.5-VL-3B-Instruct"])
+def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
+    found = huggingface.model(published(name))
+    adapted = models.parameters(Workload(found, 128, 1, lora_rank=16)) / size(found)
+    assert 1.0005 < adapted < 1.05
 
 
 def job(**source: Any) -> dict[str, Any]:
@@ -291,7 +429,7 @@ def test_a_job_holds_its_config_or_says_where_it_is() -> None:
         ({"configMapKeyRef": {"name": "m", "key": "x"}}, "spec.model.huggingFace.configMapKeyRef.key", "it holds bro"),
         ({"configMapKeyRef": {"name": "m", "key": "broken"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
         ({"configMapKeyRef": {"name": "m", "key": "list"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
-        ({"config": {"model_type": "rwkv"}}, "spec.model.huggingFace.config.model_type", "use one of albert"),
+        ({"config": {"model_type": "sonar"}}, "spec.model.huggingFace.config.model_type", "trace the model"),
     ],
 )
 def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any], field: str, rest: str) -> None:

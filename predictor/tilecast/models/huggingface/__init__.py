@@ -24,6 +24,11 @@ def expressions_of(kind: str) -> tuple[str, ...]:
     return tuple(_tables()[kind]["read"].values())
 
 
+def defaults(kind: str) -> Mapping[str, Any]:
+    """The keys that transformers fills in where a config of that type leaves them out."""
+    return _defaults().get(kind, {})
+
+
 def is_config(document: Mapping[str, Any]) -> bool:
     """Whether a document is such a config rather than a Kubernetes object."""
     return "kind" not in document and any(key in document for key in _SIGNS)
@@ -53,7 +58,10 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
     try:
         if "architecture" in config and "model_type" not in config:
             return _of_timm(config, field)
-        return _read(_kind(config, field), config, field, config)
+        kind = _kind(config, field)
+        if parts.is_single(_tables()[kind]):
+            _check_stated(kind, config, field)
+        return _read(kind, config, field, config)
     except SpecError as error:
         known = _presets(config)
         if not known:
@@ -80,7 +88,7 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
     if isinstance(stated, str) and (named := _spelled().get(_letters(stated))):
         return named
     if isinstance(layer := config.get("ssm_cfg"), Mapping):
-        return "mamba2_ssm" if layer.get("layer") == "Mamba2" else "mamba_ssm"
+        return "*mamba2" if layer.get("layer") == "Mamba2" else "*mamba"
     if stated is None and (named := _of_class(heads.task(config))):
         return named
     if stated is None or isinstance(stated, str):
@@ -133,12 +141,24 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
     else:
         found = _single(kind, config, path)
     notes = [_sentence(table["assumed"])] if "assumed" in table else []
-    if kind.startswith("*"):
+    if kind in _GENERAL:
         notes.append(f"The model_type {config.get('model_type')!s:.40} is not known: it is read by its keys as a decoder.")
     if further := reading.count(config.get("num_nextn_predict_layers")):
         notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
     read = parts.towers(found, table.get("towers", ()), config, path, _read_tower)
     return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes))
+
+
+def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
+    """A file that states no dimension at all is not meant as the default of its type.
+
+    Raises:
+        SpecError: it is such a file.
+    """
+    read = _tables()[kind]["read"]
+    asked = [name for name in models.needs(_tables()[kind]["family"]) if name in read]
+    if not any(reading.value(read[name], config) is not None for name in asked):
+        raise SpecError(f"{path}.{reading.first_key(read[asked[0]])}", "is missing", f"a config of {kind} states it")
 
 
 def _language(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
@@ -156,6 +176,8 @@ def _language(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], pa
     return _read(own, {**inherited, **part}, f"{path}.{key}", part)
 
 
+_GENERAL = ("*", "*moe", "*latent")
+"""Tables for models of no known type."""
 _INHERITED = ("tie_word_embeddings",)
 
 
@@ -202,7 +224,7 @@ _NOT_DIMENSIONS = ("assumed", "towers", "language", "language_type", "within", "
 
 
 def _name(config: Mapping[str, Any], kind: str) -> str:
-    stated = config.get("_name_or_path") or config.get("model_type") or kind
+    stated = config.get("_name_or_path") or config.get("model_type") or config.get("_class_name") or kind.strip("*")
     return str(stated).rstrip("/").rpartition("/")[2][:63] or kind
 
 
