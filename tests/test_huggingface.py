@@ -308,8 +308,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (config("transfo-xl", cutoffs=[20000, 10000, 200000]), "config.json.cutoffs.1", "ascend"),
     (config("transfo-xl", cutoffs=[20000, 40000, 300000]), "config.json.vocab_size", "ascend"),
     (config("llama4", text_config=None), "config.json.text_config", "holds its model there"),
-    ({"model_type": "gemma3", "text_config": {"num_hidden_layers": "x"}}, "config.json.text_config.num_hidden_layers",
-     "is no size"),
+    (
+        {"model_type": "gemma3", "text_config": {"num_hidden_layers": "x"}},
+        "config.json.text_config.num_hidden_layers",
+        "is no size",
+    ),
 ]
 
 

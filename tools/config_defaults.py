@@ -22,8 +22,8 @@ _MOST = 8
 
 def main() -> None:
     """Print the file."""
-    print("# What transformers fills in where a `config.json` leaves a key out, of the keys that `types/` read: the defaults")
-    print(f"# of the configuration classes of transformers {transformers.__version__}, by `tools/config_defaults.py`.")
+    print("# What transformers fills in where a `config.json` leaves out a key that the tables of `types/` read: the")
+    print(f"# defaults of the classes of transformers {transformers.__version__}; `tools/config_defaults.py` writes it.")
     for kind in huggingface.supported():
         if kind not in transformers.CONFIG_MAPPING:
             continue

@@ -51,10 +51,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
         ("double", lambda walk: _double(walk, text, image, width, heads)),
         ("single", lambda walk: _single(walk, tokens, width, heads)),
     ]
-    repeats = {name: int(extra.get(f"{name}_layers", 0)) for name, _ in kinds}
+    counted = [(name, int(extra.get(f"{name}_layers", 0)), write) for name, write in kinds]
     return Graph(
         (_block("embedding", 1, embed, workload, shards),),
-        tuple(_block(f"{name}-layer", repeats[name], write, workload, shards) for name, write in kinds if repeats[name]),
+        tuple(_block(f"{name}-layer", repeat, write, workload, shards) for name, repeat, write in counted if repeat),
         (_block("head", 1, finish, workload, shards),),
         np.zeros(len(shards)),
         len(shards),

@@ -136,4 +136,3 @@ _NEEDS = {
     "rwkv": ("inner",),
     "local": ("window",),
 }
-

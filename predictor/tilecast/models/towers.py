@@ -24,8 +24,10 @@ def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Wo
         own = replace(workload, model=tower, sequence_length=1)
         found = build(own, shards)
         last = (_projector(own, shards),) if "projector" in tower.extra else found.last
-        for block in (*found.first, *found.layers, *last):
-            blocks.append(replace(block, name=f"tower{place + 1}-{block.name}", positions=()))
+        named = f"tower{place + 1}"
+        blocks += (
+            replace(block, name=f"{named}-{block.name}", positions=()) for block in (*found.first, *found.layers, *last)
+        )
         host += found.host_bytes_per_sample
     return replace(graph, first=(*blocks, *graph.first), host_bytes_per_sample=host)
 
@@ -36,7 +38,7 @@ def _projector(workload: Workload, shards: Shards) -> Block:
     different layers of the tower (DeepStack, arXiv 2406.04334)."""
     extra, numerics = workload.model.extra, Numerics.of(workload)
     inputs, inner = extra["projector_inputs"], extra["projector"]
-    rows = shards.micro_batch * extra["projector_tokens"]
+    rows = shards.micro_batch.astype(float) * extra["projector_tokens"]
     widths = [(inputs, inner)]
     if outputs := extra.get("projector_outputs", 0.0):
         widths.append((inner, outputs))
@@ -55,9 +57,9 @@ def _projector(workload: Workload, shards: Shards) -> Block:
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:
-    """The graph of an encoder of `extra.queries` (32) learned queries, which in every `extra.memory_every`-th layer look
-    at `extra.memory_tokens` (257) of `extra.memory_width`: the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section
-    3.1)."""
+    """The graph of an encoder of `extra.queries` (32) learned queries, which in every `extra.memory_every`-th layer
+    look at `extra.memory_tokens` (257) of `extra.memory_width`: the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597,
+    section 3.1)."""
     model, extra = workload.model, workload.model.extra
     queries = Rank.of(shards, extra.get("queries", 32.0))
     memory = Rank.of(shards, extra.get("memory_tokens", 257.0))

@@ -9,9 +9,10 @@ Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks
 
 `Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
 the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
-the experts that all tokens visit; and for attention that does not reach everywhere `sliding_window` or
-`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated); `global_projections` further dense layers make
-the queries, keys and values of an encoder's tokens that see all (Longformer, arXiv 2004.05150, section 3.1).
+the experts that all tokens visit; for attention that does not reach everywhere `sliding_window` or `attention_chunk`
+tokens, where every `global_every`-th layer sees all (none if it is not stated); and `global_projections` further dense
+layers that make the queries, keys and values of an encoder's tokens that see all (Longformer, arXiv 2004.05150, section
+3.1).
 """
 
 from __future__ import annotations
@@ -332,7 +333,8 @@ class Span:
         Under context parallelism ranks hold one early and one late piece of a causal sequence (zig-zag), so that all
         see half of it: as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence. A fused kernel skips what a
         window or a chunk hides: it is given pieces of that length, whose queries see as many keys on average as they
-        do in truth (without a causal mask a window reaches as far ahead as back). An unfused one computes the whole matrix and masks it.
+        do in truth (without a causal mask a window reaches as far ahead as back). An unfused one computes the whole
+        matrix and masks it.
         """
         queries = rank.sequence / rank.context
         chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))

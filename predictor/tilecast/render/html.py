@@ -75,7 +75,8 @@ def page(advice: Advice, found: Explanation | None, curves: Sequence[Curve]) -> 
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
     held = parameters(models.parameters(replace(workload, lora_rank=0)))
-    told = f"{workload.model.name}, {held} parameters, {workload.precision}, {count(workload.tokens_per_step)} {unit} a step"
+    batch = f"{count(workload.tokens_per_step)} {unit} a step"
+    told = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h1>{escape(request.name)}</h1>",
         f'<p class="soft">{escape(told)}; objective: {escape(request.objective)}</p>',

@@ -16,8 +16,9 @@ NEEDS = (
 
 
 def segformer(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, whose keys are of every `reduction1` ...
-    -th pixel of a row and a column; the decoder is `decoder` wide and tells `classes` apart at a quarter of the size."""
+    """Stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, whose keys are of every `reduction1`-th
+    ... pixel of a row and a column; the decoder is `decoder` wide and tells `classes` apart at a quarter of the size.
+    """
     reached = []
     for number, (kernel, stride) in enumerate(_STEMS, start=1):
         walk.conv(int(extra[f"width{number}"]), kernel, stride, bias=True)

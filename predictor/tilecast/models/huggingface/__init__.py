@@ -14,6 +14,7 @@ from tilecast import models
 from tilecast.models.huggingface import heads, parts, patterns, reading
 from tilecast.spec import Model, SpecError
 
+
 def supported() -> tuple[str, ...]:
     """Every `model_type` that can be read, and every `_class_name` of diffusers, in alphabetical order."""
     return tuple(sorted(name for name in _tables() if not name.startswith("*")))
@@ -75,7 +76,9 @@ def _of_timm(config: Mapping[str, Any], field: str) -> Model:
     name = str(config["architecture"])
     if models.is_preset(name):
         return models.preset(name)
-    raise SpecError(f"{field}.architecture", f"no preset is called {name[:60]!r}", "trace it: `tilecast trace` reads timm names")
+    raise SpecError(
+        f"{field}.architecture", f"no preset is called {name[:60]!r}", "trace it: `tilecast trace` reads timm names"
+    )
 
 
 def _kind(config: Mapping[str, Any], field: str) -> str:
@@ -91,9 +94,8 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
         return "*mamba2" if layer.get("layer") == "Mamba2" else "*mamba"
     if stated is None and (named := _of_class(heads.task(config))):
         return named
-    if stated is None or isinstance(stated, str):
-        if likely := _likely(config):
-            return likely
+    if (stated is None or isinstance(stated, str)) and (likely := _likely(config)):
+        return likely
     problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
     raise SpecError(f"{field}.model_type", problem, "trace the model with `tilecast trace`, or name a preset")
 
@@ -142,7 +144,9 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
         found = _single(kind, config, path)
     notes = [_sentence(table["assumed"])] if "assumed" in table else []
     if kind in _GENERAL:
-        notes.append(f"The model_type {config.get('model_type')!s:.40} is not known: it is read by its keys as a decoder.")
+        notes.append(
+            f"The model_type {config.get('model_type')!s:.40} is not known: it is read by its keys as a decoder."
+        )
     if further := reading.count(config.get("num_nextn_predict_layers")):
         notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
     read = parts.towers(found, table.get("towers", ()), config, path, _read_tower)
@@ -269,7 +273,7 @@ def _defaults() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _presets(config: Mapping[str, Any]) -> list[str]:
-    """Presets that a config may be of: by the name in it, or by layers, width and words, which are all numbers of it."""
+    """Presets that a config may be of: by the name in it, or by layers, width, heads and words, all numbers of it."""
     stated = str(config.get("_name_or_path", "")).rstrip("/")
     if stated and models.is_preset(stated):
         return [models.preset(stated).name]

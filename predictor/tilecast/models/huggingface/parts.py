@@ -69,9 +69,7 @@ def towers(
     return replace(model, towers=tuple(found), notes=tuple(notes))
 
 
-def _projected(
-    tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str
-) -> Model:
+def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
     """A tower with the projector of its table."""
     if "projector" not in table:
         return tower

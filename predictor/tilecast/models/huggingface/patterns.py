@@ -41,7 +41,8 @@ def _whole(config: Config, key: str, otherwise: int) -> int:
 
 def _places(config: Config, *keys: str) -> set[int]:
     """Numbers of layers listed under the first of the keys that has a list."""
-    found = next((config[key] for key in keys if isinstance(config.get(key), list)), [])
+    lists = (config[key] for key in keys if isinstance(config.get(key), list))
+    found: list[Any] = next(lists, [])
     return {place for place in found if isinstance(place, int)}
 
 
@@ -99,7 +100,12 @@ def _griffin(config: Config, layers: int) -> Pattern:
 
 
 def _minimax(config: Config, layers: int) -> Pattern:
-    words = {"linear_attention": "linear+moe", "full_attention": "attention+moe", "0": "linear+moe", "1": "attention+moe"}
+    words = {
+        "linear_attention": "linear+moe",
+        "full_attention": "attention+moe",
+        "0": "linear+moe",
+        "1": "attention+moe",
+    }
     usual = {"layer_types": ["linear_attention", "full_attention"]}
     return _listed({**usual, **config}, layers, words, "attn_type_list", "layer_types") or ()
 
