@@ -23,7 +23,7 @@ _MOST = 8
 def main() -> None:
     """Print the file."""
     print("# What transformers fills in where a `config.json` leaves out a key that the tables of `types/` read: the")
-    print(f"# defaults of the classes of transformers {transformers.__version__}; `tools/config_defaults.py` writes it.")
+    print(f"# defaults of the classes of transformers {transformers.__version__}, written by tools/config_defaults.py.")
     for kind in huggingface.supported():
         if kind not in transformers.CONFIG_MAPPING:
             continue
