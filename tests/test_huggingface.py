@@ -9,15 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import models
 from tilecast.cli import main
+from tilecast.graph import Graph, Shards
 from tilecast.manifests import trainingjob
 from tilecast.models import huggingface
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import Floats, SpecError, Workload
 
 
 def llama(**keys: Any) -> dict[str, Any]:
@@ -413,6 +415,82 @@ def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
     found = huggingface.model(published(name))
     adapted = models.parameters(Workload(found, 128, 1, lora_rank=16)) / size(found)
     assert 1.0005 < adapted < 1.05
+
+
+NEW = [
+    "state-spaces/mamba-130m", "ai21labs/Jamba-v0.1", "Zyphra/Zamba2-1.2B", "tiiuae/Falcon-H1-0.5B-Base",
+    "google/recurrentgemma-2b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-1.2B", "RWKV/rwkv-4-430m-pile",
+    "microsoft/deberta-v3-base", "xlnet/xlnet-base-cased", "openai/whisper-small", "facebook/sam-vit-base",
+    "Salesforce/blip2-opt-2.7b", "Qwen/Qwen2.5-VL-3B-Instruct", "facebook/convnext-tiny-224",
+    "nvidia/segformer-b0-finetuned-ade-512-512", "MiniMaxAI/MiniMax-Text-01",
+]  # fmt: skip
+"""One of each kind of layer that no preset has."""
+
+
+def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
+    """The graph of a published config over shards of those micro-batches and tensor-parallel sizes."""
+    found = huggingface.model(published(name))
+    ones = np.ones(len(micro), np.int64)
+    shards = Shards(np.array(micro), np.array(tensor), ones, ones, 0 * ones)
+    return models.build(Workload(found, 256 if found.vocab else 1, 1), shards)
+
+
+def work(built: Graph, column: str = "flops") -> Floats:
+    """FLOPs or bytes of one micro-batch, a number per shard."""
+    return sum(
+        (block.repeat * op.count * getattr(op.table, column)() for block in built.blocks for op in block.ops),
+        np.zeros(built.shards),
+    )
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_column_of_shards_is_each_shard_alone(name: str) -> None:
+    splits = [1, 1, 2] if huggingface.model(published(name)).heads % 2 == 0 else [1, 1, 1]
+    table = graph(name, [1, 4, 2], splits)
+    for place, (micro, tensor) in enumerate(zip([1, 4, 2], splits, strict=True)):
+        alone = graph(name, [micro], [tensor])
+        for column in ("flops", "bytes"):
+            assert work(table, column)[place] == pytest.approx(work(alone, column)[0], rel=1e-12)
+        for block, other in zip(table.blocks, alone.blocks, strict=True):
+            for key in ("parameters", "working_bytes"):
+                rows = np.broadcast_to(getattr(block, key), 3)
+                assert rows[place] == pytest.approx(getattr(other, key)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_twice_the_samples_are_twice_the_work_and_two_ranks_halve_it(name: str) -> None:
+    found = huggingface.model(published(name))
+    once, twice = work(graph(name, [8, 16], [1, 1]))
+    assert twice == pytest.approx(2 * once, rel=0.03)
+    if found.vocab and found.heads % 2 == 0 and not found.towers:
+        whole, half = work(graph(name, [8, 8], [1, 2]))
+        assert half == pytest.approx(whole / 2, rel=0.05)
+
+
+DENSE = [
+    "state-spaces/mamba-2.8b-hf", "state-spaces/mamba2-2.7b", "mistralai/Mamba-Codestral-7B-v0.1",
+    "tiiuae/Falcon-H1-7B-Base", "ibm-ai-platform/Bamba-9B-v1", "google/recurrentgemma-9b",
+    "nvidia/Nemotron-H-8B-Base-8K", "LiquidAI/LFM2-1.2B", "RWKV/rwkv-4-430m-pile",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_hybrid_takes_six_flops_for_each_parameter_that_multiplies(name: str) -> None:
+    """arXiv 2001.08361, section 2.1: each weight but the input embedding; chunks and attention add to it."""
+    found = huggingface.model(published(name))
+    weights = size(found) - (0.0 if found.tied_embeddings else found.vocab * found.hidden)
+    assert 0.99 <= work(graph(name, [1], [1]))[0] / (6 * weights * 256) < 1.15
+
+
+@pytest.mark.parametrize(
+    ("name", "forward"),
+    [("facebook/convnext-tiny-224", 4.5e9), ("microsoft/swin-tiny-patch4-window7-224", 4.5e9),
+     ("facebook/convnext-large-224", 34.4e9), ("facebook/sam-vit-base", 486e9)],
+)  # fmt: skip
+def test_networks_of_images_do_the_published_products(name: str, forward: float) -> None:
+    """Multiply-adds of a forward pass: arXiv 2201.03545, table 1; 2103.14030, table 1; segment-anything's encoder of
+    images. Training takes three times as many, two FLOPs each."""
+    assert work(graph(name, [1], [1]))[0] == pytest.approx(6 * forward, rel=0.1)
 
 
 def job(**source: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tilecast.graph import Graph, KernelTable, Op, Shards
 from tilecast.models import layers, transformer
 from tilecast.models.layers import Numerics
 from tilecast.models.transformer import Part, Rank
-from tilecast.spec import Workload
+from tilecast.spec import Floats, Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -48,9 +48,7 @@ def _attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, cau
     return replace(part, ops=ops, parameters=parameters)
 
 
-def _scores(
-    label: str, numerics: Numerics, rank: Rank, heads: np.ndarray, positions: float, head_dim: float
-) -> list[Op]:
+def _scores(label: str, numerics: Numerics, rank: Rank, heads: Floats, positions: float, head_dim: float) -> list[Op]:
     """Scores of every token, in each head, against the positions, and their two gradients."""
     batch, s = rank.micro_batch * heads, rank.sequence
     shapes = [(s, positions, head_dim)]
