@@ -172,7 +172,13 @@ def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
     transformers does not have are among the published configs."""
     defaults = huggingface.defaults(kind)
     held = {row["config"].get("model_type", row["config"].get("_class_name")) for row in PUBLISHED.values()}
-    nested = {"text_config": {}, "vision_config": {}, "audio_config": {}, "qformer_config": {}, "thinker_config": {}}
+    nested: dict[str, Any] = {
+        "text_config": {},
+        "vision_config": {},
+        "audio_config": {},
+        "qformer_config": {},
+        "thinker_config": {},
+    }
     try:
         found = huggingface.model({**nested, **defaults, "model_type": kind})
     except SpecError:
