@@ -182,7 +182,7 @@ def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
     try:
         found = huggingface.model({**nested, **defaults, "model_type": kind})
     except SpecError:
-        assert kind in held or not defaults or kind in ("glm4_moe", "glm4v_moe", "glm4v_moe_text")
+        assert kind in held or kind in ("glm4v_moe", "glm4v_moe_text", "transfo-xl", "whisper_encoder")
         return
     assert size(found) > 1e6
 
