@@ -147,6 +147,10 @@ def refuse(launcher: str, workload: Workload) -> None:
     if able.families and model.family not in able.families:
         remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
+    if able.families and (model.towers or "classes" in model.extra):
+        beside = "towers beside its language model" if model.towers else "a classifier as its head"
+        remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
+        raise SpecError("--launch", f"{launcher}'s script trains no {model.name}, which has {beside}", remedy)
     for what, value, known in (
         ("precision", workload.precision, able.precisions),
         ("execution", workload.execution, able.executions),
