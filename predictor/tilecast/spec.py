@@ -134,6 +134,8 @@ class Workload:
     """Limits the plans to what it executes; None leaves all that any framework does."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
+    bucket_mib: float | None = None
+    """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
 
     @property
     def is_mixed(self) -> bool:

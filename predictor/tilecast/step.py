@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilecast import collectives, frameworks, fuse, kernels
+from tilecast import collectives, frameworks, fuse, kernels, overlap
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
@@ -114,7 +114,6 @@ class Constants:
     launch_s: Mapping[str, tuple[float, float]]
     collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
-    hidden_share: float
     slowdown: float
     tensor_share: float
     pipelined_share: float
@@ -135,7 +134,6 @@ class Constants:
             {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
             {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
             {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
-            table["overlap"]["hidden_share"],
             table["overlap"]["slowdown"],
             table["overlap"]["tensor_share"],
             table["overlap"]["pipelined_share"],
@@ -769,40 +767,61 @@ def weight_bytes(workload: Workload, plans: Plans) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SyncSeconds(Columns):
-    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the gradients summed, the
-    gradients scattered, the weights gathered, the updated weights gathered."""
+    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the first bucket of the
+    gradients summed, and all others, the gradients scattered, the weights gathered, the updated weights gathered."""
 
+    first_s: Floats
     reduce_s: Floats
     scatter_s: Floats
     gather_s: Floats
     updated_s: Floats
+    first_share: Floats
+    """The share of the gradients that the first bucket holds."""
+    reduced: Floats
+    """How many buckets the others are."""
+    scattered: Floats
+    """How many buckets are scattered, and gathered once updated."""
 
 
 def sync_seconds(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, buckets: Floats, fitted: Constants
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    caps: overlap.Caps,
+    units: Floats,
+    fitted: Constants,
 ) -> SyncSeconds:
-    """Data-parallel collectives over the fullest stage, sharded ones in so many buckets, (n,)."""
+    """Data-parallel collectives over the fullest stage, (n,): gradients in buckets of at most `caps`, weights of sharded
+    models in so many `units`."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.trainable_share(plans)
-    inner = plans.tensor.astype(float)
-    dense_group = group_of(plans.replicas, inner, plans, pool)
-    expert_group = group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)
+    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans, pool))]
+    if experts.any():
+        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)))
+    ones, weight, gradient = np.ones(len(plans)), workload.weight_bytes, gradient_bytes(workload)
 
-    def both(collective: str, bytes_each: Floats | float, parts: Floats | float = 1.0) -> Floats:
-        def run(parameters: Floats, group: Group) -> Floats:
-            size = parameters * bytes_each / parts
-            seconds = collectives.seconds(collective, size, group, pool.intra, pool.inter)
-            return seconds * parts * fitted.factor["gradients"]
+    def run(collective: str, sizes: Sequence[Floats], parts: Sequence[Floats]) -> Floats:
+        total = np.zeros(len(plans))
+        for (_, group), size, count in zip(groups, sizes, parts, strict=False):
+            seconds = collectives.seconds(collective, size / count, group, pool.intra, pool.inter)
+            total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
+        return total
 
-        whole = run(everything - experts, dense_group)
-        return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
-
-    weight, gradient = workload.weight_bytes, gradient_bytes(workload)
+    held = [parameters for parameters, _ in groups]
+    sums = [parameters * gradient * trainable for parameters in held]
+    first = np.minimum(caps.first, sums[0])
+    rest = [sums[0] - first, *sums[1:]]
+    reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
     return SyncSeconds(
-        reduce_s=both("all_reduce", gradient * trainable),
-        scatter_s=both("reduce_scatter", gradient * trainable, buckets),
-        gather_s=both("all_gather", weight, buckets),
-        updated_s=both("all_gather", weight * trainable, buckets),
+        first_s=run("all_reduce", [first], [ones]) if caps.first.any() else np.zeros(len(plans)),
+        reduce_s=run("all_reduce", rest, reduced),
+        scatter_s=run("reduce_scatter", sums, scattered),
+        gather_s=run("all_gather", [parameters * weight for parameters in held], [units] * len(held)),
+        updated_s=run("all_gather", [parameters * weight * trainable for parameters in held], scattered),
+        first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
+        reduced=np.sum(reduced, axis=0),
+        scattered=np.sum(scattered, axis=0),
     )
 
 
@@ -813,15 +832,20 @@ def _at_stage(zero_stage: int, plans: Plans) -> Plans:
 
 @dataclass(frozen=True, slots=True)
 class _Shared(Columns):
-    """What plans of equal degrees share, (n,): seconds of the collectives over their replicas, 0 without any, and what
-    the weights of a rank ask."""
+    """What plans of equal degrees share, (n,): the collectives over their replicas, and what the weights of a rank
+    ask."""
 
+    first_s: Floats
+    """The parts of `SyncSeconds`, 0 without replicas."""
     reduce_s: Floats
     scatter_s: Floats
     gather_s: Floats
     updated_s: Floats
-    tail: Floats
-    """The share of a collective that is its last bucket, which nothing hides."""
+    first_share: Floats
+    reduced: Floats
+    scattered: Floats
+    units: Floats
+    """Blocks of a stage that are gathered one after the other."""
     update_s: Floats
     """The optimizer on all parameters of a stage, and on the rank's own share of them."""
     update_own_s: Floats
@@ -832,26 +856,35 @@ class _Shared(Columns):
     """The slowest of so many ranks against their mean."""
 
 
+_LEAST_UNITS = 4
+"""Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
+
+
 def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
-    layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
-    active = plans.replicas > 1
-    nil = np.zeros(len(plans))
-    sync = SyncSeconds(nil, nil, nil, nil)
-    if workload.training and active.any():
-        sync = sync_seconds(workload, sharded, plans, pool, layers, fitted)
+    blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
+    units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
     held, own = sharded.held_parameters(plans)
+    active, nil = plans.replicas > 1, np.zeros(len(plans))
+    sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
+    if workload.training and active.any():
+        gradient = gradient_bytes(workload)
+        caps = overlap.Caps.of(workload, plans, gradient, held * gradient * sharded.trainable_share(plans) / units)
+        sync = sync_seconds(workload, sharded, plans, pool, caps, units, fitted)
     return _Shared(
-        np.where(active, sync.reduce_s, 0.0),
-        np.where(active, sync.scatter_s, 0.0),
-        np.where(active, sync.gather_s, 0.0),
-        np.where(active, sync.updated_s, 0.0),
-        1.0 / np.maximum(layers, 4.0),
+        *(np.where(active, getattr(sync, name), 0.0) for name in _SECONDS),
+        sync.first_share,
+        sync.reduced,
+        sync.scattered,
+        units,
         optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
         optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),
         held,
         own,
         straggle(plans, fitted),
     )
+
+
+_SECONDS = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
 
 
 _FED = 0.147
@@ -868,27 +901,21 @@ def _gradient_sync(
     workload: Workload, plans: Plans, micro: _Micro, shared: _Shared, fitted: Constants
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
-    stage = plans.zero_stage
-    repeats = plans.gradient_accumulation
-    window = micro.backward_s * fitted.hidden_share
-
-    def exposed(busy: Floats, room: Floats) -> Floats:
-        """What does not fit behind the room; the last bucket never does."""
-        return np.maximum(busy - room, busy * shared.tail)
-
-    free = window if workload.overlap and frameworks.of(workload).overlap else np.zeros(1)
-    plain = exposed(shared.reduce_s, free)
+    stage, repeats = plans.zero_stage, plans.gradient_accumulation
+    backward, forward = micro.backward_s, np.maximum(micro.gpu_s - micro.backward_s, 0.0)
+    hides = float(workload.overlap and frameworks.of(workload).overlap)
+    plain = overlap.exposed(shared.reduce_s, shared.reduced, backward * hides, shared.first_s, shared.first_share)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     scatters = np.where(stage == 2, repeats, 1)
-    distributed = scatters * exposed(shared.scatter_s, free) + exposed(shared.updated_s, free * 0.5)
-    forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
+    distributed = scatters * overlap.exposed(shared.scatter_s, shared.scattered, backward * hides)
+    distributed = distributed + overlap.exposed(shared.updated_s, shared.scattered, forward * hides)
     both = shared.gather_s + shared.scatter_s
-    sharded = repeats * (exposed(shared.gather_s, forward) + exposed(both, window))
+    gathered = overlap.exposed(shared.gather_s, shared.units, forward)
+    sharded = repeats * (gathered + overlap.exposed(both, shared.units, backward))
     visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded))
+    reduced, scattered = shared.first_s + shared.reduce_s, scatters * shared.scatter_s + shared.updated_s
     whole = repeats * (shared.gather_s + both)
-    busy = np.where(
-        stage == 0, shared.reduce_s, np.where(stage < 3, scatters * shared.scatter_s + shared.updated_s, whole)
-    )
+    busy = np.where(stage == 0, reduced, np.where(stage < 3, scattered, whole))
     return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
 
 
