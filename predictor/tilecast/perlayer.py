@@ -305,7 +305,7 @@ def block_costs(
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
-            gpu_s + stall_s - backward_s,
+            gpu_s + stall_s + exchange_s - backward_s,
             backward_s,
             np.where((stage == 1) | (stage == 2), sync.updated_s, nil),
             np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),

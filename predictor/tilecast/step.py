@@ -599,7 +599,7 @@ def block_seconds(
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,). What blocks of
+    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,). What blocks of
     these plans exchange alike is priced once if `known` collects it."""
     known = {} if known is None else known
     again = np.zeros(len(plans))
@@ -640,7 +640,7 @@ def block_seconds(
         forward_gpu + backward_gpu,
         waits[0] + waits[1],
         exchanged["forward"] + exchanged["backward"],
-        backward_gpu + waits[1],
+        backward_gpu + waits[1] + exchanged["backward"],
     ]
 
 
@@ -792,8 +792,8 @@ def sync_seconds(
     units: Floats,
     fitted: Constants,
 ) -> SyncSeconds:
-    """Data-parallel collectives over the fullest stage, (n,): gradients in buckets of at most `caps`, weights of sharded
-    models in so many `units`."""
+    """Data-parallel collectives over the fullest stage, (n,): gradients in buckets of at most `caps`, weights of
+    sharded models in so many `units`."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.trainable_share(plans)
     groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans, pool))]
@@ -902,7 +902,7 @@ def _gradient_sync(
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
     stage, repeats = plans.zero_stage, plans.gradient_accumulation
-    backward, forward = micro.backward_s, np.maximum(micro.gpu_s - micro.backward_s, 0.0)
+    backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
     hides = float(workload.overlap and frameworks.of(workload).overlap)
     plain = overlap.exposed(shared.reduce_s, shared.reduced, backward * hides, shared.first_s, shared.first_share)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
