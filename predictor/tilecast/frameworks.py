@@ -108,6 +108,11 @@ class Framework:
     """Where each cell comes from."""
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether gradients are reduced in buckets of a size that can be chosen, rather than block by block."""
+        return self.bucket_elements > 0 or self.bucket_mib[1] > 0
+
+    @property
     def fused_accumulation(self) -> bool:
         """Whether the product for the gradient of a weight adds to what is there."""
         return self.wgrad_placeholders

@@ -40,15 +40,19 @@ class Caps(Columns):
         return cls(np.zeros(rows), np.full(rows, np.inf))
 
     @classmethod
+    def sized(cls, workload: Workload, sizes_mib: Floats) -> Caps:
+        """Buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
+        return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
+
+    @classmethod
     def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> Caps:
         """The buckets of a workload's framework, whose gradients have `gradient_bytes` an element. Where the framework
         has none, a bucket is what a block holds, `block_bytes` (n,)."""
         cells, rows = frameworks.of(workload), len(plans)
         if not (workload.overlap and cells.overlap):
             return cls.whole(rows)
-        if workload.bucket_mib is not None:
-            first = min(cells.bucket_mib[0], workload.bucket_mib) * MIB
-            return cls(np.full(rows, first), np.full(rows, workload.bucket_mib * MIB))
+        if workload.bucket_mib is not None and cells.has_buckets:
+            return cls.sized(workload, np.full(rows, workload.bucket_mib))
         if cells.bucket_mib[1]:
             first, rest = (np.full(rows, size * MIB) for size in cells.bucket_mib)
             return cls(first, rest)

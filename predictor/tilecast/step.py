@@ -451,9 +451,11 @@ class Steps:
         priced: KernelSeconds,
         fitted: Constants | None = None,
         alike: Alike | None = None,
+        caps: overlap.Caps | None = None,
     ) -> Steps:
         """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
-        what `Alike` says of the table, where that is at hand."""
+        what `Alike` says of the table, where that is at hand, and `caps` the buckets of each of its splits instead of
+        the framework's."""
         fitted = fitted or constants()
         alike = alike or Alike.of(sharded, plans, pool)
 
@@ -468,7 +470,7 @@ class Steps:
             fitted,
             alike,
             _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
-            _shared(workload, *at(alike.split.first), pool, fitted),
+            _shared(workload, *at(alike.split.first), pool, fitted, caps),
             boundary_seconds(workload, *at(alike.hop.first), pool),
             copied_bytes_per_s(pool.gpu, fitted),
             contention(pool),
@@ -513,6 +515,19 @@ class Steps:
             return found
         ratio, width = (column[self.alike.split.index[rows]] for column in self.calibrated)
         return found.corrected(ratio, width, repeats / stages * micro.roofline_s)
+
+
+def bucketed(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
+) -> Floats:
+    """Seconds of a step of one plan with buckets of each of k sizes, (k,). `sharded` and `plans` have one row."""
+    rows = np.zeros(len(sizes_mib), np.intp)
+    sharded, plans, fitted = sharded.take(rows), plans.take(rows), constants()
+    alike = Alike.of(sharded, plans, pool)
+    each = Distinct(np.arange(len(rows)), np.arange(len(rows)))
+    caps = overlap.Caps.sized(workload, np.array(sizes_mib, float))
+    steps = Steps.of(workload, sharded, plans, pool, priced, fitted, replace(alike, split=each), caps)
+    return steps.rows(slice(None)).total
 
 
 @dataclass(frozen=True, slots=True)
@@ -804,7 +819,7 @@ def sync_seconds(
     def run(collective: str, sizes: Sequence[Floats], parts: Sequence[Floats]) -> Floats:
         total = np.zeros(len(plans))
         for (_, group), size, count in zip(groups, sizes, parts, strict=False):
-            seconds = collectives.seconds(collective, size / count, group, pool.intra, pool.inter)
+            seconds = _exchanged(workload, collective, size / count, group, pool)
             total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
         return total
 
@@ -813,6 +828,7 @@ def sync_seconds(
     first = np.minimum(caps.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
     reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
+
     return SyncSeconds(
         first_s=run("all_reduce", [first], [ones]) if caps.first.any() else np.zeros(len(plans)),
         reduce_s=run("all_reduce", rest, reduced),
@@ -823,6 +839,15 @@ def sync_seconds(
         reduced=np.sum(reduced, axis=0),
         scattered=np.sum(scattered, axis=0),
     )
+
+
+def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
+    """Seconds of a collective over replicas, (n,); sums of gradients may be the work of a parameter server."""
+    if collective != "all_reduce" or workload.gradient_sync == "allReduce":
+        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+    servers = workload.parameter_servers or group.nodes
+    waits = workload.server_updates == "synchronous"
+    return collectives.serve(size, group, pool.intra, pool.inter, servers, waits=waits)
 
 
 def _at_stage(zero_stage: int, plans: Plans) -> Plans:
@@ -860,7 +885,15 @@ _LEAST_UNITS = 4
 """Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
 
 
-def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
+def _shared(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    fitted: Constants,
+    caps: overlap.Caps | None = None,
+) -> _Shared:
+    """What plans share; their gradients are reduced in buckets of at most `caps`, or as the framework does."""
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
     units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
     held, own = sharded.held_parameters(plans)
@@ -868,7 +901,8 @@ def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitt
     sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
     if workload.training and active.any():
         gradient = gradient_bytes(workload)
-        caps = overlap.Caps.of(workload, plans, gradient, held * gradient * sharded.trainable_share(plans) / units)
+        block_bytes = held * gradient * sharded.trainable_share(plans) / units
+        caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
         sync = sync_seconds(workload, sharded, plans, pool, caps, units, fitted)
     return _Shared(
         *(np.where(active, getattr(sync, name), 0.0) for name in _SECONDS),
