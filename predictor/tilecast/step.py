@@ -4,8 +4,8 @@
 
 With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B
 step takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473): the first term is split
-into computation, launch stalls and exposed communication, the second is the bubble. Gradient
-synchronisation hides behind the last micro-batch's backward pass; what does not hide is communication.
+into computation, launch stalls and exposed communication, the second is the bubble. Gradients
+hide behind the last micro-batch's backward pass, bucket by bucket (`overlap`); what does not hide is communication.
 Eager frameworks launch kernels one by one from the host: a pass takes no less than its launches.
 """
 
@@ -614,8 +614,8 @@ def block_seconds(
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,). What blocks of
-    these plans exchange alike is priced once if `known` collects it."""
+    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,).
+    What blocks of these plans exchange alike is priced once if `known` collects it."""
     known = {} if known is None else known
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))

@@ -1,4 +1,4 @@
-"""The size of gradient buckets with which the recommended plan is fastest, where that is clearly faster than its own."""
+"""The size of gradient buckets that makes the recommended plan fastest, where it is clearly faster than its own."""
 
 from __future__ import annotations
 

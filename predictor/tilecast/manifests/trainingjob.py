@@ -1022,18 +1022,18 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
 
 def _check_sync(training: Training) -> None:
     """The framework reduces gradients in buckets, or by servers, where the job says so."""
-    name = training.framework
+    name, is_served = training.framework, training.gradient_sync == "parameterServer"
+    if is_served and training.offload == "parameters":
+        problem = "offload parameters spreads gradients that a parameter server sums whole"
+        raise SpecError("spec.training.gradientSync", problem, "use allReduce, or another offload")
     if name is None:
         return
     if training.bucket_mib is not None and not FRAMEWORKS[name].has_buckets:
         raise SpecError("spec.training.bucketMiB", f"{name} reduces gradients block by block", "leave it out")
-    if training.gradient_sync == "parameterServer" and FRAMEWORKS[name].engine != "ddp":
+    if is_served and FRAMEWORKS[name].engine != "ddp":
         known = ", ".join(other for other, cells in FRAMEWORKS.items() if cells.engine == "ddp")
         problem = f"{name} has no parameter server"
         raise SpecError("spec.training.gradientSync", problem, f"use allReduce, or one of {known}")
-    if training.gradient_sync == "parameterServer" and training.offload != "none":
-        problem = f"offload {training.offload} spreads gradients that a parameter server sums whole"
-        raise SpecError("spec.training.gradientSync", problem, "use allReduce, or offload none")
 
 
 def _baseline(given: JobBaseline) -> Baseline:
