@@ -224,8 +224,7 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
         steps = step.Steps.of(job, sharded, plans, pool, priced)
         wire_s, step_s = (steps.shared.first_s + steps.shared.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
-        told = (updates, servers) if served else (None, 0)
-        found.append(Sync(way, *told, float(wire_s), float(step_s)))
+        found.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
     return tuple(found)
 
 

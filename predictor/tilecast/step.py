@@ -905,7 +905,11 @@ def _shared(
         caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
         sync = sync_seconds(workload, sharded, plans, pool, caps, units, fitted)
     return _Shared(
-        *(np.where(active, getattr(sync, name), 0.0) for name in _SECONDS),
+        np.where(active, sync.first_s, 0.0),
+        np.where(active, sync.reduce_s, 0.0),
+        np.where(active, sync.scatter_s, 0.0),
+        np.where(active, sync.gather_s, 0.0),
+        np.where(active, sync.updated_s, 0.0),
         sync.first_share,
         sync.reduced,
         sync.scattered,
@@ -916,9 +920,6 @@ def _shared(
         own,
         straggle(plans, fitted),
     )
-
-
-_SECONDS = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
 
 
 _FED = 0.147
