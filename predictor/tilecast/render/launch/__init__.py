@@ -162,6 +162,9 @@ def refuse(launcher: str, workload: Workload) -> None:
             if what == "execution" and others:
                 remedy += f", or launch it by {others}"
             raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
+    if workload.gradient_sync != "allReduce":
+        remedy = "use training.gradientSync allReduce, or leave --launch out"
+        raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
     if workload.lora_rank and not able.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 
