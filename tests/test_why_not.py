@@ -201,6 +201,7 @@ INPUTS = {
     "training.fusedLoss": 1,
     "training.offload": "optimizer",
     "training.framework": "fsdp2",
+    "training.gradientSync": "parameterServer",
     "plan.zeroStage": 2,
     "constraints.gpus": 8,
     "constraints.maxGpus": 8,
@@ -234,6 +235,13 @@ def test_faster_links_are_faster_and_leave_the_rest() -> None:
     slow_times, fast_times = (search.price(workload, plans, item).times for item in (POOLS[2], fast))
     assert (fast_times.communication <= slow_times.communication).all()
     assert fast_times.communication.sum() < 0.5 * slow_times.communication.sum()
+
+
+def test_a_job_with_servers_is_told_to_shard_without_them() -> None:
+    served = replace(LARGE, gradient_sync="parameterServer")
+    request = Request("served", served, plan=Stated.parse("dp=16", "plan"), constraints=Constraints(gpus=16))
+    told = {item.change.input for item in advise(request, POOLS).rejections if item.change}
+    assert "training.gradientSync" in told and not told & {"plan.zeroStage", "training.framework"}
 
 
 def test_a_framework_that_cannot_shard_is_told_one_that_can() -> None:

@@ -2,15 +2,15 @@
 
 DistributedDataParallel packs gradients into buckets in the order in which the backward pass makes them, and reduces one
 bucket after the other while the pass goes on (Li et al., VLDB 2020, section 3.2). Here gradients become ready evenly
-over the pass. A first bucket of share f of all bytes takes c0, and n equal ones take c each. Buckets wait for each
-other on the network, so the last is done when no bucket has waited for a later one than it had to:
+over the pass. A first bucket of share f of all bytes takes c0, and n equal ones take c each. Behind a pass of w seconds
 
     exposed = max(c, n c - w (1 - f) (1 - 1/n), c0 + n c - w (1 - f))
 
-behind a pass of w seconds: the three terms are the timelines in which the network is busy without a gap from the last
-bucket, from the first of the equal ones, and from the small one; between them the end is linear in the bucket where the
-gap ends. Weights gathered before the layers that need them are the same timeline, run backwards, so FSDP's prefetch of
-one block while the one before computes (Zhao et al., VLDB 2023, section 3.3) has the same law with f = 0.
+stays visible. From some bucket on, the network is busy without a gap: the three terms are the timelines in which that
+is the last bucket, the first of the equal ones, or the small one. The end is linear in the number of an equal bucket,
+so no other can be later. Weights gathered before the layers that need them are the same timeline, run backwards, so
+FSDP's prefetch of one block while the one before computes (Zhao et al., VLDB 2023, section 3.3) has the same law with
+f = 0.
 """
 
 from __future__ import annotations
