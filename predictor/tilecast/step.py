@@ -480,7 +480,7 @@ class Steps:
             else None,
         )
 
-    def rows(self, rows: slice) -> StepTimes:
+    def rows(self, rows: slice | Rows) -> StepTimes:
         """The steps of these rows of the table."""
         workload, fitted = self.workload, self.fitted
         plans = self.plans.take(rows)

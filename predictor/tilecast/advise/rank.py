@@ -99,7 +99,7 @@ class Field:
     """Those that the pool's GPU has units for."""
     variant: Ints
     """Index into `variants`."""
-    tables: tuple[Found | Priced, ...]
+    tables: tuple[Found, ...]
     """Where the rows come from."""
     table: Ints
     """Index into `tables`."""
@@ -190,12 +190,12 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         exactly: these plans instead of those that the search enumerates.
     """
     able = variants(request, pool)
-    every: list[tuple[int, Found | Priced]] = []
+    every: list[tuple[int, Found]] = []
     for index, workload in enumerate(able):
         wanted = _stated(request, workload, pool) if exactly is None else exactly
         if wanted is not None:
             if len(wanted):
-                every.append((index, search.price(workload, wanted, pool)))
+                every.append((index, search.those(workload, wanted, pool)))
             continue
         found = search.find(workload, pool, limits)
         every.append((index, found))
@@ -267,10 +267,7 @@ class Details:
             members = np.flatnonzero(table == index)
             place[members] = np.arange(len(members))
             among = rows[members]
-            workload, plans = found.variants[found.variant[among[0]]], found.plans.take(among)
-            # The graph of the whole table, so that no kernel is priced twice.
-            sharded = found.tables[source].sharded.take(found.origin[among])
-            priced.append(search.price_sharded(workload, sharded, plans, found.pool))
+            priced.append(found.tables[source].price(found.origin[among]))
         return cls(found, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
