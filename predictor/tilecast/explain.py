@@ -271,7 +271,7 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
                 Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
-        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0])
+        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         found.append(

@@ -23,7 +23,7 @@ import numpy as np
 
 from tilecast import collectives, frameworks, fuse, kernels
 from tilecast.collectives import Group
-from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
+from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.memo import Memo
 from tilecast.models import Sharded
@@ -279,12 +279,14 @@ def kernel_seconds(
 
 
 _PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
+_KERNELS: Memo[int, tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
 
 
 def _kernel_seconds(
     workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
 ) -> KernelSeconds:
-    table, rows = graph.kernels()
+    # The graph is kept beside its kernels, so that those of no other are taken for them.
+    table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
     recomputed = recomputed_share(workload)
@@ -410,7 +412,7 @@ class Alike:
     split: Distinct
     """Rows alike in all degrees, which share their weights' communication and update."""
     hop: Distinct
-    """Rows alike in shard, degrees and virtual stages, which share what stages hand over."""
+    """Rows alike in shard and degrees, which share what stages hand over."""
 
     @classmethod
     def of(cls, sharded: Sharded, plans: Plans, pool: Pool) -> Alike:
@@ -418,7 +420,7 @@ class Alike:
         cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool))
         stage = distinct(cell.index, plans.pipeline)
         split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
-        hop = distinct(sharded.index, split.index, plans.virtual_stages)
+        hop = distinct(sharded.index, split.index)
         return cls(cell.first, cell.index[stage.first], stage, split, hop)
 
 
@@ -486,7 +488,7 @@ class Steps:
         plans = self.plans.take(rows)
         micro = self.micro.take(self.alike.stage.index[rows])
         shared = self.shared.take(self.alike.split.index[rows])
-        boundary = self.boundary_s[self.alike.hop.index[rows]]
+        boundary = self.boundary_s[self.alike.hop.index[rows]] * plans.virtual_stages
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
         bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
@@ -704,7 +706,8 @@ def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
-    """Activations to the next stage and gradients back, per micro-batch, on the critical path of 1F1B."""
+    """Activations to the next stage and gradients back, per micro-batch and virtual stage, on the critical path of
+    1F1B, (n,)."""
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     group = group_of(
@@ -712,7 +715,7 @@ def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: P
     )
     size = sharded.gather(sharded.graph.boundary_bytes)
     one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
-    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
+    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0), 0.0)
 
 
 def gradient_bytes(workload: Workload) -> float:
@@ -788,7 +791,7 @@ def sync_seconds(
     dense_group = group_of(plans.replicas, inner, plans, pool)
     expert_group = group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)
 
-    def both(collective: str, bytes_each: Floats | float, parts: Floats | float = 1.0) -> Floats:
+    def both(collective: str, bytes_each: Floats, parts: Floats | float = 1.0) -> Floats:
         def run(parameters: Floats, group: Group) -> Floats:
             size = parameters * bytes_each / parts
             seconds = collectives.seconds(collective, size, group, pool.intra, pool.inter)
@@ -798,12 +801,9 @@ def sync_seconds(
         return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
 
     weight, gradient = workload.weight_bytes, gradient_bytes(workload)
-    return SyncSeconds(
-        reduce_s=both("all_reduce", gradient * trainable),
-        scatter_s=both("reduce_scatter", gradient * trainable, buckets),
-        gather_s=both("all_gather", weight, buckets),
-        updated_s=both("all_gather", weight * trainable, buckets),
-    )
+    # A reduce-scatter takes as long as an all-gather of as many bytes, so the three are one call.
+    shared = np.stack([gradient * trainable, np.broadcast_to(weight, len(plans)), weight * trainable])
+    return SyncSeconds(both("all_reduce", gradient * trainable), *both("all_gather", shared, buckets))
 
 
 def _at_stage(zero_stage: int, plans: Plans) -> Plans:
