@@ -252,9 +252,12 @@ class _Space:
     def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Bytes that each plan needs on a GPU, the upper end of their range, both (n,), and the bills behind them."""
         bills = self.bills.on(gpu)
-        context = bills.context[bills.state.index]
-        upper = memory.upper_bytes(self.reserved_bytes + context, bills.error)
-        return self.least_bytes + context, upper, bills
+        needed, upper = np.empty((2, len(self.plans)))
+        for rows in _chunks(self.plans):
+            context = bills.context[bills.state.index[rows]]
+            needed[rows] = self.least_bytes[rows] + context
+            upper[rows] = memory.upper_bytes(self.reserved_bytes[rows] + context, bills.error)
+        return needed, upper, bills
 
 
 _SPACES: Memo[tuple[Workload, int, int, int, bool, bool, Limits], _Space] = Memo(4)

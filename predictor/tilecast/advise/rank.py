@@ -203,7 +203,8 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
     every = [item for item in every if len(item[1].plans)]
 
     def column(name: str) -> Floats:
-        return np.concatenate([np.zeros(0), *(getattr(table, name) for _, table in every)])
+        parts = [getattr(table, name) for _, table in every]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
     plans = Plans.concatenate([table.plans for _, table in every]) if every else Plans.of()
     sizes = [len(table.plans) for _, table in every]
@@ -223,7 +224,7 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         launch_s=column("launch_s"),
         memory_bytes=column("memory_bytes"),
         upper_bytes=column("upper_bytes"),
-        fits=column("fits").astype(bool),
+        fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
     )
