@@ -177,7 +177,7 @@ def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sum
     copied = step.copied_seconds(workload, steps.shared.held, plans, steps.copied_bytes_per_s)
     waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
     stage_s = float((steps.micro.gpu_s + copied)[0])
-    exchanged_s = float((steps.micro.communication_s + steps.boundary_s)[0])
+    exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
     return Sums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
