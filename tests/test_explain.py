@@ -66,6 +66,16 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     assert exchanged == pytest.approx(float(priced.times.communication[0]))
 
 
+def test_virtual_stages_exchange_what_communication_is_made_of() -> None:
+    """With one replica no gradients are exchanged, so a stage's exchanges are all of the communication."""
+    plan = Plan(pipeline=4, virtual_stages=2, micro_batch=4, gradient_accumulation=16)
+    found, priced = explained(GPT, plan)
+    communication = float(priced.times.communication[0])
+    assert found.sums.gradients_s == pytest.approx(0.0, abs=1e-9 * communication)
+    assert found.sums.exchanged_s * 16 * found.sums.waited == pytest.approx(communication)
+    assert sum(one.seconds for one in found.exchanges) == pytest.approx(found.sums.exchanged_s)
+
+
 PLANS = {
     "one": Plan(micro_batch=4, gradient_accumulation=16),
     "replicas": Plan(data=8, micro_batch=4, gradient_accumulation=2),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from tilecast import memo, models, search
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.memo import Memo
-from tilecast.spec import Plan, Plans, Workload
+from tilecast.spec import Plan, Plans, Precision, Workload
 
 
 def test_a_result_is_made_once_for_equal_keys() -> None:
@@ -38,3 +41,18 @@ def test_what_is_kept_changes_no_price() -> None:
     assert [one.step_s[0] for one in after] == [one.step_s[0] for one in alone]
     assert [one.memory_bytes[0] for one in after] == [one.memory_bytes[0] for one in alone]
     assert after[0].step_s[0] != after[1].step_s[0]
+
+
+@pytest.mark.parametrize(("precision", "names"), [("bf16", ("a100-80", "l4")), ("fp8", ("h100-sxm", "b200"))])
+def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names: tuple[str, str]) -> None:
+    pools = []
+    for name in names:
+        gpu = find_gpu(name)
+        pools.append(Pool(name, gpu, 8, 2, find_link(gpu.intra_link), find_link("infiniband-hdr-8x200")))
+    job = Workload(models.preset("llama-2-7b"), 2048, 64, precision)
+    memo.forget()
+    for pool in pools:
+        found = search.find(job, pool)
+        alone = search.price(job, found.plans, pool)
+        assert np.array_equal(found.memory_bytes, alone.memory_bytes)
+        assert np.array_equal(found.upper_bytes, alone.upper_bytes)

@@ -195,7 +195,7 @@ def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sum
     copied = step.copied_seconds(workload, steps.shared.held, plans, steps.copied_bytes_per_s)
     waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
     stage_s = float((steps.micro.gpu_s + copied)[0])
-    exchanged_s = float((steps.micro.communication_s + steps.boundary_s)[0])
+    exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
     return Sums(
         stage_s=stage_s,
         exchanged_s=exchanged_s,
@@ -311,7 +311,7 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
                 Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
-        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0])
+        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         found.append(

@@ -108,13 +108,18 @@ class Footprint:
         return states + self.activations + self.working + self.buffers
 
     @property
+    def least(self) -> Floats:
+        """What the allocator cannot do without."""
+        return self.allocated + self.fragmentation
+
+    @property
     def total(self) -> Floats:
-        return self.allocated + self.fragmentation + self.context
+        return self.least + self.context
 
     @property
     def reserved(self) -> Floats:
         """What an allocator with room holds."""
-        return self.allocated + self.fragmentation + self.cached
+        return self.least + self.cached
 
     @property
     def device(self) -> Floats:
@@ -129,18 +134,23 @@ class Footprint:
     @property
     def upper(self) -> Floats:
         """The upper end: no plan whose upper end fits needs its allocator to give anything back."""
-        return self.device * (1.0 + self.error)
+        return upper_bytes(self.device, self.error)
 
     def spans(self, figure: Figure) -> tuple[Floats, Floats]:
         """The range of one of the three figures, both ends (n,): from what the plan cannot do without to what an
         allocator with room holds, each with the bill's error."""
-        least = {"allocated": self.allocated, "reserved": self.allocated + self.fragmentation, "device": self.total}
+        least = {"allocated": self.allocated, "reserved": self.least, "device": self.total}
         return least[figure] * (1.0 - self.error), getattr(self, figure) * (1.0 + self.error)
 
     def items(self, row: int) -> dict[str, float]:
         """One plan's bill, in bytes: the lines that sum to its total."""
         names = (item.name for item in fields(self) if item.name not in ("cached", "error"))
         return {name: float(getattr(self, name)[row]) for name in names}
+
+
+def upper_bytes(device: Floats, error: float) -> Floats:
+    """The upper end of the range of what a device reports of a run, with such an error of the bill."""
+    return device * (1.0 + error)
 
 
 def usable_bytes(gpu: Gpu) -> float:
@@ -191,13 +201,15 @@ class Bills:
     """The bills of a plan table but for what is each plan's own. Plans share most of their bytes, so each formula is
     evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
 
-    training: bool
+    workload: Workload
     error: float
     cached_share: float
     plans: Plans
     state: Distinct
     """Rows alike in degrees and ZeRO stage: those share weights, gradients and optimizer states."""
     states: _States
+    context: Floats
+    """Of each of those rows, what libraries and communicators take."""
     kept: Distinct
     """Rows alike in shard, recomputation and pipeline: those share what a micro-batch keeps."""
     micro: _Micro
@@ -216,17 +228,22 @@ class Bills:
             return sharded.take(rows), plans.take(rows)
 
         states, micro = _states(workload, *at(state.first), gpu), _micro(workload, *at(kept.first))
+        context = context_bytes(workload, plans.take(state.first), gpu)
         share = VARIED if "largest_image" in workload.model.extra else CACHED
         cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
-        return cls(workload.training, framework.memory_error, cached, plans, state, states, kept, micro)
+        return cls(workload, framework.memory_error, cached, plans, state, states, context, kept, micro)
 
-    def rows(self, rows: slice) -> Footprint:
+    def on(self, gpu: Gpu) -> Bills:
+        """The bills on another GPU that holds weights alike (`reads_either`)."""
+        return replace(self, context=context_bytes(self.workload, self.plans.take(self.state.first), gpu))
+
+    def rows(self, rows: slice | Rows) -> Footprint:
         """The bills of these rows of the table."""
         plans = self.plans.take(rows)
         states = self.states.take(self.state.index[rows])
         micro = self.micro.take(self.kept.index[rows])
         activations = np.zeros(len(plans))
-        if self.training:
+        if self.workload.training:
             # 1F1B keeps p micro-batches on the first stage; interleaving v stages a little more
             # (Megatron-LM, theoretical_memory_usage.py: 1 + (p - 1) / (p v)).
             stages = plans.pipeline.astype(float)
@@ -247,7 +264,7 @@ class Bills:
             working,
             states.buffers,
             FRAGMENTATION * dynamic,
-            states.context,
+            self.context[self.state.index[rows]],
             np.where(self.cached_share > 0, self.cached_share * dynamic + micro.workspace, 0.0),
             self.error,
         )
@@ -278,7 +295,6 @@ class _States(Columns):
     update: Floats
     """Temporary tensors of the weight update."""
     buffers: Floats
-    context: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +368,7 @@ def _states(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu | None)
     reduced = np.where((plans.zero_stage >= 2) & (plans.replicas > 1) & spreads, whole, 0.0)
     return _States(
         zero if offloads else held, gradients, optimizer, gathered, reduced, update,
-        _buffers(workload, sharded, plans, each, parameters * trainable), context_bytes(workload, plans, gpu),
+        _buffers(workload, sharded, plans, each, parameters * trainable),
     )  # fmt: skip
 
 
@@ -373,18 +389,23 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gp
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * layers * whole)
 
 
+def reads_either(gpu: Gpu) -> bool:
+    """Whether FP8 products read a weight by rows and by columns alike, so that one copy of it is enough."""
+    return gpu.architecture == "blackwell" and gpu.compute_capability < 12
+
+
 def _fp8_bytes(workload: Workload, framework: Framework, gpu: Gpu | None) -> float:
     """What FP8 adds to the bytes of a layer's weight. A copy by columns beside that by rows is what products of Hopper
     and Ada need; Blackwell's read either (Transformer Engine, pytorch/csrc/extensions/util.cpp:
     non_tn_fp8_gemm_supported)."""
     if workload.precision != "fp8":
         return 0.0
-    reads_either = gpu is not None and gpu.architecture == "blackwell" and gpu.compute_capability < 12
+    either = gpu is not None and reads_either(gpu)
     # Kernels of one's own are Transformer Engine's, with weights in FP8 alone as in MLPerf's code.
     alone = framework.fp8_weights_alone or (workload.framework is None and workload.fused_kernels)
     if alone:
-        return -1.0 if reads_either else 0.0
-    return framework.fp8_weight_bytes * (0.5 if reads_either else 1.0)
+        return -1.0 if either else 0.0
+    return framework.fp8_weight_bytes * (0.5 if either else 1.0)
 
 
 def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, trainable: Floats) -> Floats:

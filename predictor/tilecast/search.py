@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import frameworks, fuse, memory, models, step
-from tilecast.hardware import Pool
+from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
 from tilecast.memory import Footprint
@@ -76,7 +76,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Every plan of a pool with its price, as columns of shape (n,); `price` tells any of the rows in full."""
+    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full."""
 
     plans: Plans
     sharded: Sharded
@@ -87,8 +87,11 @@ class Found:
     upper_bytes: Floats
     """The upper end of the memory's range."""
     usable_bytes: float
-    is_bounded: bool = False
+    is_bounded: bool
     """Whether there were more plans than the limit, so that not every node count was tried."""
+    _steps: step.Steps | None
+    """What the prices were put together from; None of an empty table."""
+    _bills: memory.Bills
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -96,6 +99,17 @@ class Found:
     @property
     def fits(self) -> Mask:
         return self.memory_bytes <= self.usable_bytes
+
+    def price(self, rows: Ints) -> Priced:
+        """Some of the rows in full, in the order given.
+
+        Raises:
+            IndexError: the table has no rows.
+        """
+        if self._steps is None:
+            raise IndexError("a table of no plans has no rows")
+        parts = self.plans.take(rows), self.sharded.take(rows), self._steps.rows(rows), self._bills.rows(rows)
+        return Priced(*parts, self.usable_bytes)
 
 
 Dimension = Literal["recomputation", "zero", "tensor", "expert"]
@@ -165,7 +179,16 @@ def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    return _FOUND.get((workload, pool, limits), lambda: _find(workload, pool, limits))
+    return _FOUND.get((workload, pool, limits), lambda: _found(workload, _space(workload, pool, limits), pool))
+
+
+def those(workload: Workload, plans: Plans, pool: Pool) -> Found:
+    """Given plans instead of those that `find` enumerates.
+
+    Raises:
+        SpecError: the pool's GPU cannot run the workload's precision.
+    """
+    return _found(workload, _Space.of(workload, plans, False, pool), pool)
 
 
 def fitting(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
@@ -176,17 +199,19 @@ def fitting(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
     """
     pool.gpu.peak(workload.precision)
     space = _space(workload, pool, limits)
-    return space.plans.take(space.memory_bytes <= memory.usable_bytes(pool.gpu))
+    needed, _, _ = space.needed(pool.gpu)
+    return space.plans.take(needed <= memory.usable_bytes(pool.gpu))
 
 
 def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
-    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, bool(pool.gpu.mig), limits
-    return _SPACES.get(key, lambda: _Space.of(workload, pool, limits))
+    gpu = pool.gpu
+    alike = bool(gpu.mig), memory.reads_either(gpu)
+    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *alike, limits
+    return _SPACES.get(key, lambda: _Space.of(workload, *_enumerate(workload, pool, limits), pool))
 
 
-def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
-    space = _space(workload, pool, limits)
-    plans = space.plans
+def _found(workload: Workload, space: _Space, pool: Pool) -> Found:
+    plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
         priced = step.kernel_seconds(workload, space.sharded, pool.gpu)
@@ -194,10 +219,11 @@ def _find(workload: Workload, pool: Pool, limits: Limits) -> Found:
         for rows in _chunks(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
-    for column in (step_s, launch_s):
+    needed, upper, bills = space.needed(pool.gpu)
+    for column in (step_s, launch_s, needed, upper):
         column.setflags(write=False)  # it is handed out more than once
-    needed = space.memory_bytes, space.upper_bytes
-    return Found(plans, space.sharded, step_s, launch_s, *needed, memory.usable_bytes(pool.gpu), space.is_bounded)
+    usable = memory.usable_bytes(pool.gpu)
+    return Found(plans, space.sharded, step_s, launch_s, needed, upper, usable, space.is_bounded, steps, bills)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,26 +234,33 @@ class _Space:
     is_bounded: bool
     sharded: Sharded
     alike: step.Alike
-    memory_bytes: Floats
-    upper_bytes: Floats
+    bills: memory.Bills
+    least_bytes: Floats
+    """What a plan cannot do without, and what an allocator with room holds, both without the GPU's context."""
+    reserved_bytes: Floats
 
     @classmethod
-    def of(cls, workload: Workload, pool: Pool, limits: Limits) -> _Space:
-        plans, is_bounded = _enumerate(workload, pool, limits)
-        memory_bytes, upper_bytes = np.empty((2, len(plans)))
+    def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
+        least, reserved = np.empty((2, len(plans)))
         sharded = models.shard(workload, plans)
-        if len(plans):
-            bills = memory.Bills.of(workload, sharded, plans, pool.gpu)
-            for rows in _chunks(plans):
-                bill = bills.rows(rows)
-                memory_bytes[rows], upper_bytes[rows] = bill.total, bill.upper
-        for column in (memory_bytes, upper_bytes):
-            column.setflags(write=False)
-        alike = step.Alike.of(sharded, plans, pool)
-        return cls(plans, is_bounded, sharded, alike, memory_bytes, upper_bytes)
+        bills = memory.Bills.of(workload, sharded, plans, pool.gpu)
+        for rows in _chunks(plans):
+            bill = bills.rows(rows)
+            least[rows], reserved[rows] = bill.least, bill.reserved
+        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool), bills, least, reserved)
+
+    def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
+        """Bytes that each plan needs on a GPU, the upper end of their range, both (n,), and the bills behind them."""
+        bills = self.bills.on(gpu)
+        needed, upper = np.empty((2, len(self.plans)))
+        for rows in _chunks(self.plans):
+            context = bills.context[bills.state.index[rows]]
+            needed[rows] = self.least_bytes[rows] + context
+            upper[rows] = memory.upper_bytes(self.reserved_bytes[rows] + context, bills.error)
+        return needed, upper, bills
 
 
-_SPACES: Memo[tuple[Workload, int, int, int, bool, Limits], _Space] = Memo(4)
+_SPACES: Memo[tuple[Workload, int, int, int, bool, bool, Limits], _Space] = Memo(4)
 _FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
 
 

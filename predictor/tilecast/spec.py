@@ -348,7 +348,7 @@ def distinct(*columns: Ints) -> Distinct:
     return Distinct(first, np.repeat(code, np.diff(heads, append=rows)))
 
 
-_ROOM = 1 << 16
+_ROOM = 1 << 14
 """Numbers that it is always worth keeping a table of."""
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from tilecast import collectives, frameworks, fuse, kernels, overlap
 from tilecast.collectives import Group
-from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
+from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op, Transfer
 from tilecast.hardware import Gpu, Pool
 from tilecast.memo import Memo
 from tilecast.models import Sharded
@@ -277,12 +277,14 @@ def kernel_seconds(
 
 
 _PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
+_KERNELS: Memo[int, tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
 
 
 def _kernel_seconds(
     workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
 ) -> KernelSeconds:
-    table, rows = graph.kernels()
+    # The graph is kept beside its kernels, so that those of no other are taken for them.
+    table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
     times = timed or kernels.seconds(table, gpu)
     forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
     recomputed = recomputed_share(workload)
@@ -408,7 +410,7 @@ class Alike:
     split: Distinct
     """Rows alike in all degrees, which share their weights' communication and update."""
     hop: Distinct
-    """Rows alike in shard, degrees and virtual stages, which share what stages hand over."""
+    """Rows alike in shard and degrees, which share what stages hand over."""
 
     @classmethod
     def of(cls, sharded: Sharded, plans: Plans, pool: Pool) -> Alike:
@@ -416,7 +418,7 @@ class Alike:
         cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool))
         stage = distinct(cell.index, plans.pipeline)
         split = distinct(plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data)
-        hop = distinct(sharded.index, split.index, plans.virtual_stages)
+        hop = distinct(sharded.index, split.index)
         return cls(cell.first, cell.index[stage.first], stage, split, hop)
 
 
@@ -480,13 +482,13 @@ class Steps:
             else None,
         )
 
-    def rows(self, rows: slice) -> StepTimes:
+    def rows(self, rows: slice | Rows) -> StepTimes:
         """The steps of these rows of the table."""
         workload, fitted = self.workload, self.fitted
         plans = self.plans.take(rows)
         micro = self.micro.take(self.alike.stage.index[rows])
         shared = self.shared.take(self.alike.split.index[rows])
-        boundary = self.boundary_s[self.alike.hop.index[rows]]
+        boundary = self.boundary_s[self.alike.hop.index[rows]] * plans.virtual_stages
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s + boundary * (stages - 1) - micro.slowest_s) / plans.virtual_stages
         bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
@@ -717,7 +719,8 @@ def group_of(ranks: Floats, inner: Floats, plans: Plans, pool: Pool) -> Group:
 
 
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
-    """Activations to the next stage and gradients back, per micro-batch, on the critical path of 1F1B."""
+    """Activations to the next stage and gradients back, per micro-batch and virtual stage, on the critical path of
+    1F1B, (n,)."""
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
     group = group_of(
@@ -725,7 +728,7 @@ def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: P
     )
     size = sharded.gather(sharded.graph.boundary_bytes)
     one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
-    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0) * plans.virtual_stages, 0.0)
+    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0), 0.0)
 
 
 def gradient_bytes(workload: Workload) -> float:

@@ -162,7 +162,7 @@ def simplicity(found: Field) -> tuple[Ints, ...]:
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
     several = np.sum([degree > 1 for degree in degrees], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
-    return found.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, plans.gpus
+    return found.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, found.gpus
 
 
 HALF, THIRD = 1 / 2, 1 / 3

@@ -37,9 +37,8 @@ PRICED = ("cost", "cheapestBeforeDeadline", "fastestWithinBudget")
 _UNLIMITED = Limits()
 
 
-def within(plans: Plans, pool: Pool, limits: Constraints) -> Mask:
-    """Which plans of a pool keep a job's constraints, (n,)."""
-    gpus = plans.gpus
+def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
+    """Which plans of a pool, on so many GPUs each, keep a job's constraints, (n,)."""
     kept = np.ones(len(plans), dtype=bool)
     if limits.gpus is not None:
         kept &= gpus == limits.gpus
@@ -99,13 +98,14 @@ class Field:
     """Those that the pool's GPU has units for."""
     variant: Ints
     """Index into `variants`."""
-    tables: tuple[Found | Priced, ...]
+    tables: tuple[Found, ...]
     """Where the rows come from."""
     table: Ints
     """Index into `tables`."""
     origin: Ints
     """The row there."""
     plans: Plans
+    gpus: Ints
     step_s: Floats
     launch_s: Floats
     memory_bytes: Floats
@@ -122,10 +122,6 @@ class Field:
         """The chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, plans=self.plans.take(rows), **columns)
-
-    @property
-    def gpus(self) -> Ints:
-        return self.plans.gpus
 
     @property
     def hourly(self) -> Floats:
@@ -148,7 +144,7 @@ class Field:
 
     def within(self, limits: Constraints) -> Mask:
         """Which plans keep the job's constraints."""
-        return within(self.plans, self.pool, limits)
+        return within(self.plans, self.gpus, self.pool, limits)
 
     def value(self, request: Request) -> Floats:
         """What the objective makes least, (n,); NaN where a price is missing."""
@@ -177,7 +173,9 @@ class Field:
         return kept
 
 
-_COLUMNS = ("variant", "table", "origin", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps")
+_COLUMNS = (
+    "variant", "table", "origin", "gpus", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps",
+)  # fmt: skip
 
 
 def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
@@ -190,12 +188,12 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         exactly: these plans instead of those that the search enumerates.
     """
     able = variants(request, pool)
-    every: list[tuple[int, Found | Priced]] = []
+    every: list[tuple[int, Found]] = []
     for index, workload in enumerate(able):
         wanted = _stated(request, workload, pool) if exactly is None else exactly
         if wanted is not None:
             if len(wanted):
-                every.append((index, search.price(workload, wanted, pool)))
+                every.append((index, search.those(workload, wanted, pool)))
             continue
         found = search.find(workload, pool, limits)
         every.append((index, found))
@@ -205,8 +203,10 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
     every = [item for item in every if len(item[1].plans)]
 
     def column(name: str) -> Floats:
-        return np.concatenate([np.zeros(0), *(getattr(table, name) for _, table in every)])
+        parts = [getattr(table, name) for _, table in every]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
 
+    plans = Plans.concatenate([table.plans for _, table in every]) if every else Plans.of()
     sizes = [len(table.plans) for _, table in every]
     variant = np.repeat([index for index, _ in every], sizes).astype(np.int64)
     batches = np.array([float(item.global_batch) for item in able])
@@ -218,12 +218,13 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         tables=tuple(table for _, table in every),
         table=np.repeat(np.arange(len(every)), sizes),
         origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
-        plans=Plans.concatenate([table.plans for _, table in every]) if every else Plans.of(),
+        plans=plans,
+        gpus=plans.gpus,
         step_s=column("step_s"),
         launch_s=column("launch_s"),
         memory_bytes=column("memory_bytes"),
         upper_bytes=column("upper_bytes"),
-        fits=column("fits").astype(bool),
+        fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
     )
@@ -267,10 +268,7 @@ class Details:
             members = np.flatnonzero(table == index)
             place[members] = np.arange(len(members))
             among = rows[members]
-            workload, plans = found.variants[found.variant[among[0]]], found.plans.take(among)
-            # The graph of the whole table, so that no kernel is priced twice.
-            sharded = found.tables[source].sharded.take(found.origin[among])
-            priced.append(search.price_sharded(workload, sharded, plans, found.pool))
+            priced.append(found.tables[source].price(found.origin[among]))
         return cls(found, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
@@ -341,17 +339,19 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
     chosen: list[tuple[Field, int]] = []
     points: list[tuple[float, float, float]] = []
     for found, kept in everything:
-        seconds = found.step_s * request.workload.global_batch / found.batch
-        cost = found.hourly * seconds if len(currencies) == 1 else np.full(len(found), np.nan)
         # On one pool the cost is time times GPUs, so the fastest plan of each count stands for all of that count.
         rows = np.flatnonzero(kept)
-        gpus, own = found.gpus[rows], seconds[rows]
+        gpus, own = found.gpus[rows], found.step_s[rows] * request.workload.global_batch / found.batch[rows]
         least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
         np.minimum.at(least, gpus, own)
-        rows = rows[own == least[gpus]]
-        for row in rows[np.unique(found.gpus[rows], return_index=True)[1]]:
-            chosen.append((found, int(row)))
-            points.append((float(seconds[row]), float(np.nan_to_num(cost[row], nan=np.inf)), float(found.gpus[row])))
+        fastest = np.flatnonzero(own == least[gpus])
+        for place in fastest[np.unique(gpus[fastest], return_index=True)[1]]:
+            row, seconds = int(rows[place]), float(own[place])
+            price = found.pool.price_per_gpu_hour if len(currencies) == 1 else None
+            chosen.append((found, row))
+            points.append(
+                (seconds, np.inf if price is None else float(gpus[place]) * price * seconds, float(gpus[place]))
+            )
     if not points:
         return []
     axes = np.array(points)

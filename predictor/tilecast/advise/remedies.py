@@ -122,7 +122,7 @@ def _is_open(request: Request, pool: Pool) -> bool:
 def _is_held(request: Request, pool: Pool, count: int) -> bool:
     """Whether so many GPUs hold a plan that keeps the job's constraints."""
     fitting = (search.fitting(one, pool, Limits(gpus=count)) for one in variants(request, pool))
-    return any(within(plans, pool, request.constraints).any() for plans in fitting)
+    return any(within(plans, plans.gpus, pool, request.constraints).any() for plans in fitting)
 
 
 def _counts(pool: Pool, most: int) -> list[int]:

@@ -239,7 +239,7 @@ def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, 
 
 
 def _row(found: Field, plan: Plan, variant: int) -> int:
-    rows = np.flatnonzero((found.plans.gpus == plan.gpus) & (found.variant == variant))
+    rows = np.flatnonzero((found.gpus == plan.gpus) & (found.variant == variant))
     one = Plans.of(plan)
     for name in Plans.__dataclass_fields__:
         rows = rows[getattr(found.plans, name)[rows] == getattr(one, name)[0]]
