@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -169,9 +170,10 @@ def constants() -> Constants:
     return Constants.of(_table())
 
 
-def constants_with(moved: Mapping[str, float]) -> Constants:
-    """The fitted constants with some of them, by their dotted paths in the file, at other values."""
-    table = _table()
+def constants_with(moved: Mapping[str, float], table: Mapping[str, Any] | None = None) -> Constants:
+    """The constants of a table, the fitted ones if absent, with some of them, by their dotted paths, at other
+    values."""
+    table = _table() if table is None else deepcopy(dict(table))
     for path, value in moved.items():
         *sections, name = path.split(".")
         place = table
@@ -181,9 +183,9 @@ def constants_with(moved: Mapping[str, float]) -> Constants:
     return Constants.of(table)
 
 
-def moved(places: Sequence[str], factor: float) -> dict[str, float]:
-    """The fitted constants at those dotted paths times a factor, by their paths; a place that is a section means all
-    that stand in it."""
+def moved(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """The constants of a table, the fitted ones if absent, at those dotted paths times a factor, by their paths; a
+    place that is a section means all that stand in it."""
 
     def under(path: str, value: Any) -> dict[str, float]:
         if not isinstance(value, dict):
@@ -192,7 +194,7 @@ def moved(places: Sequence[str], factor: float) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for path in places:
-        value: Any = _table()
+        value: Any = _table() if table is None else table
         for key in path.split("."):
             value = value[key]
         found |= under(path, value)
