@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import models
 from tilecast.cli import main
+from tilecast.graph import Graph, Shards
 from tilecast.manifests import trainingjob
 from tilecast.models import huggingface
-from tilecast.spec import SpecError, Workload
+from tilecast.spec import Floats, SpecError, Workload
 
 
 def llama(**keys: Any) -> dict[str, Any]:
@@ -146,8 +149,115 @@ def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
         assert found.extra.get(name, 0) == pytest.approx(preset.extra.get(name, found.extra.get(name, 0)), rel=0.001)
 
 
-def test_every_supported_type_is_tested() -> None:
-    assert set(CONFIGS) | {"electra"} == set(huggingface.supported())
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "configs.json").read_text())
+"""Configs as they are published, by the name on the Hub, with the model's parameters and where these are from."""
+
+
+def published(name: str) -> dict[str, Any]:
+    row = PUBLISHED[name]
+    labels = {"id2label": {str(place): f"label {place}" for place in range(row["labels"])}} if "labels" in row else {}
+    return {**row["config"], **labels}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_has_the_published_parameters(name: str) -> None:
+    """Within 2 %, read as it is and without the names of its labels."""
+    for document in (published(name), huggingface.without_labels(published(name))):
+        assert size(huggingface.model(document)) == pytest.approx(PUBLISHED[name]["parameters"], rel=0.02)
+
+
+@pytest.mark.parametrize("kind", huggingface.supported())
+def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
+    """With the keys that transformers fills in, stated or not, a type is a model that can be priced; types that
+    transformers does not have are among the published configs."""
+    defaults = huggingface.defaults(kind)
+    held = {row["config"].get("model_type", row["config"].get("_class_name")) for row in PUBLISHED.values()}
+    nested: dict[str, Any] = {
+        "text_config": {},
+        "vision_config": {},
+        "audio_config": {},
+        "qformer_config": {},
+        "thinker_config": {},
+    }
+    try:
+        found = huggingface.model({**nested, **defaults, "model_type": kind})
+    except SpecError:
+        assert kind in held or kind in ("glm4v_moe", "glm4v_moe_text", "transfo-xl", "whisper_encoder")
+        return
+    assert size(found) > 1e6
+
+
+def test_the_page_of_models_lists_every_type() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "models.md").read_text()
+    rows = [line.split("|")[2] for line in page.split("## ")[0].splitlines() if line.startswith("| ")][1:]
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert sorted(listed) == sorted(huggingface.supported())
+    assert f"the {len(PUBLISHED)} files of `tests/configs.json`" in page
+
+
+CHANGES: dict[str, tuple[dict[str, Any], float]] = {
+    # The same model in another spelling, and one whose dimensions differ, with its parameters counted by hand.
+    "HuggingFaceTB/SmolLM3-3B": ({"vocab_size": 64128}, -64128 * 2048),
+    "Zyphra/Zamba2-2.7B": ({"layers_block_type": None}, 0),
+    "ai21labs/Jamba-v0.1": ({"num_experts": 1}, -15 * 16 * 3 * 4096 * 14336 - 16 * 16 * 4096),
+    "ibm-granite/granite-4.0-h-tiny": (
+        {"layer_types": ["full_attention" if place in (5, 15, 25, 35) else "linear_attention" for place in range(40)]},
+        0,
+    ),
+    "mosaicml/mpt-7b": ({"attn_config": {"kv_n_heads": 8, "alibi": True}}, -32 * 2 * 24 * 128 * 4096),
+    "facebook/dinov2-base": ({"num_hidden_layers": 6}, -6 * (12 * 768**2)),
+    "microsoft/swin-tiny-patch4-window7-224": ({"depths": [2, 2, 4, 2]}, -2 * 12 * 384**2),
+    "openai/clip-vit-large-patch14": ({"text_config_dict": None, "vision_config": {}}, -216e6),
+    "stable-diffusion-v1-5/unet": ({"sample_size": [96, 96]}, 0),
+    "bigcode/starcoder": ({"multi_query": False}, 40 * 2 * 47 * 128 * 6144),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_config_has_the_parameters_that_follow(name: str) -> None:
+    changes, more = CHANGES[name]
+    before = size(huggingface.model(published(name)))
+    after = size(huggingface.model({**published(name), **changes}))
+    assert after - before == pytest.approx(more, rel=0.02, abs=0.002 * before)
+
+
+def test_keys_under_an_old_name_go_before_defaults_of_the_new() -> None:
+    old = huggingface.model({"model_type": "bloom", "n_layer": 3, "n_embed": 64, "n_head": 4, "vocab_size": 100})
+    assert (old.layers, old.hidden, old.heads) == (3, 64, 4)
+
+
+def test_a_config_without_its_type_is_known_by_its_class() -> None:
+    stated = {key: value for key, value in config("bert").items() if key != "model_type"}
+    assert size(huggingface.model(stated)) == size(huggingface.model(config("bert")))
+    assert huggingface.model({**config("llama"), "model_type": "LLaMA"}).family == "decoder"
+
+
+def test_a_decoder_of_no_known_type_is_read_by_its_keys_and_says_so() -> None:
+    found = huggingface.model({**config("llama"), "model_type": "notyet"})
+    assert size(found) == size(huggingface.model(config("llama")))
+    assert "notyet is not known: it is read by its keys" in found.notes[0]
+    sparse = huggingface.model({**config("deepseek_v3"), "model_type": "notyet"})
+    assert size(sparse) == size(huggingface.model(config("deepseek_v3")))
+
+
+def test_towers_are_part_of_the_model_and_what_is_left_out_is_said() -> None:
+    whole = huggingface.model(published("llava-hf/llava-1.5-7b-hf"))
+    assert [tower.family for tower in whole.towers] == ["vit"]
+    assert "one image of 336 x 336 pixels" in whole.notes[0]
+    unknown = {"model_type": "sonar_vision", "hidden_size": 8}
+    blind = huggingface.model({**published("llava-hf/llava-1.5-7b-hf"), "vision_config": unknown})
+    assert not blind.towers and "sonar_vision, is not priced" in blind.notes[0]
+    assert size(whole) - size(blind) == pytest.approx(325e6, rel=0.02)
+    original = {**published("liuhaotian/llava-v1.5-7b"), "mm_vision_tower": "someone/their-tower"}
+    assert "does not describe someone/their-tower, which is not priced" in huggingface.model(original).notes[0]
+    assert "predict further tokens" in huggingface.model(published("zai-org/GLM-4.5")).notes[0]
+
+
+def test_where_a_config_is_refused_and_a_preset_has_its_dimensions_the_error_names_it() -> None:
+    with pytest.raises(SpecError, match=r"or use the preset llama-3-8b, which has these dimensions"):
+        huggingface.model(config("llama", num_key_value_heads=5))
+    with pytest.raises(SpecError, match="or use the preset dbrx"):
+        huggingface.model({"model_type": "sth", "_name_or_path": "databricks/dbrx", "architectures": ["X"]})
 
 
 def test_an_electra_is_its_discriminator() -> None:
@@ -187,8 +297,11 @@ def test_falcons_share_heads_in_three_ways() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({}, "config.json.model_type", "is missing; use one of albert, bart, bert,"),
-    ({"model_type": "mamba"}, "config.json.model_type", "'mamba' is not supported; use one of albert"),
+    ({}, "config.json.model_type", "is missing; trace the model"),
+    ({"model_type": "sonar"}, "config.json.model_type", "'sonar' is not supported; trace the model"),
+    ({"model_type": "mamba"}, "config.json.num_hidden_layers", "a config of mamba states it"),
+    ({"architecture": "no_such_net"}, "config.json.architecture", "no preset is called 'no_such_net'"),
+    (published("LiquidAI/LFM2-1.2B") | {"layer_types": ["fourier"]}, "config.json.layer_types", "'fourier' is no kind"),
     ({"model_type": 3}, "config.json.model_type", "'3' is not supported"),
     ({"model_type": "llama"}, "config.json.num_hidden_layers", "a config of llama states it"),
     (config("llama", hidden_size="wide"), "config.json.hidden_size", "'wide' is no size"),
@@ -212,7 +325,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (config("transfo-xl", cutoffs=[20000, 10000, 200000]), "config.json.cutoffs.1", "ascend"),
     (config("transfo-xl", cutoffs=[20000, 40000, 300000]), "config.json.vocab_size", "ascend"),
     (config("llama4", text_config=None), "config.json.text_config", "holds its model there"),
-    ({"model_type": "gemma3", "text_config": {}}, "config.json.text_config.num_hidden_layers", "is missing"),
+    (
+        {"model_type": "gemma3", "text_config": {"num_hidden_layers": "x"}},
+        "config.json.text_config.num_hidden_layers",
+        "is no size",
+    ),
 ]
 
 
@@ -259,10 +376,127 @@ def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_config_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "whisper"}')
+    path.write_text('{"model_type": "sonar"}')
     assert main(["advise", str(path), "--seq", "1", "--batch", "1", *GPUS]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "model_type: 'whisper' is not supported; use one of" in error
+    assert error.count("\n") == 1 and "model_type: 'sonar' is not supported; trace" in error
+
+
+@pytest.mark.parametrize("name", ["Config (2).JSON", "größe_1.json", "-.json", "模型.json"])
+def test_a_file_of_any_name_is_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(published("openai/clip-vit-large-patch14")))
+    assert main(["advise", str(path), "--batch", "64", *GPUS, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["workload"] == {"model": "clip", "family": "decoder", "parameters": pytest.approx(427.6e6, rel=0.001)}
+    assert any("one image of 224 x 224 pixels" in note for note in found["notes"])
+    assert main(["advise", str(path), "--batch", "64", *GPUS]) == 0
+    assert "428M parameters" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_config_of_many_labels_fits_into_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(published("microsoft/swin-large-patch4-window12-384-in22k"), indent=2))
+    assert path.stat().st_size > 256 * 1024
+    assert main(["advise", str(path), "--batch", "64", *GPUS]) == 0
+    assert "228M parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("whisper", "unknown model 'whisper'; give its config.json"),
+        ("my_model", "unknown model 'my_model'; `tilecast show models` lists them"),
+        ("model.safetensors", "holds weights, not what is computed with them; give the model's config.json"),
+        ("Llama3", "did you mean llama-3-8b?"),
+    ],
+)
+def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", name, "--batch", "1", *GPUS]) == 2
+    assert rest in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ai21labs/Jamba-v0.1", "tiiuae/Falcon-H1-0.5B-Base", "Qwen/Qwen2.5-VL-3B-Instruct"])
+def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
+    found = huggingface.model(published(name))
+    adapted = models.parameters(Workload(found, 128, 1, lora_rank=16)) / size(found)
+    assert 1.0005 < adapted < 1.05
+
+
+NEW = [
+    "state-spaces/mamba-130m", "ai21labs/Jamba-v0.1", "Zyphra/Zamba2-1.2B", "tiiuae/Falcon-H1-0.5B-Base",
+    "google/recurrentgemma-2b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-1.2B", "RWKV/rwkv-4-430m-pile",
+    "microsoft/deberta-v3-base", "xlnet/xlnet-base-cased", "openai/whisper-small", "facebook/sam-vit-base",
+    "Salesforce/blip2-opt-2.7b", "Qwen/Qwen2.5-VL-3B-Instruct", "facebook/convnext-tiny-224",
+    "nvidia/segformer-b0-finetuned-ade-512-512", "MiniMaxAI/MiniMax-Text-01",
+]  # fmt: skip
+"""One of each kind of layer that no preset has."""
+
+
+def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
+    """The graph of a published config over shards of those micro-batches and tensor-parallel sizes."""
+    found = huggingface.model(published(name))
+    ones = np.ones(len(micro), np.int64)
+    shards = Shards(np.array(micro), np.array(tensor), ones, ones, 0 * ones)
+    return models.build(Workload(found, 256 if found.vocab else 1, 1), shards)
+
+
+def work(built: Graph, column: str = "flops") -> Floats:
+    """FLOPs or bytes of one micro-batch, a number per shard."""
+    return sum(
+        (block.repeat * op.count * getattr(op.table, column)() for block in built.blocks for op in block.ops),
+        np.zeros(built.shards),
+    )
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_column_of_shards_is_each_shard_alone(name: str) -> None:
+    splits = [1, 1, 2] if huggingface.model(published(name)).heads % 2 == 0 else [1, 1, 1]
+    table = graph(name, [1, 4, 2], splits)
+    for place, (micro, tensor) in enumerate(zip([1, 4, 2], splits, strict=True)):
+        alone = graph(name, [micro], [tensor])
+        for column in ("flops", "bytes"):
+            assert work(table, column)[place] == pytest.approx(work(alone, column)[0], rel=1e-12)
+        for block, other in zip(table.blocks, alone.blocks, strict=True):
+            for key in ("parameters", "working_bytes"):
+                rows = np.broadcast_to(getattr(block, key), 3)
+                assert rows[place] == pytest.approx(getattr(other, key)[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_twice_the_samples_are_twice_the_work_and_two_ranks_halve_it(name: str) -> None:
+    found = huggingface.model(published(name))
+    once, twice = work(graph(name, [8, 16], [1, 1]))
+    assert twice == pytest.approx(2 * once, rel=0.03)
+    if found.vocab and found.heads % 2 == 0 and not found.towers:
+        whole, half = work(graph(name, [8, 8], [1, 2]))
+        assert half == pytest.approx(whole / 2, rel=0.05)
+
+
+DENSE = [
+    "state-spaces/mamba-2.8b-hf", "state-spaces/mamba2-2.7b", "mistralai/Mamba-Codestral-7B-v0.1",
+    "tiiuae/Falcon-H1-7B-Base", "ibm-ai-platform/Bamba-9B-v1", "google/recurrentgemma-9b",
+    "nvidia/Nemotron-H-8B-Base-8K", "LiquidAI/LFM2-1.2B", "RWKV/rwkv-4-430m-pile",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_hybrid_takes_six_flops_for_each_parameter_that_multiplies(name: str) -> None:
+    """arXiv 2001.08361, section 2.1: each weight but the input embedding; chunks and attention add to it."""
+    found = huggingface.model(published(name))
+    weights = size(found) - (0.0 if found.tied_embeddings else found.vocab * found.hidden)
+    assert 0.99 <= work(graph(name, [1], [1]))[0] / (6 * weights * 256) < 1.15
+
+
+@pytest.mark.parametrize(
+    ("name", "forward"),
+    [("facebook/convnext-tiny-224", 4.5e9), ("microsoft/swin-tiny-patch4-window7-224", 4.5e9),
+     ("facebook/convnext-large-224", 34.4e9), ("facebook/sam-vit-base", 486e9)],
+)  # fmt: skip
+def test_networks_of_images_do_the_published_products(name: str, forward: float) -> None:
+    """Multiply-adds of a forward pass: arXiv 2201.03545, table 1; 2103.14030, table 1; segment-anything's encoder of
+    images. Training takes three times as many, two FLOPs each."""
+    assert work(graph(name, [1], [1]))[0] == pytest.approx(6 * forward, rel=0.1)
 
 
 def job(**source: Any) -> dict[str, Any]:
@@ -291,7 +525,7 @@ def test_a_job_holds_its_config_or_says_where_it_is() -> None:
         ({"configMapKeyRef": {"name": "m", "key": "x"}}, "spec.model.huggingFace.configMapKeyRef.key", "it holds bro"),
         ({"configMapKeyRef": {"name": "m", "key": "broken"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
         ({"configMapKeyRef": {"name": "m", "key": "list"}}, "spec.model.huggingFace.configMapKeyRef.key", "no JSON"),
-        ({"config": {"model_type": "rwkv"}}, "spec.model.huggingFace.config.model_type", "use one of albert"),
+        ({"config": {"model_type": "sonar"}}, "spec.model.huggingFace.config.model_type", "trace the model"),
     ],
 )
 def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any], field: str, rest: str) -> None:

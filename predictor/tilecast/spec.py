@@ -94,6 +94,12 @@ class Model:
     """Dimensions only one family has (experts, top_k, image size …), named in that family's file."""
     trace: Trace | None = None
     """The operators of a model of family "traced", which has no dimensions of its own."""
+    pattern: tuple[str, ...] = ()
+    """What each layer of a hybrid is made of; `tilecast.models.hybrid` has the words."""
+    towers: tuple[Model, ...] = ()
+    """Networks of their own whose output the model reads, trained with it: an encoder of images or of sound."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what is assumed of the model, or left out of its price."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,14 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         why_not=why_not(request, choices),
         ties=ranking.ties,
         tie_ratio=ranking.ratio,
-        notes=(*_notes(request, offers), *_reading(offers), *_batch(request, choices), *_told(request, shared), *notes),
+        notes=(
+            *request.workload.model.notes,
+            *_notes(request, offers),
+            *_reading(offers),
+            *_batch(request, choices),
+            *_told(request, shared),
+            *notes,
+        ),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
         provenance=Provenance(

@@ -20,7 +20,7 @@ from tilecast.advise import Request
 from tilecast.cli.existing import Source
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link
 from tilecast.manifests import calibration as calibration_file
-from tilecast.manifests import documents, instances, jobs, nodes, trainingjob
+from tilecast.manifests import documents, door, instances, jobs, nodes, trainingjob
 from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
@@ -144,18 +144,40 @@ def job(options: argparse.Namespace) -> Job:
     Raises:
         SpecError: the file cannot be read or holds no job, or a flag does not suit it.
     """
-    if options.job.endswith(".onnx"):
+    if options.job.lower().endswith(".onnx"):
         read = onnx(options.job, options.seq)
         found = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
+    elif options.job.lower().endswith(_WEIGHTS):
+        remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
+        raise SpecError(options.job, "holds weights, not what is computed with them", remedy)
     elif _is_file(options.job):
         found = _from_file(options)
     else:
-        name = models.preset(options.job).name
+        name = _preset(options.job)
         found = _bare(options, name, {"preset": name})
     for flag, path in _ANY.items():
         if (value := getattr(options, flag)) is not None:
             found = found.having(path, _READ[flag](value) if flag in _READ else value, _flag(flag))
     return found
+
+
+_WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
+"""Endings of files of weights."""
+
+
+def _preset(name: str) -> str:
+    """The preset of that name.
+
+    Raises:
+        SpecError: there is none; of a kind of model whose config.json can be read, the message says so.
+    """
+    try:
+        return models.preset(name).name
+    except SpecError as error:
+        if name.lower() in huggingface.supported():
+            remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
+            raise SpecError(error.field, error.problem, remedy) from None
+        raise
 
 
 def seconds(text: str) -> int:
@@ -332,7 +354,7 @@ def _from_file(options: argparse.Namespace) -> Job:
         name = huggingface.model(found[0], options.job).name
         if (quantization := found[0].get("quantization_config")) is not None:
             _tell_quantization(options.job, quantization)
-        return _bare(options, name, {"huggingFace": {"config": found[0]}})
+        return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(found[0])}})
     if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
@@ -368,8 +390,9 @@ def _name(document: Mapping[str, object]) -> str:
 
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, documents.Document]]:
     """Name, model and ConfigMaps of a job whose graph is in a ConfigMap."""
-    reference = {"graphRef": {"configMapKeyRef": {"name": name}}}
-    return name, reference, {name: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
+    named = door.object_name(name)
+    reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
+    return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
 
 
 def _bare(
@@ -382,7 +405,7 @@ def _bare(
     if options.batch is None:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
     training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
-    metadata, spec = {"name": name}, {"model": model, "training": training}
+    metadata, spec = {"name": door.object_name(name)}, {"model": model, "training": training}
     document = {"apiVersion": API_VERSION, "kind": trainingjob.KIND, "metadata": metadata, "spec": spec}
     return Job(document, config_maps or {}, {f"spec.training.{key}": _flag(flag) for flag, key in _BARE.items()})
 

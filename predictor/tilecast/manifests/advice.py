@@ -58,6 +58,14 @@ class DetailedPassedOver(PassedOver):
     change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
 
 
+class PricedModel(Door):
+    """The model that is trained, whole."""
+
+    model: str = Field(description="Name of the model.")
+    family: str = Field(description="What its graph is made by.")
+    parameters: int = Field(description="Its parameters, those of its encoders of images or sound among them.")
+
+
 class Provenance(Door):
     """What the advice rests on besides the predictor."""
 
@@ -194,6 +202,7 @@ class AdviceDocument(Door):
     schema_version: Literal["1"] = Field(description="Version of this schema.")
     job: str = Field(description="Name of the job.")
     objective: Objective = Field(description="What is best.")
+    workload: PricedModel = Field(description="What is trained.")
     recommendation: DetailedOffer | None = Field(default=None, description="The best plan of all pools.")
     baseline: DetailedOffer | None = Field(default=None, description="What the user would run today.")
     uncapped: DetailedOffer | None = Field(default=None, description="The best without the job's own constraints.")

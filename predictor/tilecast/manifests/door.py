@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +20,14 @@ GROUP = "tilecast.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 MAX_NAME = 253
+
+
+def object_name(text: str) -> str:
+    """A text as the name of a Kubernetes object (RFC 1123 subdomain): small letters, digits, dashes and dots, letters
+    without their accents; "model" where nothing is left."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))
+    return ".".join(word for word in words if word)[:MAX_NAME].strip("-.") or "model"
 
 
 @dataclass(frozen=True, slots=True)

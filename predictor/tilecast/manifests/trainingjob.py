@@ -1040,7 +1040,7 @@ def _trace(found: Reference, stored: bytes, sequence: int | None) -> Trace:
 
 def _sequence_length(model: Model, training: Training) -> int:
     """Tokens of one sample; 1 for a model without a vocabulary, which counts samples; of a graph what it was traced
-    with."""
+    with; where nothing is said, what a model pads every text to (CLIP, Whisper)."""
     field = "spec.training.sequenceLength"
     given = training.sequence_length
     if model.trace is not None:
@@ -1054,6 +1054,8 @@ def _sequence_length(model: Model, training: Training) -> int:
         if given not in (None, 1):
             raise SpecError(field, f"{model.name} reads images, not tokens", "leave it out")
         return 1
+    if given is None and (usual := int(model.extra.get("text_length", 0))):
+        return usual
     if given is None:
         raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
     if model.positions and given > model.positions:

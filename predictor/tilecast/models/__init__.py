@@ -2,8 +2,8 @@
 `preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
 
 To add a family: write `build(workload, shards) -> Graph` in a file here and add a line to `FAMILIES`.
-To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to
-`huggingface.toml`.
+To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to a file
+in `huggingface/types/`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,13 @@ from tilecast.models import (
     deepseek,
     electra,
     flux,
+    hybrid,
     ncf,
     recommender,
+    relative,
+    sam,
+    speech,
+    towers,
     traced,
     transformer,
     transformer_xl,
@@ -52,13 +57,19 @@ FAMILIES: Mapping[str, Builder] = {
     "vit": vision.build,
     "swin": vision.build_swin,
     "flux": flux.build,
+    "hybrid": hybrid.build,
+    "relative-encoder": relative.build,
+    "sam": sam.build,
+    "query-encoder": towers.build_queries,
+    "speech-encoder": speech.build,
+    "speech-encdec": speech.build_encoder_decoder,
     "ncf": ncf.build,
     **dict.fromkeys(recommender.NETWORKS, recommender.build),
     **dict.fromkeys(cnn.NETWORKS, cnn.build),
 }
 """Every family by name."""
 
-ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek")
+ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek", "hybrid")
 """Families that LoRA trains."""
 
 
@@ -75,7 +86,15 @@ def build(workload: Workload, shards: Shards) -> Graph:
             f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
             f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
-    return fuse.apply(builder(workload, shards), fuse.passes(workload))
+    return fuse.apply(_whole(builder, workload, shards), fuse.passes(workload))
+
+
+def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:
+    """The model's own graph, behind those of its towers."""
+    graph = builder(workload, shards)
+    if not workload.model.towers:
+        return graph
+    return towers.beside(graph, workload, shards, lambda own, shares: _builder(own.model)(own, shares))
 
 
 def _builder(model: Model) -> Builder:
@@ -201,9 +220,13 @@ def preset(name: str) -> Model:
     for key in keys:
         if key in table:
             return table[key]
-    near = get_close_matches(keys[-1], table, n=1, cutoff=0.5)
+    near = [key for key in get_close_matches(keys[-1], table, n=3, cutoff=_CLOSE) if key[0] == keys[-1][0]]
     hint = f"did you mean {table[near[0]].name}?" if near else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
+
+
+_CLOSE = 0.75
+"""How alike two names have to be, by difflib's ratio, for one to be taken for the other misspelled."""
 
 
 def is_preset(name: str) -> bool:
@@ -255,6 +278,10 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
     "flux": flux.NEEDS,
+    "query-encoder": ("layers", "hidden", "heads"),
+    "sam": ("layers", "hidden", "heads", "image", "patch", "window"),
+    "speech-encoder": ("layers", "hidden", "heads", "frames", "bands"),
+    "speech-encdec": (*_TRANSFORMER, "frames", "bands"),
     "ncf": ("users", "items", "factors", "dense1", "dense2", "dense3"),
     **{family: recommender.needs(family) for family in recommender.NETWORKS},
     **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
@@ -265,9 +292,9 @@ _DIVISORS = ("moe_every", "global_every", "shrink")
 """Dimensions that divide others wherever they are stated."""
 
 
-def needs(family: str) -> tuple[str, ...]:
-    """Names of the dimensions that a model of the family cannot do without."""
-    return _NEEDS.get(family, _TRANSFORMER)
+def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names of the dimensions that a model of the family, of layers of that pattern, cannot do without."""
+    return (*_NEEDS.get(family, _TRANSFORMER), *hybrid.needs(pattern))
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
@@ -283,7 +310,7 @@ def model_from(table: Mapping[str, Any]) -> Model:
     family = known.get("family", "")
     if family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {family!r}", f"use one of {', '.join(FAMILIES)}")
-    for name in needs(family):
+    for name in needs(family, tuple(known.get("pattern", ()))):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
     words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]

@@ -18,7 +18,7 @@ from tilecast.models.cnn.walk import Walk
 from tilecast.models.layers import Numerics
 from tilecast.spec import Workload
 
-NEEDS = ("double_layers", "single_layers", "width", "attention_heads", "image_tokens", "text_tokens", "patch_values",
+NEEDS = ("double_layers", "width", "attention_heads", "image_tokens", "text_tokens", "patch_values",
          "text_width", "pooled_width")  # fmt: skip
 _TIME_WIDTH = 256
 
@@ -47,14 +47,14 @@ def build(workload: Workload, shards: Shards) -> Graph:
             walk.ops += layers.pointwise("loss", walk.numerics, elements, reads=2.0, kernels=3)
 
     tokens = text + image
+    kinds: list[tuple[str, Callable[[Walk], None]]] = [
+        ("double", lambda walk: _double(walk, text, image, width, heads)),
+        ("single", lambda walk: _single(walk, tokens, width, heads)),
+    ]
+    counted = [(name, int(extra.get(f"{name}_layers", 0)), write) for name, write in kinds]
     return Graph(
         (_block("embedding", 1, embed, workload, shards),),
-        (
-            _block("double-layer", int(extra["double_layers"]), lambda walk: _double(walk, text, image, width, heads),
-                   workload, shards),
-            _block("single-layer", int(extra["single_layers"]), lambda walk: _single(walk, tokens, width, heads),
-                   workload, shards),
-        ),
+        tuple(_block(f"{name}-layer", repeat, write, workload, shards) for name, repeat, write in counted if repeat),
         (_block("head", 1, finish, workload, shards),),
         np.zeros(len(shards)),
         len(shards),

@@ -9,9 +9,10 @@ Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks
 
 `Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
 the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
-the experts that all tokens visit; and for attention that does not reach everywhere `sliding_window` or
-`attention_chunk` tokens, where every `global_every`-th layer sees all (none if it is not stated); `activation_clamp`,
-the limit of an activation's inputs; `activation_kernels`, those of an activation whose arithmetic is written out.
+the experts that all tokens visit; for attention that does not reach everywhere `sliding_window` or `attention_chunk`
+tokens, where every `global_every`-th layer sees all (none if it is not stated); `global_projections` further dense
+layers that make the queries, keys and values of an encoder's tokens that see all (Longformer, arXiv 2004.05150, section
+3.1); `activation_clamp`, the limit of an activation's inputs; and `tanh_gelu` where GELU is its tanh form.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """The graph of an encoder-decoder. `extra.decoder_layers` of the layers decode (half by default); the decoder
-    reads `extra.decoder_length` tokens (default: the sequence length)."""
+    """The graph of an encoder-decoder. `extra.decoder_layers` of the layers decode (half by default); the encoder reads
+    `extra.encoder_length` and the decoder `extra.decoder_length` tokens (default: the sequence length)."""
     model = workload.model
-    encoder = Rank.of(shards, workload.sequence_length)
+    encoder = Rank.of(shards, model.extra.get("encoder_length", workload.sequence_length))
     decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
     decoding = int(model.extra.get("decoder_layers", model.layers // 2))
     layers_ = stack("encoder-layer", workload, encoder, model.layers - decoding, causal=False)
@@ -172,14 +173,16 @@ def layer(
     experts: int = 0,
     memory: Rank | None = None,
     attend: Attend | None = None,
+    feeds: bool = True,
 ) -> Block:
     """One transformer layer on one rank: self-attention, cross-attention where there is a `memory` to
-    attend to, then an MLP or experts. `attend` builds another self-attention than the usual one."""
+    attend to, then where it `feeds` an MLP or experts. `attend` builds another self-attention than the usual one."""
     model, numerics = workload.model, Numerics.of(workload)
     parts = [(attend or attention)("attention", workload, rank, key_rank=rank, causal=causal)]
     if memory is not None:
         parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
-    parts.append(_experts(workload, rank, experts) if experts else _mlp(workload, rank))
+    if feeds:
+        parts.append(_experts(workload, rank, experts) if experts else _mlp(workload, rank))
     ops = tuple(op for part in parts for op in part.ops)
     transfers = tuple(transfer for part in parts for transfer in part.transfers)
     parameters = sum((part.parameters for part in parts), np.zeros(1))
@@ -308,6 +311,9 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     parameters = (width * h * 2 + 2 * kv_width * h) / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
+    if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
+        ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t, trainable=trainable)
+        parameters = parameters + further * width * h / t
     transfers = tensor_transfers(name, workload, rank)
     if key_rank is rank:
         keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
@@ -346,13 +352,17 @@ class Span:
         Under context parallelism ranks hold one early and one late piece of a causal sequence (zig-zag), so that all
         see half of it: as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence. A fused kernel skips what a
         window or a chunk hides: it is given pieces of that length, whose queries see as many keys on average as they
-        do in truth. An unfused one computes the whole matrix and masks it.
+        do in truth (without a causal mask a window reaches as far ahead as back). An unfused one computes the whole
+        matrix and masks it.
         """
         queries = rank.sequence / rank.context
         chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
         is_skipping = key_rank is rank and Numerics.of(workload).flash
         if is_skipping and 0 < chunk < rank.sequence:
             return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
+        if is_skipping and 0 < window < rank.sequence and not causal:
+            keys = window - window * window / (4 * rank.sequence)
+            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
         if is_skipping and 0 < window < rank.sequence:
             # The first queries of a sequence see less than a window: w - w (w - 1) / 2s keys on average.
             keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2

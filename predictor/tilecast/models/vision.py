@@ -17,14 +17,30 @@ from tilecast.spec import Floats, Model, Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a vision transformer: patches of `extra.patch` pixels of an image of `extra.image` become tokens,
-    one more token is the class, read by a classifier of `extra.classes` (1000). The workload's own sequence length
-    is not used."""
+    """The graph of a vision transformer: patches of `extra.patch` pixels of an image of `extra.image` (by
+    `extra.image_width`) become tokens, beside `extra.class_tokens` (1), read by a classifier of `extra.classes` (1000)
+    or, with `extra.pooling`, by one more layer. Positions are learned unless `extra.learned_positions` is 0;
+    `extra.seen_share` of the patches are not masked. The workload's own sequence length is not used."""
     model = _classifier(workload.model)
-    tokens = (int(model.extra["image"]) // int(model.extra["patch"])) ** 2 + 1
+    rows, columns = grid(model)
+    added = int(model.extra.get("class_tokens", 1.0))
+    tokens = max(1, round(rows * columns * model.extra.get("seen_share", 1.0))) + added
     workload = replace(workload, model=model, sequence_length=tokens)
-    embedding = _patches(workload, shards, learned=(tokens + 1) * model.hidden)
-    return _over_images(transformer.build(workload, shards), embedding, model)
+    learned = (rows * columns + added) * int(model.extra.get("learned_positions", 1.0)) + added
+    graph = _over_images(transformer.build(workload, shards), patches(workload, shards, learned * model.hidden), model)
+    if not model.extra.get("pooling"):
+        return graph
+    pooling = transformer.build(replace(workload, model=replace(model, layers=1)), shards).layers
+    return replace(graph, last=(*(replace(block, name="pooling") for block in pooling), *graph.last))
+
+
+def grid(model: Model) -> tuple[int, int]:
+    """Rows and columns of patches of an image; they overlap where `extra.patch_stride` is smaller than they are."""
+    patch = model.extra["patch"]
+    stride = model.extra.get("patch_stride", patch)
+    sides = model.extra["image"], model.extra.get("image_width", model.extra["image"])
+    rows, columns = (max(1, int((side - patch) // stride) + 1) for side in sides)
+    return rows, columns
 
 
 def build_swin(workload: Workload, shards: Shards) -> Graph:
@@ -35,7 +51,7 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
     window = int(model.extra["window"])
     side = int(model.extra["image"]) // int(model.extra["patch"])
     workload = replace(workload, model=model, sequence_length=window * window, attention="eager")
-    embedding = _patches(workload, shards, learned=2 * model.hidden)
+    embedding = patches(workload, shards, learned=2 * model.hidden)
     blocks: list[Block] = []
     for stage in range(4):
         width, heads = model.hidden * 2**stage, model.heads * 2**stage
@@ -61,28 +77,35 @@ def _classifier(model: Model) -> Model:
 
 
 def _over_images(graph: Graph, embedding: Block, model: Model) -> Graph:
-    return replace(graph, first=(embedding,), host_bytes_per_sample=3.0 * model.extra["image"] ** 2)
+    image = model.extra["image"]
+    pixels = image * model.extra.get("image_width", image) * model.extra.get("image_channels", 3.0)
+    return replace(graph, first=(embedding,), host_bytes_per_sample=pixels)
 
 
-def _patches(workload: Workload, shards: Shards, *, learned: int) -> Block:
-    """A convolution of kernel and stride `patch`, and `learned` further parameters (positions, class token, norm)."""
+def patches(workload: Workload, shards: Shards, learned: int) -> Block:
+    """A convolution of kernel `patch`, over `extra.patch_depth` (1) images at once, and `learned` further parameters
+    (positions, class token, norm)."""
     model, numerics = workload.model, Numerics.of(workload)
     image, patch = model.extra["image"], model.extra["patch"]
-    side = image // patch
+    width, channels = model.extra.get("image_width", image), model.extra.get("image_channels", 3.0)
+    channels *= model.extra.get("patch_depth", 1.0)
+    rows, columns = grid(model)
     batch = shards.micro_batch.astype(float)
     conv: dict[str, Floats | float] = {
-        "batch": batch, "c_in": 3.0, "c_out": float(model.hidden), "in_d": 1.0, "in_h": image, "in_w": image,
-        "k_d": 1.0, "k_h": patch, "k_w": patch, "out_d": 1.0, "out_h": side, "out_w": side, "groups": 1.0,
+        "batch": batch, "c_in": channels, "c_out": float(model.hidden), "in_d": 1.0, "in_h": image, "in_w": width,
+        "k_d": 1.0, "k_h": patch, "k_w": patch, "out_d": 1.0, "out_h": float(rows), "out_w": float(columns),
+        "groups": 1.0,
     }  # fmt: skip
     ops = [Op("patches", KernelTable.of("conv", numerics.matrix, **conv, direction=0.0))]
-    if numerics.training:
+    if numerics.training and not numerics.frozen:
         gradient = KernelTable.of("conv", numerics.matrix, **conv, direction=2.0)
         ops.append(Op("patches.weight-gradient", gradient, "backward"))
-    embedded = batch * side**2 * model.hidden
+    embedded = batch * rows * columns * model.hidden
     ops += layers.pointwise("positions", numerics, embedded, reads=2.0, backward=(1.0, 0.0))
-    kept = numerics.element * (batch * 3.0 * image**2 + embedded)
-    parameters = (3.0 * patch**2 + 1.0) * model.hidden + learned
-    return Block("patches", 1, tuple(ops), np.full(len(shards), parameters), np.stack([kept] * 3))
+    kept = numerics.element * (batch * channels * image * width + embedded)
+    parameters = np.full(len(shards), (channels * patch**2 + 1.0) * model.hidden + learned)
+    frozen = transformer.frozen(workload, parameters)
+    return Block("patches", 1, tuple(ops), parameters, np.stack([kept] * 3), frozen_parameters=frozen)
 
 
 def _merge(name: str, workload: Workload, shards: Shards) -> Block:

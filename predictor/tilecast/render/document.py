@@ -6,15 +6,17 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
+from tilecast import models
 from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
 from tilecast.advise.incumbent import Incumbent
 from tilecast.render.table import table
 from tilecast.sharing import Share, Sharing
-from tilecast.spec import Plan
+from tilecast.spec import Plan, Workload
 
 SCHEMA_VERSION = "1"
 """Of `schemas/advice.schema.json`; another one once a key changes its meaning or goes."""
@@ -27,6 +29,7 @@ def document(advice: Advice) -> dict[str, Any]:
             "schemaVersion": SCHEMA_VERSION,
             "job": advice.request.name,
             "objective": advice.request.objective,
+            "workload": workload(advice.request.workload),
             "recommendation": _detailed(advice.best),
             "baseline": _detailed(advice.baseline),
             "uncapped": _detailed(advice.uncapped),
@@ -45,6 +48,12 @@ def document(advice: Advice) -> dict[str, Any]:
             "inputsHash": advice.inputs_hash,
         }
     )
+
+
+def workload(trained: Workload) -> dict[str, Any]:
+    """The model of a job, with the parameters that it has without adapters."""
+    whole = models.parameters(replace(trained, lora_rank=0))
+    return {"model": trained.model.name, "family": trained.model.family, "parameters": round(whole)}
 
 
 def recommendation(offer: Offer) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 
+from tilecast import models
 from tilecast.advise import Advice, Offer
 from tilecast.explain import Explanation
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
 from tilecast.render.explain import SHOWN, shape
 from tilecast.render.page import facts, figure, meter, table, whole
-from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, size
+from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters, size
 from tilecast.scaling import Curve
 from tilecast.step import PARTS
 
@@ -43,7 +45,9 @@ def page(
     """
     request, workload = advice.request, advice.request.workload
     unit = "tokens" if workload.samples_are_tokens else "samples"
-    told = f"{workload.model.name}, {workload.precision}, {count(workload.tokens_per_step)} {unit} a step"
+    held = parameters(models.parameters(replace(workload, lora_rank=0)))
+    batch = f"{count(workload.tokens_per_step)} {unit} a step"
+    told = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h1>{escape(request.name)}</h1>",
         f'<p class="soft">{escape(told)}; objective: {escape(request.objective)}</p>',

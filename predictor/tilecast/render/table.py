@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
+from tilecast import models
 from tilecast.advise import Advice, Offer
 from tilecast.advise.choose import MAX_TIED
 from tilecast.render.columns import columns
-from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money
+from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters
 from tilecast.step import PARTS
 
 _TITLES = ("", "POOL", "GPUS", "PLAN", "STEP", "(90%)", "FINISH", "COST", "COST/1K", "GiB/GPU", "WHY")
@@ -52,7 +54,8 @@ def _headline(advice: Advice) -> str:
     unit = "tokens" if workload.samples_are_tokens else "samples"
     batch = f"{count(workload.tokens_per_step)} {unit}/step"
     precision = advice.best.workload.precision if advice.best else workload.precision
-    head = (advice.request.name, workload.model.name, precision, batch)
+    size = parameters(models.parameters(replace(workload, lora_rank=0)))
+    head = (advice.request.name, workload.model.name, f"{size} parameters", precision, batch)
     return "  ".join((*head, f"objective: {advice.request.objective}"))
 
 

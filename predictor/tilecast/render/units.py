@@ -53,6 +53,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def parameters(value: float) -> str:
+    """A number of parameters as models are named: `124M`, `8.03B`, `1.03T`."""
+    return count(value).replace("G", "B")
+
+
 def gibibytes(value: float) -> str:
     """Bytes in whole GiB: `61`."""
     return f"{value / GIB:.0f}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
 from tilecast.models.cnn import (
+    convnext,
     densenet,
     detection,
     detr,
@@ -27,6 +28,7 @@ from tilecast.models.cnn import (
     language,
     mobile,
     resnet,
+    segformer,
     speech,
     two_stage,
     unet,
@@ -62,6 +64,8 @@ NETWORKS: Mapping[str, Network] = {
     "mobilenet-v3": Network(mobile.mobilenet_v3),
     "efficientnet": Network(mobile.efficientnet, ("width", "depth")),
     "efficientnet-v2": Network(mobile.efficientnet_v2, ("millions",)),
+    "convnext": Network(convnext.convnext, convnext.NEEDS),
+    "segformer": Network(segformer.segformer, segformer.NEEDS),
     "unet": Network(unet.unet, ("base", "depth")),
     "vnet": Network(unet.vnet, ("base", "depth", "convolutions")),
     "ssd": Network(detection.ssd, _FOUR_STAGES[:3]),
@@ -74,7 +78,7 @@ NETWORKS: Mapping[str, Network] = {
         efficientdet.efficientdet, ("width", "depth", "pyramids", "pyramid_channels", "head_layers")
     ),
     "detr": Network(detr.detr, (*_FOUR_STAGES, "encoders", "decoders", "queries")),
-    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks", "text_tokens", "text_width"), images=False),
+    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks"), images=False),
     "yolo-v3": Network(detection.yolo_v3),
     "jasper": Network(speech.jasper, ("repeats",), images=False),
     "quartznet": Network(speech.quartznet, ("repeats",), images=False),

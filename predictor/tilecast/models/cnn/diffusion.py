@@ -15,31 +15,38 @@ from tilecast.models.cnn.walk import Walk
 
 def diffusion_unet(walk: Walk, extra: Mapping[str, float]) -> None:
     """`base` channels, times 1, 2, 4 and 4 at full, half, quarter and eighth size, `blocks` residual blocks at each on
-    the way down and one more on the way up; transformers at all sizes but the last."""
+    the way down and one more on the way up; transformers at all sizes but the last. Other networks have `levels` sizes
+    of `channels1` ... channels with `attends1` ... transformers behind each block, and `attends_middle` in the middle;
+    `added_width` numbers join the noise level (SDXL, arXiv 2307.01952, section 2.2)."""
     base, blocks = int(extra["base"]), int(extra["blocks"])
-    widths = [base, 2 * base, 4 * base, 4 * base]
+    levels = _levels(extra)
     latents, noise = walk.shape, 4 * base
     walk.shape = base, (1, 1, 1)
-    walk.dense(noise)
-    walk.activate("silu")
-    walk.dense(noise)
+    for inputs in (base, int(extra.get("added_width", 0))):
+        if inputs:
+            walk.shape = inputs, (1, 1, 1)
+            walk.dense(noise)
+            walk.activate("silu")
+            walk.dense(noise)
     walk.shape = latents
     walk.conv(base, 3, bias=True)
     skips = [walk.shape]
-    for level, width in enumerate(widths):
+    last = len(levels) - 1
+    for level, (width, attends) in enumerate(levels):
         for _ in range(blocks):
-            _stage(walk, extra, width, noise, attends=level < 3)
+            _stage(walk, extra, width, noise, attends)
             skips.append(walk.shape)
-        if level < 3:
+        if level < last:
             walk.conv(width, 3, 2, bias=True)
             skips.append(walk.shape)
-    _residual(walk, widths[-1], noise)
-    _transform(walk, extra)
-    _residual(walk, widths[-1], noise)
-    for level in (3, 2, 1, 0):
+    _residual(walk, levels[-1][0], noise)
+    _transform(walk, extra, int(extra.get("attends_middle", 1)))
+    _residual(walk, levels[-1][0], noise)
+    for level, (width, attends) in reversed(list(enumerate(levels))):
         for _ in range(blocks + 1):
-            walk.concatenate(walk.channels + skips.pop()[0])
-            _stage(walk, extra, widths[level], noise, attends=level < 3)
+            channels, walk.size = skips.pop()
+            walk.concatenate(walk.channels + channels)
+            _stage(walk, extra, width, noise, attends)
         if level:
             walk.upsample()
             walk.conv(walk.channels, 3, bias=True)
@@ -50,10 +57,19 @@ def diffusion_unet(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += layers.pointwise("loss", walk.numerics, walk.elements, reads=2.0, kernels=3)
 
 
-def _stage(walk: Walk, extra: Mapping[str, float], width: int, noise: int, *, attends: bool) -> None:
+def _levels(extra: Mapping[str, float]) -> list[tuple[int, int]]:
+    """Channels, and transformers behind each block, of every size."""
+    base = int(extra["base"])
+    if "levels" not in extra:
+        return [(base, 1), (2 * base, 1), (4 * base, 1), (4 * base, 0)]
+    numbers = range(1, int(extra["levels"]) + 1)
+    return [(int(extra[f"channels{number}"]), int(extra.get(f"attends{number}", 0))) for number in numbers]
+
+
+def _stage(walk: Walk, extra: Mapping[str, float], width: int, noise: int, attends: int) -> None:
     _residual(walk, width, noise)
     if attends:
-        _transform(walk, extra)
+        _transform(walk, extra, attends)
 
 
 def _residual(walk: Walk, out: int, noise: int) -> None:
@@ -78,19 +94,23 @@ def _residual(walk: Walk, out: int, noise: int) -> None:
     walk.add()
 
 
-def _transform(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A transformer layer over all pixels: attention to each other and to the text, and a gated MLP of four times the
-    width."""
+def _transform(walk: Walk, extra: Mapping[str, float], depth: int) -> None:
+    """`depth` transformer layers over all pixels: attention to each other and to the text, and a gated MLP of four
+    times the width; attention to each other alone where there is no text."""
     width, (_, height, across) = walk.shape
     pixels = float(height * across)
     heads = int(extra["attention_heads"]) if "attention_heads" in extra else width // int(extra.get("head_width", 64))
     walk.norm()
+    if not extra.get("text_tokens"):
+        attention.attend(walk, pixels, pixels, width, max(1, heads))
+        return
     attention.linear(walk, pixels, width, width)
     text = {"keys": extra["text_tokens"], "key_width": int(extra["text_width"])}
-    for seen in ({"keys": pixels}, text):
+    for _ in range(depth):
+        for seen in ({"keys": pixels}, text):
+            attention.norm(walk, pixels, width)
+            attention.attend(walk, pixels, width=width, heads=heads, bias=False, **seen)  # type: ignore[arg-type]
         attention.norm(walk, pixels, width)
-        attention.attend(walk, pixels, width=width, heads=heads, bias=False, **seen)  # type: ignore[arg-type]
-    attention.norm(walk, pixels, width)
-    attention.feed_forward(walk, pixels, width, 4 * width, gated=True)
+        attention.feed_forward(walk, pixels, width, 4 * width, gated=True)
     attention.linear(walk, pixels, width, width)
     walk.add()

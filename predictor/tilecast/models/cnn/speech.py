@@ -200,7 +200,7 @@ def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
     for _ in range(int(extra["layers_deep"])):
         attention.attend(walk, frames, frames, width, int(extra["attention_heads"]))
         attention.norm(walk, frames, width)
-        attention.feed_forward(walk, frames, width, 4 * width)
+        attention.feed_forward(walk, frames, width, int(extra.get("inner", 4 * width)))
         attention.norm(walk, frames, width)
     attention.norm(walk, frames, width)
     if walk.numerics.training:

@@ -1,0 +1,68 @@
+"""SegFormer (Xie et al., arXiv 2105.15203, sections 3.1 and 3.2): four stages of attention whose keys and values come
+from fewer pixels, and a decoder of dense layers over all four."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecast.models.cnn import attention
+from tilecast.models.cnn.walk import Walk
+
+_STEMS = ((7, 4), (3, 2), (3, 2), (3, 2))
+"""Kernel and stride of the overlapping patches of each stage."""
+NEEDS = (
+    *(f"{name}{number}" for name in ("stage", "width", "heads", "reduction") for number in range(1, 5)), "decoder",
+)  # fmt: skip
+
+
+def segformer(walk: Walk, extra: Mapping[str, float]) -> None:
+    """Stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, whose keys are of every `reduction1`-th
+    ... pixel of a row and a column; the decoder is `decoder` wide and tells `classes` apart at a quarter of the size.
+    """
+    reached = []
+    for number, (kernel, stride) in enumerate(_STEMS, start=1):
+        walk.conv(int(extra[f"width{number}"]), kernel, stride, bias=True)
+        _norm(walk)
+        for _ in range(int(extra[f"stage{number}"])):
+            _layer(walk, int(extra[f"heads{number}"]), int(extra[f"reduction{number}"]), int(extra.get("ratio", 4)))
+        _norm(walk)
+        reached.append(walk.shape)
+    width, finest = int(extra["decoder"]), reached[0][1]
+    for channels, size in reached:
+        walk.again((channels, size))
+        walk.conv(width, 1, bias=True)
+        walk.size = finest
+        walk.resize(float(size[1] * size[2]) / (finest[1] * finest[2]))
+    walk.concatenate(4 * width)
+    walk.unit(width, 1)
+    walk.dropout()
+    walk.conv(int(extra.get("classes", 150)), 1, bias=True)
+    walk.loss()
+
+
+def _layer(walk: Walk, heads: int, reduction: int, ratio: int) -> None:
+    width, size = walk.shape
+    pixels = float(size[1] * size[2])
+    _norm(walk)
+    attention.linear(walk, pixels, width, width)
+    if reduction > 1:
+        walk.again((width, size))
+        walk.conv(width, reduction, reduction, bias=True)
+        _norm(walk)
+    keys = float(walk.size[1] * walk.size[2])
+    walk.shape = width, size
+    for _ in ("key", "value"):
+        attention.linear(walk, keys, width, width)
+    attention.core(walk, pixels, keys, width, heads)
+    attention.linear(walk, pixels, width, width)
+    walk.add()
+    _norm(walk)
+    walk.conv(ratio * width, 1, bias=True)
+    walk.conv(ratio * width, 3, groups=ratio * width, bias=True)
+    walk.activate("gelu")
+    walk.conv(width, 1, bias=True)
+    walk.add()
+
+
+def _norm(walk: Walk) -> None:
+    attention.norm(walk, float(walk.size[1] * walk.size[2]), walk.channels)

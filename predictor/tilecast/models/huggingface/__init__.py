@@ -1,0 +1,295 @@
+"""Models from the `config.json` of the Hugging Face Hub: of transformers, of diffusers, of timm, and of the authors of
+Mamba. The tables in `types/` say which key holds which dimension; this reads them, and nothing else of the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tilecast import models
+from tilecast.models.huggingface import heads, parts, patterns, reading
+from tilecast.spec import Model, SpecError
+
+
+def supported() -> tuple[str, ...]:
+    """Every `model_type` that can be read, and every `_class_name` of diffusers, in alphabetical order."""
+    return tuple(sorted(name for name in _tables() if not name.startswith("*")))
+
+
+def expressions_of(kind: str) -> tuple[str, ...]:
+    """The expressions that read a config of that type."""
+    return tuple(_tables()[kind]["read"].values())
+
+
+def defaults(kind: str) -> Mapping[str, Any]:
+    """The keys that transformers fills in where a config of that type leaves them out."""
+    return _defaults().get(kind, {})
+
+
+def is_config(document: Mapping[str, Any]) -> bool:
+    """Whether a document is such a config rather than a Kubernetes object."""
+    return "kind" not in document and any(key in document for key in _SIGNS)
+
+
+_SIGNS = ("model_type", "_class_name", "ssm_cfg", "architectures", "architecture")
+
+
+def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the number of its labels in place of their names, which can be many thousands."""
+    labels = config.get("id2label")
+    kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    return {"num_labels": len(labels), **kept} if isinstance(labels, Mapping) else kept
+
+
+def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
+    """The model that a config describes, with the head that its `architectures` names.
+
+    Args:
+        config: the file's content.
+        field: what errors call it.
+
+    Raises:
+        SpecError: the type is not supported, or a key is missing or impossible; where a preset has its dimensions, the
+            error names it.
+    """
+    try:
+        if "architecture" in config and "model_type" not in config:
+            return _of_timm(config, field)
+        kind = _kind(config, field)
+        if parts.is_single(_tables()[kind]):
+            _check_stated(kind, config, field)
+        return _read(kind, config, field, config)
+    except SpecError as error:
+        known = _presets(config)
+        if not known:
+            raise
+        told = f"{error.remedy}; or use the preset {known[0]}, which has these dimensions"
+        raise SpecError(error.field, error.problem, told) from None
+
+
+def _of_timm(config: Mapping[str, Any], field: str) -> Model:
+    """The preset that a config of timm names."""
+    name = str(config["architecture"])
+    if models.is_preset(name):
+        return models.preset(name)
+    raise SpecError(
+        f"{field}.architecture", f"no preset is called {name[:60]!r}", "trace it: `tilecast trace` reads timm names"
+    )
+
+
+def _kind(config: Mapping[str, Any], field: str) -> str:
+    """The table of a config: of its `model_type`, of its class where it has none, or one for what its keys look like.
+
+    Raises:
+        SpecError: there is none.
+    """
+    stated = config.get("model_type", config.get("_class_name"))
+    if isinstance(stated, str) and (named := _spelled().get(_letters(stated))):
+        return named
+    if isinstance(layer := config.get("ssm_cfg"), Mapping):
+        return "*mamba2" if layer.get("layer") == "Mamba2" else "*mamba"
+    if stated is None and (named := _of_class(heads.task(config))):
+        return named
+    if (stated is None or isinstance(stated, str)) and (likely := _likely(config)):
+        return likely
+    problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
+    raise SpecError(f"{field}.model_type", problem, "trace the model with `tilecast trace`, or name a preset")
+
+
+def _of_class(name: str) -> str:
+    """The type whose name a class begins with, the longest such; none: empty."""
+    spelled = _letters(name)
+    return max((kind for letters, kind in _spelled().items() if spelled.startswith(letters)), key=len, default="")
+
+
+@cache
+def _spelled() -> Mapping[str, str]:
+    """Every type by its letters and digits alone."""
+    return {_letters(kind): kind for kind in supported()}
+
+
+def _letters(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+def _likely(config: Mapping[str, Any]) -> str:
+    """The general table that fits the keys of a decoder whose type is not known; none: empty."""
+    if heads.task(config).endswith(("ForMaskedLM", "ForImageClassification", "ForConditionalGeneration")):
+        return ""
+    if config.get("kv_lora_rank"):
+        kind = "*latent"
+    else:
+        kind = "*moe" if reading.value(_tables()["*moe"]["read"]["experts"], config) else "*"
+    read = _tables()[kind]["read"]
+    stated = all(reading.value(read[name], config) for name in ("layers", "hidden", "heads", "vocab"))
+    return kind if stated and (config.get("intermediate_size") or kind == "*") else ""
+
+
+def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, Any]) -> Model:
+    """The model of a table's type, and its towers."""
+    table = _tables()[kind]
+    if "within" in table:
+        key = table["within"]
+        part = config.get(key)
+        if not isinstance(part, Mapping):
+            raise SpecError(f"{path}.{key}", "is missing or no mapping", f"a config of {kind} holds its model there")
+        found = _read(table["within_type"], part, f"{path}.{key}", part)
+    elif "language" in table:
+        found = _language(kind, table, config, path)
+    else:
+        found = _single(kind, config, path)
+    notes = [_sentence(table["assumed"])] if "assumed" in table else []
+    if kind in _GENERAL:
+        notes.append(
+            f"The model_type {config.get('model_type')!s:.40} is not known: it is read by its keys as a decoder."
+        )
+    if further := reading.count(config.get("num_nextn_predict_layers")):
+        notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
+    read = parts.towers(found, table.get("towers", ()), config, path, _read_tower)
+    return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes))
+
+
+def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
+    """A file that states no dimension at all is not meant as the default of its type.
+
+    Raises:
+        SpecError: it is such a file.
+    """
+    read = _tables()[kind]["read"]
+    asked = [name for name in models.needs(_tables()[kind]["family"]) if name in read]
+    if not any(reading.value(read[name], config) is not None for name in asked):
+        raise SpecError(f"{path}.{reading.first_key(read[asked[0]])}", "is missing", f"a config of {kind} states it")
+
+
+def _language(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
+    """The language model of a model of several networks; without one of its own key, the file itself is it."""
+    usual = table["language_type"]
+    key = parts.place(table["language"], config)
+    if key == ".":
+        return _single(usual, config, path)
+    part = config.get(key)
+    if not isinstance(part, Mapping):
+        raise SpecError(f"{path}.{key}", "is missing or no mapping", f"a config of {kind} holds its model there")
+    inherited = {name: config[name] for name in _INHERITED if name in config}
+    stated = part.get("model_type")
+    own = stated if isinstance(stated, str) and parts.is_single(_tables().get(stated)) else usual
+    return _read(own, {**inherited, **part}, f"{path}.{key}", part)
+
+
+_GENERAL = ("*", "*moe", "*latent")
+"""Tables for models of no known type."""
+_INHERITED = ("tie_word_embeddings",)
+
+
+def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) -> Model | None:
+    """The tower of a part of a config of type `whole`: of its own type where that is a single network's, else of the
+    usual one; None where it is of a type that is not known."""
+    stated = config.get("model_type")
+    if isinstance(stated, str) and stated and stated != kind and stated != whole:
+        if parts.is_single(_tables().get(stated)):
+            kind = stated
+        elif stated not in _tables() and _of_class(stated) != kind and not parts.is_alike(stated, kind):
+            return None
+    return _read(kind, config, path, config)
+
+
+def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
+    """The model of one network."""
+    table = dict(_tables()[kind])
+    read, defaults = table.pop("read"), _defaults().get(kind, {})
+    scope = reading.Scope(config, defaults)
+    reading.fill(table, read, scope, path)
+    if "pattern" in table:
+        try:
+            table["pattern"] = patterns.PATTERNS[table["pattern"]](scope.merged, table.get("layers", 0))
+        except SpecError as error:
+            raise SpecError(f"{path}.{error.field}", error.problem, error.remedy) from None
+    for name in models.needs(table["family"], table.get("pattern", ())):
+        if name not in table:
+            key = reading.first_key(read[name]) if name in read else name
+            raise SpecError(f"{path}.{key}", "is missing", f"a config of {kind} states it")
+    described = {key: value for key, value in table.items() if key not in _NOT_DIMENSIONS}
+    try:
+        return models.model_from({"name": kind, **described, **heads.of(config, table)})
+    except SpecError as error:
+        dimension = error.field.removeprefix("model.")
+        names = {"kvHeads": "kv_heads", "headDim": "head_dim"}
+        expression = read.get(names.get(dimension, dimension))
+        raise SpecError(
+            f"{path}.{reading.first_key(expression)}" if expression else path, error.problem, error.remedy
+        ) from None
+
+
+_NOT_DIMENSIONS = ("assumed", "towers", "language", "language_type", "within", "within_type")
+
+
+def _name(config: Mapping[str, Any], kind: str) -> str:
+    stated = config.get("_name_or_path") or config.get("model_type") or config.get("_class_name") or kind.strip("*")
+    return str(stated).rstrip("/").rpartition("/")[2][:63] or kind
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+@cache
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    """The table of each type, with what it continues filled in."""
+    return {name: _filled(name) for name in _raw()}
+
+
+@cache
+def _raw() -> Mapping[str, Mapping[str, Any]]:
+    """The table of each type as it is written."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(files("tilecast.models.huggingface").joinpath("types").iterdir(), key=lambda entry: entry.name):
+        found |= tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _filled(name: str) -> dict[str, Any]:
+    own = {key: value for key, value in _raw()[name].items() if key != "like"}
+    base = _filled(_raw()[name]["like"]) if "like" in _raw()[name] else {}
+    return {**base, **own, "read": {**base.get("read", {}), **own.get("read", {})}}
+
+
+@cache
+def _defaults() -> Mapping[str, Mapping[str, Any]]:
+    """What transformers fills in where a config leaves a key out, by type; a type that it does not have has those of
+    the type that its table continues."""
+    text = files("tilecast.models.huggingface").joinpath("defaults.toml").read_text(encoding="utf-8")
+    stated = tomllib.loads(text)
+    found = {}
+    for name in supported():
+        base = name
+        while base not in stated and "like" in _raw()[base]:
+            base = _raw()[base]["like"]
+        found[name] = stated.get(base, {})
+    return found
+
+
+def _presets(config: Mapping[str, Any]) -> list[str]:
+    """Presets that a config may be of: by the name in it, or by layers, width, heads and words, all numbers of it."""
+    stated = str(config.get("_name_or_path", "")).rstrip("/")
+    if stated and models.is_preset(stated):
+        return [models.preset(stated).name]
+    numbers = set(_numbers(config))
+    return sorted(
+        {
+            known.name
+            for known in models.presets().values()
+            if known.vocab and {known.layers, known.hidden, known.vocab, known.heads} <= numbers
+        }
+    )
+
+
+def _numbers(value: object) -> Iterator[int]:
+    if isinstance(value, Mapping):
+        for part in value.values():
+            yield from _numbers(part)
+    elif isinstance(value, int):
+        yield value

@@ -1,0 +1,153 @@
+"""The expressions with which the tables say where a config holds a dimension: Python's syntax over the config's keys.
+
+`a.b` is a key of a nested mapping and `a[0]` an item of a list; `a | b` is the first of two that is there (not absent,
+not null), which binds as loosely as in Python, so sums and products stand in it unbracketed; `x if c else y` asks
+whether `c` is set and not 0. `count(list, word)` counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up
+to a multiple. Arithmetic with something absent is absent.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeAlias
+
+Value: TypeAlias = Any
+"""What JSON holds; None where a key is absent."""
+
+
+def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
+    """The value of an expression over a config; None if what it needs is absent.
+
+    Raises:
+        TypeError: the config holds a text, a list or a mapping where the expression computes with a number.
+    """
+    return _value(_parsed(expression), config)
+
+
+def first_key(expression: str) -> str:
+    """The key that an expression names first, as a path for messages: `attn_config.kv_n_heads`, `cutoffs.0`."""
+    for node in ast.walk(_parsed(expression)):
+        if isinstance(node, ast.IfExp):
+            return first_key(ast.unparse(node.body)) if not isinstance(node.body, ast.Constant) else _path(node.test)
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            return _path(node)
+    return expression
+
+
+@cache
+def lone_keys(expression: str) -> tuple[str, ...]:
+    """Those of an expression's alternatives that are keys of the config, in order."""
+    found: list[str] = []
+    node = _parsed(expression)
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        found.append(ast.unparse(node.right) if _is_key(node.right) else "")
+        node = node.left
+    found.append(ast.unparse(node) if _is_key(node) else "")
+    return tuple(key for key in reversed(found) if key)
+
+
+def _is_key(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id != "model"
+
+
+@cache
+def _parsed(expression: str) -> ast.expr:
+    return ast.parse(expression, mode="eval").body
+
+
+def _path(node: ast.expr) -> str:
+    match node:
+        case ast.Attribute(value=value, attr=name):
+            return f"{_path(value)}.{name}"
+        case ast.Subscript(value=value, slice=place):
+            return f"{_path(value)}.{ast.literal_eval(place)}"
+        case ast.Name(id=name):
+            return name
+    return next((_path(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)), "")
+
+
+def _value(node: ast.expr, config: Mapping[str, Any]) -> Value:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return config.get(name)
+        case ast.Attribute(value=of, attr=name):
+            found = _value(of, config)
+            return found.get(name) if isinstance(found, Mapping) else None
+        case ast.Subscript(value=of, slice=place):
+            found, index = _value(of, config), ast.literal_eval(place)
+            return found[index] if isinstance(found, list) and -len(found) <= index < len(found) else None
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            found = _value(left, config)
+            return _value(right, config) if found is None else found
+        case ast.IfExp(test=test, body=body, orelse=otherwise):
+            return _value(body if _value(test, config) else otherwise, config)
+        case ast.BoolOp(op=op, values=values):
+            found = [bool(_value(value, config)) for value in values]
+            return any(found) if isinstance(op, ast.Or) else all(found)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, config)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _number(_ARITHMETIC[type(op)], _value(left, config), _value(right, config))
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return _compared(op, _value(left, config), _value(right, config))
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return _FUNCTIONS[name](*(_value(argument, config) for argument in arguments))
+    raise SyntaxError(ast.unparse(node))
+
+
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _number(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
+    """The result of an operation on numbers; None if one of them is absent or cannot be divided by."""
+    if any(value is None for value in operands):
+        return None
+    if any(not isinstance(value, int | float) for value in operands):
+        raise TypeError(next(str(value) for value in operands if not isinstance(value, int | float)))
+    try:
+        return function(*operands)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _compared(op: ast.cmpop, left: Value, right: Value) -> bool:
+    match op:
+        case ast.Eq():
+            return bool(left == right)
+        case ast.NotEq():
+            return bool(left != right)
+        case ast.Gt():
+            return _is_number(left) and _is_number(right) and bool(left > right)
+        case ast.In():
+            return isinstance(right, str | Sequence | Mapping) and left in right
+    raise SyntaxError(type(op).__name__)
+
+
+def _up(value: Value, multiple: Value) -> Value:
+    return _number(lambda x, n: math.ceil(x / n) * n if math.isfinite(x) else x, value, multiple)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Value]] = {
+    "count": lambda items, word: items.count(word) if isinstance(items, list) else None,
+    "len": lambda items: len(items) if isinstance(items, list | Mapping | str) else None,
+    "sum": lambda items: sum(items) if isinstance(items, list) and all(map(_is_number, items)) else None,
+    "up": _up,
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

@@ -1,0 +1,102 @@
+"""Models of several networks: the parts of a config, and the towers beside a language model."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from tilecast.models import vision
+from tilecast.models.huggingface.expressions import evaluate
+from tilecast.spec import Model, SpecError
+
+_PROJECTOR = ("projector", "projector_inputs", "projector_outputs", "projector_tokens", "projectors")
+
+
+def place(alternatives: str, config: Mapping[str, Any]) -> str:
+    """The first of the keys `a | b` that the config has, or a dot for the config itself; the first, if it has none."""
+    keys = alternatives.split(" | ")
+    return next((key for key in keys if key == "." or isinstance(config.get(key), Mapping)), keys[0])
+
+
+def named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The config of the published encoder that LLaVA's own files name, if it is one of `towers.toml`."""
+    text = files("tilecast.models.huggingface").joinpath("towers.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text).get(str(config.get("mm_vision_tower")))
+
+
+def is_single(table: Mapping[str, Any] | None) -> bool:
+    """Whether a table is one of a single network."""
+    return table is not None and not {"language", "within"} & set(table)
+
+
+def is_alike(one: str, other: str) -> bool:
+    """Whether the names of two types begin alike, as those of a model and of its parts do."""
+    return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
+
+
+def renamed(model: Model, *, name: str, notes: tuple[str, ...]) -> Model:
+    """The model under its own name, with what is to be said of it."""
+    return replace(model, name=name, notes=notes)
+
+
+def towers(
+    model: Model,
+    tables: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any],
+    path: str,
+    read: Callable[[str, Mapping[str, Any], str, object], Model | None],
+) -> Model:
+    """The model with the towers that tables name, and notes on those that cannot be read."""
+    found, notes = list(model.towers), list(model.notes)
+    for table in tables:
+        key = place(table["at"], config)
+        part = config if not key else config.get(key, named_tower(config))
+        if not isinstance(part, Mapping):
+            told = str(config.get("mm_vision_tower", "its encoder of images"))
+            notes.append(f"The config does not describe {told:.80}, which is not priced.")
+            continue
+        where = f"{path}.{key}" if key else path
+        tower = read(table["type"], part, where, config.get("model_type"))
+        if tower is None:
+            notes.append(f"What {key} describes, of model_type {part.get('model_type')!s:.40}, is not priced.")
+            continue
+        found.append(_projected(tower, model, table, config, where))
+        if key:
+            notes.append(_told(found[-1]))
+    return replace(model, towers=tuple(found), notes=tuple(notes))
+
+
+def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
+    """A tower with the projector of its table."""
+    if "projector" not in table:
+        return tower
+    scope = {"tower": {"hidden": tower.hidden, "tokens": tokens(tower)}, "language": {"hidden": model.hidden},
+             "config": config}  # fmt: skip
+    try:
+        sizes = {name: float(evaluate(table[name], scope) or 0.0) for name in _PROJECTOR if name in table}
+    except (TypeError, ValueError) as error:
+        raise SpecError(path, f"its projector has no size: {str(error)[:40]}", "correct the config") from None
+    if not all(0 < size <= 2**24 for size in sizes.values()):
+        raise SpecError(path, "its projector has no size", "correct the config")
+    return replace(tower, extra={**tower.extra, **sizes})
+
+
+def tokens(tower: Model) -> float:
+    """Tokens of a sample that a tower hands on, without those of classes."""
+    if "frames" in tower.extra:
+        return tower.extra["frames"]
+    rows, columns = vision.grid(tower) if "patch" in tower.extra else (1, 1)
+    return float(rows * columns)
+
+
+def _told(tower: Model) -> str:
+    extra = tower.extra
+    if "frames" in extra:
+        return f"A sample holds one sound of {extra['frames']:g} frames, which its encoder, trained along, hears."
+    if "patch" not in extra:
+        return "The encoder of queries is trained along."
+    sides = f"{extra['image']:g} x {extra.get('image_width', extra['image']):g}"
+    return f"A sample holds one image of {sides} pixels, which its encoder, trained along, sees."

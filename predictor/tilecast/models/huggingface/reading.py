@@ -1,0 +1,97 @@
+"""Dimensions out of a config by the expressions of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast.models.huggingface.expressions import evaluate, first_key, lone_keys
+from tilecast.spec import SpecError
+
+__all__ = ["Scope", "count", "fill", "first_key", "value"]
+
+_BOOLEANS = ("gated_mlp", "rms_norm", "rotary", "causal", "bias", "tied_embeddings", "dropout")
+_SHARES = ("seen_share", "width", "depth")
+"""Dimensions that need not be whole numbers."""
+_MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
+_LARGEST = 2**20
+"""Largest value of a dimension, where `_MOST` has no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A config, and what it means where keys are left out."""
+
+    config: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def merged(self) -> dict[str, Any]:
+        """The config with the defaults of its type."""
+        return {**self.defaults, **self.config}
+
+
+def value(expression: str, config: Mapping[str, Any]) -> Any:
+    """The value of an expression over a config; None where it computes with something that is no number."""
+    try:
+        return evaluate(expression, config)
+    except TypeError:
+        return None
+
+
+def count(number: object) -> int:
+    """A whole number of at least 1 that a config states; 0 for anything else."""
+    return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else 0
+
+
+def fill(table: dict[str, Any], read: Mapping[str, str], scope: Scope, path: str) -> None:
+    """Dimensions into a table, in the order of its expressions.
+
+    Raises:
+        SpecError: a value is no size, or too large.
+    """
+    merged = scope.merged
+    for name, expression in read.items():
+        try:
+            found = _stated(expression, scope.config)
+            if found is None:
+                found = evaluate(expression, {**merged, "model": table})
+        except TypeError as error:
+            raise SpecError(f"{path}.{first_key(expression)}", f"{str(error)[:40]!r} is no size", _SIZE) from None
+        if found is None:
+            continue
+        where = f"{path}.{first_key(expression)}"
+        table[name] = _boolean(found, where) if name in _BOOLEANS else _size(name, found, where)
+
+
+_SIZE = "give a number from 0"
+
+
+def _stated(expression: str, config: Mapping[str, Any]) -> Any:
+    """The first of an expression's alternatives that is a key of the config and nothing else: what is stated under an
+    old name goes before the default of the new one."""
+    for key in lone_keys(expression):
+        if (found := evaluate(key, config)) is not None:
+            return found
+    return None
+
+
+def _boolean(found: object, where: str) -> bool:
+    if isinstance(found, list | dict | str):
+        raise SpecError(where, f"{str(found)[:40]!r} is no size", _SIZE)
+    return bool(found)
+
+
+def _size(name: str, found: object, field: str) -> float:
+    """A dimension: a whole number within bounds (rates of dropout among them become 0 or 1)."""
+    if not isinstance(found, int | float) or not 0 <= found <= 2**40:
+        raise SpecError(field, f"{str(found)[:40]!r} is no size", _SIZE)
+    if name == "attention_dropout":
+        return float(found > 0)
+    if name in _SHARES and found < _LARGEST:
+        return float(found)
+    if found != int(found) or found > _MOST.get(name, _LARGEST):
+        problem = f"{found:g} is not a whole number up to {_MOST.get(name, _LARGEST)}"
+        raise SpecError(field, problem, "correct the config")
+    return int(found)

@@ -1,0 +1,66 @@
+"""Encoders whose attention scores count relative positions as products of their own, unfused: DeBERTa (He et al., arXiv
+2006.03654, section 3.1: content to position and position to content) and XLNet (Yang et al., arXiv 1906.08237,
+section 2.3; Dai et al., arXiv 1901.02860, section 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Graph, KernelTable, Op, Shards
+from tilecast.models import layers, transformer
+from tilecast.models.layers import Numerics
+from tilecast.models.transformer import Part, Rank
+from tilecast.spec import Floats, Workload
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of the encoder. Each layer has `extra.position_projections` dense layers over the embeddings of
+    `extra.relative_positions` (0: as many as there are tokens, twice, computed rather than learned), and
+    `extra.position_scores` products of scores beside the usual one."""
+    plain = replace(workload, attention="eager")
+    model, extra = plain.model, plain.model.extra
+    rank = Rank.of(shards, plain.sequence_length)
+    blocks = transformer.stack("layer", plain, rank, model.layers, causal=model.causal, attend=_attention)
+    graph = transformer.graph(plain, rank, rank, blocks)
+    first = graph.first[0]
+    table = first.parameters + extra.get("relative_positions", 0.0) * model.hidden
+    return replace(graph, first=(replace(first, parameters=table),))
+
+
+def _attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
+    """The usual attention, and what relative positions add."""
+    part = transformer.attention(name, workload, rank, key_rank=key_rank, causal=causal)
+    model, numerics = workload.model, Numerics.of(workload)
+    h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor
+    heads = model.heads / rank.tensor
+    positions = model.extra.get("relative_positions", 0.0) or 2 * rank.sequence
+    ops = list(part.ops)
+    projections = int(model.extra.get("position_projections", 0))
+    for number in range(int(model.extra.get("position_scores", 0))):
+        label = f"{name}.position{number + 1}"
+        ops += layers.linear(f"{label}.projection", numerics, np.full(1, positions), h, width)
+        ops += _scores(label, numerics, rank, heads, positions, float(model.head_dim))
+        ops += layers.pointwise(f"{label}.gather", numerics, rank.micro_batch * heads * rank.sequence**2, reads=2.0,
+                                kernels=2)  # fmt: skip
+    parameters = part.parameters + projections * (h + 1.0) * width
+    return replace(part, ops=ops, parameters=parameters)
+
+
+def _scores(label: str, numerics: Numerics, rank: Rank, heads: Floats, positions: float, head_dim: float) -> list[Op]:
+    """Scores of every token, in each head, against the positions, and their two gradients."""
+    batch, s = rank.micro_batch * heads, rank.sequence
+    shapes = [(s, positions, head_dim)]
+    if numerics.training:
+        shapes += [(s, head_dim, positions), (positions, head_dim, s)]
+    precision = "bf16" if numerics.matrix == "fp8" else numerics.matrix
+    return [
+        Op(
+            f"{label}.scores" if not place else f"{label}.gradient{place}",
+            KernelTable.of("gemm", precision, batch=batch, m=m, n=n, k=k),
+            "backward" if place else "forward",
+            selective=not place,
+        )
+        for place, (m, n, k) in enumerate(shapes)
+    ]

@@ -1,0 +1,80 @@
+"""Transformers over spectrograms: Whisper (Radford et al., arXiv 2212.04356, section 2.2), alone or as the ear of a
+language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
+from tilecast.models import layers, transformer
+from tilecast.models.layers import Numerics
+from tilecast.models.transformer import Rank
+from tilecast.spec import Floats, Workload
+
+_KERNEL, _STRIDES = 3, (1, 2)
+
+
+def build(workload: Workload, shards: Shards) -> Graph:
+    """The graph of the encoder: two convolutions over twice `extra.frames` columns of `extra.bands`, then `layers`
+    layers over `frames` tokens."""
+    heard = replace(workload, sequence_length=int(workload.model.extra["frames"]))
+    rank = Rank.of(shards, heard.sequence_length)
+    blocks = transformer.stack("layer", heard, rank, heard.model.layers, causal=False)
+    graph = transformer.graph(heard, rank, rank, blocks)
+    return replace(
+        graph, first=(_stem(heard, shards),), last=(), host_bytes_per_sample=4.0 * _columns(heard)
+    )  # fmt: skip
+
+
+def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
+    """The graph of encoder and decoder; `extra.decoder_layers` of the `layers` decode the workload's sequence, and have
+    the `positions`."""
+    model = workload.model
+    decoding = int(model.extra.get("decoder_layers", model.layers // 2))
+    heard, said = Rank.of(shards, model.extra["frames"]), Rank.of(shards, workload.sequence_length)
+    start = model.layers - decoding
+    blocks = transformer.stack("encoder-layer", workload, heard, start, causal=False)
+    blocks += transformer.stack("decoder-layer", workload, said, decoding, causal=True, memory=heard, start=start)
+    graph = transformer.graph(workload, heard, said, blocks)
+    first = (_stem(workload, shards), transformer.embedding(workload, said))
+    return replace(graph, first=first, host_bytes_per_sample=graph.host_bytes_per_sample + 4.0 * _columns(workload))
+
+
+def _columns(workload: Workload) -> float:
+    """Numbers of a sample's spectrogram."""
+    return 2.0 * workload.model.extra["frames"] * workload.model.extra["bands"]
+
+
+def _stem(workload: Workload, shards: Shards) -> Block:
+    """Two convolutions over time, each behind a GELU, of which the second halves the columns; positions are added."""
+    model, numerics = workload.model, Numerics.of(workload)
+    width, frames = float(model.hidden), model.extra["frames"]
+    batch = shards.micro_batch.astype(float)
+    ops: list[Op] = []
+    parameters, kept = frames * width, np.zeros(1)
+    channels, columns = model.extra["bands"], 2 * frames
+    for number, stride in enumerate(_STRIDES):
+        after = columns / stride
+        dims: dict[str, Floats | float] = {
+            "batch": batch, "c_in": channels, "c_out": width, "in_d": 1.0, "in_h": 1.0, "in_w": columns,
+            "k_d": 1.0, "k_h": 1.0, "k_w": float(_KERNEL), "out_d": 1.0, "out_h": 1.0, "out_w": after, "groups": 1.0,
+        }  # fmt: skip
+        directions: list[tuple[str, float, Phase]] = [("", 0.0, "forward")]
+        if numerics.training and not numerics.frozen:
+            directions += [(".weight-gradient", 2.0, "backward")]
+        if numerics.training and number:
+            directions += [(".input-gradient", 1.0, "backward")]
+        for label, direction, phase in directions:
+            table = KernelTable.of("conv", numerics.matrix, **dims, direction=direction)
+            ops.append(Op(f"convolution{number + 1}{label}", table, phase))
+        ops += layers.pointwise("gelu", numerics, batch * after * width)
+        parameters += _KERNEL * channels * width + width
+        kept = kept + numerics.element * batch * (columns * channels + after * width)
+        channels, columns = width, after
+    ops += layers.pointwise("positions", numerics, batch * frames * width, reads=2.0, backward=(1.0, 0.0))
+    whole = np.full(len(shards), parameters)
+    return Block(
+        "spectrogram", 1, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=transformer.frozen(workload, whole)
+    )

@@ -1,0 +1,76 @@
+"""Encoders of images and of sound beside a language model (LLaVA, arXiv 2304.08485, section 4.1) or beside another
+encoder (CLIP, arXiv 2103.00020, section 2.3): they run for every sample before the model's own first layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from tilecast.graph import Block, Graph, Shards
+from tilecast.models import layers, transformer
+from tilecast.models.layers import Numerics
+from tilecast.models.transformer import Rank
+from tilecast.spec import Workload
+
+
+def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Workload, Shards], Graph]) -> Graph:
+    """The graph of a model with its towers before it, built by `build`. A tower's layers run one after the other, all
+    on the first pipeline stage."""
+    blocks: list[Block] = []
+    host = graph.host_bytes_per_sample
+    for place, tower in enumerate(workload.model.towers):
+        own = replace(workload, model=tower, sequence_length=1)
+        found = build(own, shards)
+        last = (_projector(own, shards),) if "projector" in tower.extra else found.last
+        named = f"tower{place + 1}"
+        blocks += (
+            replace(block, name=f"{named}-{block.name}", positions=()) for block in (*found.first, *found.layers, *last)
+        )
+        host += found.host_bytes_per_sample
+    return replace(graph, first=(*blocks, *graph.first), host_bytes_per_sample=host)
+
+
+def _projector(workload: Workload, shards: Shards) -> Block:
+    """What turns a tower's tokens into the language model's: two dense layers, from `projector_inputs` to `projector`
+    and on to `projector_outputs` (0: one), over `projector_tokens` of a sample; `projectors` (1) alike, which read
+    different layers of the tower (DeepStack, arXiv 2406.04334)."""
+    extra, numerics = workload.model.extra, Numerics.of(workload)
+    inputs, inner = extra["projector_inputs"], extra["projector"]
+    rows = shards.micro_batch.astype(float) * extra["projector_tokens"]
+    widths = [(inputs, inner)]
+    if outputs := extra.get("projector_outputs", 0.0):
+        widths.append((inner, outputs))
+    ops = layers.norm("projector.norm", numerics, rows, inputs, rms=False)
+    parameters, kept = 2 * inputs, numerics.element * rows * inputs
+    for number, (read, written) in enumerate(widths):
+        name, trained = f"projector{number + 1}", not numerics.frozen
+        ops += layers.linear(name, numerics, rows, read, written, bias=True, trainable=trained)
+        parameters += read * written + written
+        kept = kept + numerics.element * rows * read
+    ops += layers.pointwise("projector.activation", numerics, rows * inner)
+    whole = np.full(len(shards), parameters)
+    alike = int(extra.get("projectors", 1.0))
+    frozen = whole if workload.lora_rank else np.zeros(1)
+    return Block("projector", alike, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen)
+
+
+def build_queries(workload: Workload, shards: Shards) -> Graph:
+    """The graph of an encoder of `extra.queries` (32) learned queries, which in every `extra.memory_every`-th layer
+    look at `extra.memory_tokens` (257) of `extra.memory_width`: the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597,
+    section 3.1)."""
+    model, extra = workload.model, workload.model.extra
+    queries = Rank.of(shards, extra.get("queries", 32.0))
+    memory = Rank.of(shards, extra.get("memory_tokens", 257.0))
+    looking = -(-model.layers // int(extra.get("memory_every", 2)))
+    blocks = []
+    for name, repeat, seen in (("query-layer", model.layers - looking, None), ("looking-layer", looking, memory)):
+        if repeat:
+            blocks.append(transformer.layer(name, workload, queries, repeat=repeat, causal=False, memory=seen))
+    graph = transformer.graph(workload, queries, queries, tuple(blocks))
+    wider = 2.0 * looking * (extra.get("memory_width", float(model.hidden)) - model.hidden) * model.hidden
+    parameters = np.full(len(shards), extra.get("queries", 32.0) * model.hidden + wider)
+    frozen = parameters if workload.lora_rank else np.zeros(1)
+    learned = Block("queries", 1, (), parameters, np.zeros((3, 1)), frozen_parameters=frozen)
+    return replace(graph, first=(learned,), last=(), host_bytes_per_sample=0.0)
