@@ -201,7 +201,7 @@ def reads_images(model: Model) -> bool:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
         return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
     network = cnn.NETWORKS.get(model.family)
-    return network.images if network else model.family in ("vit", "swin")
+    return network.images if network else model.family in ("vit", "swin", "sam")
 
 
 def preset(name: str) -> Model:

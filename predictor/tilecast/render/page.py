@@ -9,9 +9,9 @@ from tilecast.render import charts
 
 _STYLE = """\
 :root{color-scheme:light dark;--page:#fbfbfa;--ink:#1c2024;--soft:#5c6670;--line:#dde1e6;--card:#fff;--good:#00735a;
---bar:#0063a8}
+--bad:#b3480a;--bar:#0063a8}
 @media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaed;--soft:#a2acb8;--line:#343a42;--card:#1c2024;
---good:#4fc9a8;--bar:#5cb3f2}}
+--good:#4fc9a8;--bad:#f29a5c;--bar:#5cb3f2}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}
@@ -31,12 +31,13 @@ td.wrap{white-space:normal;min-width:260px}
 thead th{font-size:13px;color:var(--soft);font-weight:600}
 th[scope=row]{font-weight:600}
 .n{text-align:right}tr.best{background:color-mix(in srgb,var(--good) 12%,transparent)}
-tr.out td,tr.out th{color:var(--soft)}
+tr.off{background:color-mix(in srgb,var(--bad) 14%,transparent)}tr.out td,tr.out th{color:var(--soft)}
 .meter{display:inline-block;height:10px;background:var(--bar);border-radius:2px;vertical-align:middle;min-width:1px}
 code,pre{font:13px ui-monospace,monospace}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:24px}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
 figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-bottom:20px}
+details{margin:8px 0}summary{color:var(--soft);cursor:pointer}
 footer{margin-top:48px;font-size:13px;color:var(--soft)}
 """
 

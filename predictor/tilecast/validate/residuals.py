@@ -44,9 +44,17 @@ def source_of(row: Row) -> str:
     source, path = row.get("source", ""), row.get("url_or_repo_path", "")
     if submitter := re.match(r"mlcommons/training_results_(v[\d.]+):([^/]+)", path):
         return f"MLPerf {submitter[1]} {submitter[2]}"
-    if source.endswith(("/DeepLearningExamples", "/DLPerf")):
-        return f"{source} {re.split(r'[ 0-9]', row.get('framework', ''))[0]}"
-    return source
+    return f"{source} {framework_of(row)}" if source.endswith(_OF_SEVERAL) else source
+
+
+_OF_SEVERAL = ("/DeepLearningExamples", "/DLPerf")
+"""Sources that run several frameworks in many versions each."""
+
+
+def framework_of(row: Row) -> str:
+    """The framework as the row states it, without its version where the source runs many."""
+    name = row.get("framework", "")
+    return re.split(r"[ 0-9]", name)[0] if row.get("source", "").endswith(_OF_SEVERAL) else name
 
 
 def _power_of_two(column: str) -> Callable[[Row], str]:
@@ -66,7 +74,7 @@ COVARIATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("precision", lambda row: row.get("precision", "")),
     ("family", lambda row: row.get("family", "")),
     ("execution", execution),
-    ("framework", lambda row: source_of(row).rpartition(" ")[2] if " " in source_of(row) else row.get("framework", "")),
+    ("framework", framework_of),
     ("GPU", lambda row: row["gpu"].split("(")[0].strip()),
 )
 """Every input that residuals are shown against."""
