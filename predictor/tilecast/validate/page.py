@@ -149,8 +149,7 @@ def _scatter(scored: Scored) -> str:
         scored.rows, sources, scored.measured_s, scored.predicted_s, strict=True
     ):
         told = f"{source} {row['id']}, forecast {duration(predicted)}, measured {duration(measured)}"
-        series = points[source if source in points else OTHERS]
-        series.append(Point(float(measured), float(predicted), told))
+        points[source if source in points else OTHERS].append(Point(float(measured), float(predicted), told))
     low = float(min(scored.measured_s.min(), scored.predicted_s.min()))
     high = float(max(scored.measured_s.max(), scored.predicted_s.max()))
     equal = Series("forecast = measured", (Point(low, low), Point(high, high)), quiet=True)

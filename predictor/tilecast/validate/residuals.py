@@ -149,7 +149,7 @@ def shares(price: Callable[[Mapping[str, float]], Floats], step_s: Floats) -> Fl
         step_s: the steps with all constants as they are, (n,).
     """
     sign = np.array([-1.0 if name in FALLING else 1.0 for name in PARTS])
-    return slopes(price, step_s, PARTS.values()) * sign
+    return np.asarray(slopes(price, step_s, PARTS.values()) * sign)
 
 
 def slopes(
@@ -167,7 +167,7 @@ def slopes(
         table: the constants as they are; the fitted ones if absent.
     """
     columns = [np.log(price(moved(group, SPAN, table)) / step_s) for group in places]
-    return np.stack(columns, axis=1) / np.log(SPAN)
+    return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 
 def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[Part]:
