@@ -159,7 +159,7 @@ def test_whiskers_span_two_standard_errors() -> None:
     assert np.log(row.ends) == pytest.approx(np.log(1.2) + np.array([-0.2, 0.2]))
     assert Interval("alone", 0.7, float("nan"), "5 rows").ends == (0.7, 0.7)
     picture = intervals.svg(Intervals("t", "ratio", [row], (0.9, 1.1)), "x")
-    assert "a name that is much longer th…</text>" in picture
+    assert "a name that is much long…</text>" in picture
     assert "<title>a name that is much longer than there is room: 1.20 ± 0.10, 5 rows</title>" in picture
 
 

@@ -10,8 +10,8 @@ from html import escape
 
 from tilecast.render.charts import SHAPES, WIDTH, Axis, Scale, soft
 
-_LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 196.0, 124.0, 10.0, 22.0, 44.0
-_MOST_NAME = 30
+_LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 200.0, 124.0, 10.0, 22.0, 44.0
+_MOST_NAME = 25
 _REACH = 4.0
 """Whiskers that reach further than so many times the mark are cut off."""
 

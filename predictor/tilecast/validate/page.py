@@ -77,8 +77,8 @@ def _residuals(scored: Scored) -> str:
     least = f"{residuals.LEAST_ROWS} rows of {residuals.LEAST_SOURCES} sources"
     told = (
         "Median of forecast over measured step in every bin; below 1 the forecast is too fast. Whiskers are two "
-        f"standard errors with the source as the unit. Off: {least} or more, and outside of the band of "
-        f"{residuals.TOLERANCE:.0%}."
+        "standard errors with the source as the unit; rows and sources stand beside each. "
+        f"Off: {least} or more, and outside of the band of {residuals.TOLERANCE:.0%}."
     )
     return f'<h2>Forecast over measured</h2><p>{told}</p><div class="pair">{"".join(blocks)}</div>'
 
@@ -118,7 +118,7 @@ def _with_table(picture: str, rows: str) -> str:
 def _parts(found: Sequence[Part]) -> str:
     if not found:
         return ""
-    marks = [Interval(one.name, one.factor, one.error, f"{one.share:.1%} of a step", one.is_off) for one in found]
+    marks = [Interval(one.name, one.factor, one.error, f"{one.share:.1%}", one.is_off) for one in found]
     chart = Intervals("Factor that the measured steps ask for of each part of a step", "factor", marks, (0.9, 1.1))
     rows = [
         (
@@ -129,7 +129,8 @@ def _parts(found: Sequence[Part]) -> str:
     ]
     told = (
         "By how much the seconds of a part should grow, everything else and an effect of every source held equal: "
-        "1 where nothing is missing. Off: outside of 0.9 to 1.1 and of two standard errors."
+        "1 where nothing is missing. The part's mean share of a step stands beside it. Off: outside of 0.9 to 1.1 and "
+        "of two standard errors."
     )
     shown = table(chart.title, ("part", "share", "factor", "±", ""), rows, "share|factor|±")
     picture = figure(chart.title, intervals.svg(chart, "parts"), "wide")
