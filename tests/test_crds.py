@@ -131,6 +131,7 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"microBatchSize": 3},
         {"steps": 5},
         {"sequenceLength": None},
+        {"serverUpdates": "asynchronous"},
         {"globalBatchSize": 32},
         {"precision": "fp32"},
     ],

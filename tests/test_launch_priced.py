@@ -36,6 +36,7 @@ WORKLOADS: list[dict[str, object]] = [
     {"fused_loss": True},
     {"memory_format": "channelsLast"},
     {"fused_optimizer": False},
+    {"bucket_mib": 100},
 ]
 PLANS: list[dict[str, object]] = [
     {},

@@ -225,6 +225,14 @@ def dispatch(size_bytes: Floats, group: Group, intra: Link, inter: Link, fanout:
     )
 
 
+def serve(
+    size_bytes: Floats, group: Group, intra: Link, inter: Link, servers: float | Floats, *, waits: bool
+) -> Floats:
+    """A parameter server on so many nodes of its own, which waits for all workers before it answers, or for none."""
+    law = synchronous_parameter_server if waits else asynchronous_parameter_server
+    return _anywhere(lambda link: law(size_bytes, group, link, inter, servers), group, intra)
+
+
 def bandwidth_bound(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Seconds that line rates alone ask of any algorithm: of the bytes that a rank must send inside its node, and
     of those that a node must send into the network."""

@@ -7,7 +7,7 @@ Nothing is priced here that `step` does not price: operators, transfers and part
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from tilecast import kernels, models, step
 from tilecast.graph import KIND_NAMES, KINDS, PRECISION_NAMES, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
-from tilecast.spec import Plan, Plans, Workload
+from tilecast.spec import GradientSync, Plan, Plans, ServerUpdates, Workload
 
 Bound = Literal["compute", "memory"]
 
@@ -81,6 +81,21 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class Sync:
+    """A way of summing gradients over replicas."""
+
+    gradient_sync: GradientSync
+    server_updates: ServerUpdates | None
+    """None without servers."""
+    servers: int
+    """0 without servers."""
+    seconds: float
+    """Of all gradients of a step on the wire, before anything hides."""
+    step_s: float
+    """Forecast of the step with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
     """How a step's compute and communication are made of what one micro-batch takes. Seconds.
 
@@ -114,6 +129,8 @@ class Explanation:
     exchanges: tuple[Exchange, ...]
     gradient_bytes: float
     """Bytes of one rank's gradients on the wire; 0 where nobody holds a copy."""
+    syncs: tuple[Sync, ...]
+    """How replicas may sum gradients, the job's own way first; empty where nobody sums whole gradients."""
     model_flops: float
     """Of one optimizer step over all ranks, without what is computed again."""
     mfu: float
@@ -156,6 +173,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         operators=_operators(workload, plan, sharded, times, rows),
         exchanges=_exchanges(workload, plans, sharded, pool),
         gradient_bytes=float(wire[0]),
+        syncs=_syncs(workload, plans, sharded, pool),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
         copied_s=float(
@@ -186,6 +204,28 @@ def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sum
         waited=waited,
         correction=correction,
     )
+
+
+_WAYS: Sequence[tuple[GradientSync, ServerUpdates]] = (
+    ("allReduce", "synchronous"), ("parameterServer", "synchronous"), ("parameterServer", "asynchronous"),
+)  # fmt: skip
+
+
+def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Sync, ...]:
+    """The plan with its gradients summed in each way."""
+    if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
+        return ()
+    priced = step.kernel_seconds(workload, sharded, pool.gpu)
+    nodes = int(step.group_of(plans.replicas, plans.tensor.astype(float), plans, pool).nodes[0])
+    servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
+    found = []
+    for way, updates in sorted(_WAYS, key=lambda one: one != own):
+        job = replace(workload, gradient_sync=way, server_updates=updates, parameter_servers=servers)
+        steps = step.Steps.of(job, sharded, plans, pool, priced)
+        wire_s, step_s = (steps.shared.first_s + steps.shared.reduce_s)[0], steps.rows(slice(None)).total[0]
+        served = way == "parameterServer"
+        found.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
+    return tuple(found)
 
 
 def _in_order(graph: Graph) -> list[tuple[Block, Op]]:

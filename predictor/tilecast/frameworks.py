@@ -38,9 +38,14 @@ class Framework:
     shards_gradients: bool
     """Whether ZeRO 2 spreads gradients between micro-batches too."""
     bucket_elements: float
-    """Elements of the buckets in which gradients are reduced and weights are gathered."""
+    """Elements of the buckets in which gradients are reduced and weights are gathered; 0 where `bucket_mib` says it."""
+    bucket_elements_per_replica: float
+    """Elements of a bucket for each replica, where that is more."""
+    bucket_mib: tuple[float, ...]
+    """The size of the bucket that is reduced first and of the others, in MiB; where there is none and no number of
+    elements either, a bucket is what a block holds."""
     bucket_copies: tuple[float, ...]
-    """How many such buckets there are, by ZeRO stage."""
+    """How many buckets are held beside the gradients, by ZeRO stage."""
     gathered_blocks: float
     """Blocks of a ZeRO-3 model that are whole at once."""
     wgrad_placeholders: bool
@@ -101,6 +106,11 @@ class Framework:
     """Where each cell comes from."""
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether gradients are reduced in buckets of a size that can be chosen, rather than block by block."""
+        return self.bucket_elements > 0 or self.bucket_mib[1] > 0
+
+    @property
     def fused_accumulation(self) -> bool:
         """Whether the product for the gradient of a weight adds to what is there."""
         return self.wgrad_placeholders
@@ -127,7 +137,7 @@ def _read(name: str) -> Framework:
     cells = {**TABLES[UNSET]["cells"], **TABLES[engine]["cells"], **table.get("cells", {})}
     values = {cell: cells[cell][0] for cell in _CELLS}
     values |= {cell: frozenset(values[cell]) for cell in ("composed", "fuses")}
-    values["bucket_copies"] = tuple(values["bucket_copies"])
+    values |= {cell: tuple(values[cell]) for cell in ("bucket_copies", "bucket_mib")}
     return Framework(name=name, engine=engine, sources={cell: cells[cell][1] for cell in _CELLS}, **values)
 
 

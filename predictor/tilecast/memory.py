@@ -393,7 +393,8 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     framework = frameworks.of(workload)
     if not workload.training:
         return np.zeros(len(plans))
-    bucket = np.minimum(framework.bucket_elements, trainable)
+    stated = workload.bucket_mib and workload.bucket_mib * 2**20 / each.gradient
+    bucket = np.minimum(stated or framework.bucket_elements, trainable)
     copies = np.array(framework.bucket_copies)[np.clip(plans.zero_stage, 0, 3)]  # tables may state any number
     buckets = np.where(plans.replicas > 1, copies * bucket * each.gradient, 0.0)
     if not (framework.wgrad_placeholders and workload.is_mixed):

@@ -19,7 +19,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from tilecast import chain, collectives, memory, models, search, step
+from tilecast import chain, collectives, memory, models, overlap, search, step
 from tilecast.chain import Chain
 from tilecast.graph import Block, Graph
 from tilecast.hardware import Pool
@@ -289,7 +289,7 @@ def block_costs(
     repeats = plans.gradient_accumulation
     straggle = step.straggle(plans, fitted)
     copied_bytes_per_s = step.copied_bytes_per_s(pool.gpu, fitted)
-    one_bucket, nil = np.ones(len(plans)), np.zeros(len(plans))
+    one_bucket, ones, nil = overlap.Caps.whole(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
     rows = []
     for times in priced.blocks:
         is_layer, alone = _alone(sharded, times.block)
@@ -298,14 +298,14 @@ def block_costs(
         )
         update_s = step.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
         copied_s = step.copied_seconds(workload, alone.stage("parameters", plans), plans, copied_bytes_per_s)
-        sync = step.sync_seconds(workload, alone, plans, pool, one_bucket, fitted)
+        sync = step.sync_seconds(workload, alone, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
-            gpu_s + stall_s - backward_s,
+            gpu_s + stall_s + exchange_s - backward_s,
             backward_s,
             np.where((stage == 1) | (stage == 2), sync.updated_s, nil),
             np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),
@@ -352,7 +352,7 @@ def _exposed(
     """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
     hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
     for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
-    share = fitted.hidden_share * (1.0 if workload.overlap else 0.0)
+    share = 1.0 if workload.overlap else 0.0
     slowdown = fitted.slowdown * step.contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):

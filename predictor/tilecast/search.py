@@ -419,7 +419,9 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
     """ZeRO stage, recomputation, sequence parallelism and virtual stages, each with each: W combinations; and which of
     them go with each set of degrees above one, (2 ** degrees, W)."""
     model = workload.model
-    zero = [3] if workload.offload == "parameters" else [0, 1, 2, 3] if workload.training else [0]
+    # Servers hold whole gradients, and give each replica all of them.
+    is_whole = not workload.training or workload.gradient_sync == "parameterServer"
+    zero = [0] if is_whole else [3] if workload.offload == "parameters" else [0, 1, 2, 3]
     recompute = [0]
     if workload.checkpointing is not None:
         recompute = [CHECKPOINTING.index(workload.checkpointing)]

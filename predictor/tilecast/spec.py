@@ -48,6 +48,12 @@ Attention = Literal["auto", "flash", "eager"]
 MemoryFormat = Literal["contiguous", "channelsLast"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 """How images lie in memory, in PyTorch's words: channel by channel (NCHW) or pixel by pixel (NHWC)."""
+GradientSync = Literal["allReduce", "parameterServer"]
+GRADIENT_SYNCS: tuple[GradientSync, ...] = get_args(GradientSync)
+"""How replicas sum gradients: among themselves, or by servers of their own on the network."""
+ServerUpdates = Literal["synchronous", "asynchronous"]
+SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
+"""Whether a parameter server waits for the gradients of all replicas, or for none."""
 Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
@@ -142,6 +148,12 @@ class Workload:
     """Limits the plans to what it executes; None leaves all that any framework does."""
     overlap: bool = True
     """Whether gradient synchronisation runs behind the backward pass (bucketed, as DDP and FSDP do)."""
+    bucket_mib: int | None = None
+    """Size of the buckets in which gradients are reduced, in MiB; None takes the framework's."""
+    gradient_sync: GradientSync = "allReduce"
+    parameter_servers: int | None = None
+    """How many servers sum gradients, each on a node of its own; None is one for each node of the replicas."""
+    server_updates: ServerUpdates = "synchronous"
 
     @property
     def is_mixed(self) -> bool:

@@ -4,8 +4,8 @@
 
 With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B
 step takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473): the first term is split
-into computation, launch stalls and exposed communication, the second is the bubble. Gradient
-synchronisation hides behind the last micro-batch's backward pass; what does not hide is communication.
+into computation, launch stalls and exposed communication, the second is the bubble. Gradients
+hide behind the last micro-batch's backward pass, bucket by bucket (`overlap`); what does not hide is communication.
 Eager frameworks launch kernels one by one from the host: a pass takes no less than its launches.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tilecast import collectives, frameworks, fuse, kernels
+from tilecast import collectives, frameworks, fuse, kernels, overlap
 from tilecast.collectives import Group
 from tilecast.graph import KIND_NAMES, Block, Graph, Op, Transfer
 from tilecast.hardware import Gpu, Pool
@@ -119,7 +119,6 @@ class Constants:
     launch_s: Mapping[str, tuple[float, float]]
     collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
-    hidden_share: float
     slowdown: float
     tensor_share: float
     pipelined_share: float
@@ -140,7 +139,6 @@ class Constants:
             {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
             {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
             {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
-            table["overlap"]["hidden_share"],
             table["overlap"]["slowdown"],
             table["overlap"]["tensor_share"],
             table["overlap"]["pipelined_share"],
@@ -460,9 +458,11 @@ class Steps:
         priced: KernelSeconds,
         fitted: Constants | None = None,
         alike: Alike | None = None,
+        caps: overlap.Caps | None = None,
     ) -> Steps:
         """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
-        what `Alike` says of the table, where that is at hand."""
+        what `Alike` says of the table, where that is at hand, and `caps` the buckets of each of its splits instead of
+        the framework's."""
         fitted = fitted or constants()
         alike = alike or Alike.of(sharded, plans, pool)
 
@@ -477,7 +477,7 @@ class Steps:
             fitted,
             alike,
             _micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
-            _shared(workload, *at(alike.split.first), pool, fitted),
+            _shared(workload, *at(alike.split.first), pool, fitted, caps),
             boundary_seconds(workload, *at(alike.hop.first), pool),
             copied_bytes_per_s(pool.gpu, fitted),
             contention(pool),
@@ -525,6 +525,19 @@ class Steps:
         if workload.input_samples_per_s is None:
             return found
         return found.bounded(_delivered_s(plans, self.gpus_per_node, workload.input_samples_per_s))
+
+
+def bucketed(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
+) -> Floats:
+    """Seconds of a step of one plan with buckets of each of k sizes, (k,). `sharded` and `plans` have one row."""
+    rows = np.zeros(len(sizes_mib), np.intp)
+    sharded, plans, fitted = sharded.take(rows), plans.take(rows), constants()
+    alike = Alike.of(sharded, plans, pool)
+    each = Distinct(np.arange(len(rows)), np.arange(len(rows)))
+    caps = overlap.Caps.sized(workload, np.array(sizes_mib, float))
+    steps = Steps.of(workload, sharded, plans, pool, priced, fitted, replace(alike, split=each), caps)
+    return steps.rows(slice(None)).total
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,8 +624,8 @@ def block_seconds(
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication and backward seconds of one repetition, columns (n,). What blocks of
-    these plans exchange alike is priced once if `known` collects it."""
+    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,).
+    What blocks of these plans exchange alike is priced once if `known` collects it."""
     known = {} if known is None else known
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
@@ -652,7 +665,7 @@ def block_seconds(
         forward_gpu + backward_gpu,
         waits[0] + waits[1],
         exchanged["forward"] + exchanged["backward"],
-        backward_gpu + waits[1],
+        backward_gpu + waits[1] + exchanged["backward"],
     ]
 
 
@@ -779,41 +792,72 @@ def weight_bytes(workload: Workload, plans: Plans) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SyncSeconds(Columns):
-    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the gradients summed, the
-    gradients scattered, the weights gathered, the updated weights gathered."""
+    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the first bucket of the
+    gradients summed, and all others, the gradients scattered, the weights gathered, the updated weights gathered."""
 
+    first_s: Floats
     reduce_s: Floats
     scatter_s: Floats
     gather_s: Floats
     updated_s: Floats
+    first_share: Floats
+    """The share of the gradients that the first bucket holds."""
+    reduced: Floats
+    """How many buckets the others are."""
+    scattered: Floats
+    """How many buckets are scattered, and gathered once updated."""
 
 
 def sync_seconds(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, buckets: Floats, fitted: Constants
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    caps: overlap.Caps,
+    units: Floats,
+    fitted: Constants,
 ) -> SyncSeconds:
-    """Data-parallel collectives over the fullest stage, sharded ones in so many buckets, (n,)."""
+    """Data-parallel collectives over the fullest stage, (n,): gradients in buckets of at most `caps`, weights of
+    sharded models in so many `units`."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
     trainable = sharded.trainable_share(plans)
-    inner = plans.tensor.astype(float)
-    dense_group = group_of(plans.replicas, inner, plans, pool)
-    expert_group = group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)
+    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans, pool))]
+    if experts.any():
+        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)))
+    ones, weight, gradient = np.ones(len(plans)), workload.weight_bytes, gradient_bytes(workload)
 
-    def both(collective: str, bytes_each: Floats | float, parts: Floats | float = 1.0) -> Floats:
-        def run(parameters: Floats, group: Group) -> Floats:
-            size = parameters * bytes_each / parts
-            seconds = collectives.seconds(collective, size, group, pool.intra, pool.inter)
-            return seconds * parts * fitted.factor["gradients"]
+    def run(collective: str, sizes: Sequence[Floats], parts: Sequence[Floats]) -> Floats:
+        total = np.zeros(len(plans))
+        for (_, group), size, count in zip(groups, sizes, parts, strict=False):
+            seconds = _exchanged(workload, collective, size / count, group, pool)
+            total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
+        return total
 
-        whole = run(everything - experts, dense_group)
-        return whole + np.where(experts > 0, run(experts, expert_group), 0.0) if experts.any() else whole
+    held = [parameters for parameters, _ in groups]
+    sums = [parameters * gradient * trainable for parameters in held]
+    first = np.minimum(caps.first, sums[0])
+    rest = [sums[0] - first, *sums[1:]]
+    reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
 
-    weight, gradient = workload.weight_bytes, gradient_bytes(workload)
     return SyncSeconds(
-        reduce_s=both("all_reduce", gradient * trainable),
-        scatter_s=both("reduce_scatter", gradient * trainable, buckets),
-        gather_s=both("all_gather", weight, buckets),
-        updated_s=both("all_gather", weight * trainable, buckets),
+        first_s=run("all_reduce", [first], [ones]) if caps.first.any() else np.zeros(len(plans)),
+        reduce_s=run("all_reduce", rest, reduced),
+        scatter_s=run("reduce_scatter", sums, scattered),
+        gather_s=run("all_gather", [parameters * weight for parameters in held], [units] * len(held)),
+        updated_s=run("all_gather", [parameters * weight * trainable for parameters in held], scattered),
+        first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
+        reduced=np.sum(reduced, axis=0),
+        scattered=np.sum(scattered, axis=0),
     )
+
+
+def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
+    """Seconds of a collective over replicas, (n,); sums of gradients may be the work of a parameter server."""
+    if collective != "all_reduce" or workload.gradient_sync == "allReduce":
+        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+    servers = workload.parameter_servers or group.nodes
+    waits = workload.server_updates == "synchronous"
+    return collectives.serve(size, group, pool.intra, pool.inter, servers, waits=waits)
 
 
 def _at_stage(zero_stage: int, plans: Plans) -> Plans:
@@ -823,15 +867,20 @@ def _at_stage(zero_stage: int, plans: Plans) -> Plans:
 
 @dataclass(frozen=True, slots=True)
 class _Shared(Columns):
-    """What plans of equal degrees share, (n,): seconds of the collectives over their replicas, 0 without any, and what
-    the weights of a rank ask."""
+    """What plans of equal degrees share, (n,): the collectives over their replicas, and what the weights of a rank
+    ask."""
 
+    first_s: Floats
+    """The parts of `SyncSeconds`, 0 without replicas."""
     reduce_s: Floats
     scatter_s: Floats
     gather_s: Floats
     updated_s: Floats
-    tail: Floats
-    """The share of a collective that is its last bucket, which nothing hides."""
+    first_share: Floats
+    reduced: Floats
+    scattered: Floats
+    units: Floats
+    """Blocks of a stage that are gathered one after the other."""
     update_s: Floats
     """The optimizer on all parameters of a stage, and on the rank's own share of them."""
     update_own_s: Floats
@@ -842,20 +891,39 @@ class _Shared(Columns):
     """The slowest of so many ranks against their mean."""
 
 
-def _shared(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, fitted: Constants) -> _Shared:
-    layers = np.maximum(1.0, np.ceil(max(1, sum(b.repeat for b in sharded.graph.layers)) / plans.pipeline))
-    active = plans.replicas > 1
-    nil = np.zeros(len(plans))
-    sync = SyncSeconds(nil, nil, nil, nil)
-    if workload.training and active.any():
-        sync = sync_seconds(workload, sharded, plans, pool, layers, fitted)
+_LEAST_UNITS = 4
+"""Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
+
+
+def _shared(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    fitted: Constants,
+    caps: overlap.Caps | None = None,
+) -> _Shared:
+    """What plans share; their gradients are reduced in buckets of at most `caps`, or as the framework does."""
+    blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
+    units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
     held, own = sharded.held_parameters(plans)
+    active, nil = plans.replicas > 1, np.zeros(len(plans))
+    sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
+    if workload.training and active.any():
+        gradient = gradient_bytes(workload)
+        block_bytes = held * gradient * sharded.trainable_share(plans) / units
+        caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
+        sync = sync_seconds(workload, sharded, plans, pool, caps, units, fitted)
     return _Shared(
+        np.where(active, sync.first_s, 0.0),
         np.where(active, sync.reduce_s, 0.0),
         np.where(active, sync.scatter_s, 0.0),
         np.where(active, sync.gather_s, 0.0),
         np.where(active, sync.updated_s, 0.0),
-        1.0 / np.maximum(layers, 4.0),
+        sync.first_share,
+        sync.reduced,
+        sync.scattered,
+        units,
         optimizer_seconds(workload, sharded, _at_stage(0, plans), pool.gpu, fitted),
         optimizer_seconds(workload, sharded, _at_stage(1, plans), pool.gpu, fitted),
         held,
@@ -878,27 +946,21 @@ def _gradient_sync(
     workload: Workload, plans: Plans, micro: _Micro, shared: _Shared, fitted: Constants
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, (n,)."""
-    stage = plans.zero_stage
-    repeats = plans.gradient_accumulation
-    window = micro.backward_s * fitted.hidden_share
-
-    def exposed(busy: Floats, room: Floats) -> Floats:
-        """What does not fit behind the room; the last bucket never does."""
-        return np.maximum(busy - room, busy * shared.tail)
-
-    free = window if workload.overlap and frameworks.of(workload).overlap else np.zeros(1)
-    plain = exposed(shared.reduce_s, free)
+    stage, repeats = plans.zero_stage, plans.gradient_accumulation
+    backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
+    hides = float(workload.overlap and frameworks.of(workload).overlap)
+    plain = overlap.exposed(shared.reduce_s, shared.reduced, backward * hides, shared.first_s, shared.first_share)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     scatters = np.where(stage == 2, repeats, 1)
-    distributed = scatters * exposed(shared.scatter_s, free) + exposed(shared.updated_s, free * 0.5)
-    forward = np.maximum(micro.gpu_s - micro.backward_s, 0.0) * fitted.hidden_share
+    distributed = scatters * overlap.exposed(shared.scatter_s, shared.scattered, backward * hides)
+    distributed = distributed + overlap.exposed(shared.updated_s, shared.scattered, forward * hides)
     both = shared.gather_s + shared.scatter_s
-    sharded = repeats * (exposed(shared.gather_s, forward) + exposed(both, window))
+    gathered = overlap.exposed(shared.gather_s, shared.units, forward)
+    sharded = repeats * (gathered + overlap.exposed(both, shared.units, backward))
     visible = np.where(stage == 0, plain, np.where(stage < 3, distributed, sharded))
+    reduced, scattered = shared.first_s + shared.reduce_s, scatters * shared.scatter_s + shared.updated_s
     whole = repeats * (shared.gather_s + both)
-    busy = np.where(
-        stage == 0, shared.reduce_s, np.where(stage < 3, scatters * shared.scatter_s + shared.updated_s, whole)
-    )
+    busy = np.where(stage == 0, reduced, np.where(stage < 3, scattered, whole))
     return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
 
 

@@ -13,6 +13,7 @@ from tilecast import __version__, hardware, kernels, models, step
 from tilecast.advise import stated
 from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
+from tilecast.advise.buckets import best_size
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import FINISHING, PRICED, Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
@@ -92,6 +93,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             *_notes(request, offers),
             *_reading(offers),
             *_batch(request, choices),
+            *_buckets(choices),
             *_told(request, shared),
             *notes,
         ),
@@ -342,6 +344,12 @@ def _rate(per_s: float) -> str:
 def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:
     """What another global batch would give, where the job's own leaves GPUs idle."""
     told = neighbour(request, choices[0]) if choices else None
+    return [told] if told else []
+
+
+def _buckets(choices: Sequence[Choice]) -> list[str]:
+    """What another size of gradient buckets would give the recommendation."""
+    told = best_size(choices[0]) if choices else None
     return [told] if told else []
 
 

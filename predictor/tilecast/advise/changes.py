@@ -129,6 +129,7 @@ CHANGES: Mapping[str, Apply] = {
     "training.fusedLoss": _training("fused_loss", bool),
     "training.offload": _training("offload"),
     "training.framework": _training("framework"),
+    "training.gradientSync": _training("gradient_sync"),
     "plan.zeroStage": _stage,
     "constraints.gpus": _constraint("gpus"),
     "constraints.maxGpus": _constraint("max_gpus"),

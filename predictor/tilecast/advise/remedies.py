@@ -15,6 +15,7 @@ from tilecast.advise.changes import apply
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
+from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING
@@ -195,6 +196,8 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
         for times in FURTHER:
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, pool))
+    if workload.gradient_sync == "parameterServer":
+        yield Change("training.gradientSync", "allReduce", "fits", "gradients summed by replicas, which may shard them")
     if workload.training and workload.offload == "none" and workload.framework in (None, "deepspeed", "megatron"):
         yield Change("training.offload", "optimizer", "fits", "optimizer states in the host's memory")
     if workload.samples_are_tokens and workload.model.trace is None:
@@ -209,7 +212,7 @@ def _leaner(request: Request) -> Iterator[Change]:
     """What the job, or the plan that it asks for, holds fixed and could hold less with."""
     workload, plan = request.workload, request.plan
     stage = plan.zero_stage if plan is not None else None
-    if stage is not None and workload.training:
+    if stage is not None and workload.training and workload.gradient_sync == "allReduce":
         for higher in range(stage + 1, 4):
             yield Change("plan.zeroStage", higher, "fits", f"ZeRO stage {stage} -> {higher}")
     micro = (plan.micro_batch if plan is not None else None) or workload.micro_batch
@@ -238,6 +241,8 @@ def _framework(request: Request) -> Iterator[Change]:
     """Another framework, where the job names one: it may shard what this one holds whole."""
     workload = request.workload
     for name, able in search.FRAMEWORKS.items():
+        if workload.gradient_sync != "allReduce" or (workload.bucket_mib and not FRAMEWORKS[name].has_buckets):
+            continue
         runs = workload.precision in able.precisions and workload.offload in able.offload
         if workload.framework not in (None, name) and runs and workload.checkpointing in (None, *able.checkpointing):
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")

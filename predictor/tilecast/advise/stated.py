@@ -39,7 +39,11 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
     micros = [micro] if micro is not None else [b for b in divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
     modes = [checkpointing] if checkpointing else CHECKPOINTING if workload.training else CHECKPOINTING[:1]
-    zeros = range(4) if data * stated.context > 1 and workload.training else range(1)
+    is_served = workload.gradient_sync == "parameterServer"
+    if is_served and stated.zero_stage:
+        problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
+        raise SpecError(field, problem, "leave zero out, or use training.gradientSync allReduce")
+    zeros = range(4) if data * stated.context > 1 and workload.training and not is_served else range(1)
     stages = zeros if stated.zero_stage is None else [stated.zero_stage]
     can_spread = stated.tensor > 1 and workload.sequence_length // stated.context % stated.tensor == 0
     if stated.sequence_parallel and not can_spread:

@@ -215,7 +215,7 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
             changed: dict[str, Any] = {name: other}
             if other:
                 yield told, replace(plan, **changed)
-    for stage in (0, 1, 2, 3):
+    for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
     for mode in CHECKPOINTING:

@@ -25,7 +25,16 @@ from tilecast.manifests.door import API_VERSION
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
-from tilecast.spec import EXECUTIONS, MEMORY_FORMATS, OBJECTIVES, OPTIMIZERS, PRECISIONS, SpecError
+from tilecast.spec import (
+    EXECUTIONS,
+    GRADIENT_SYNCS,
+    MEMORY_FORMATS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PRECISIONS,
+    SERVER_UPDATES,
+    SpecError,
+)
 from tilecast.trace import Trace
 
 _BARE: Mapping[str, str] = {
@@ -36,6 +45,10 @@ _BARE: Mapping[str, str] = {
     "execution": "execution",
     "memory_format": "memoryFormat",
     "lora_rank": "loraRank",
+    "bucket_mib": "bucketMiB",
+    "gradient_sync": "gradientSync",
+    "parameter_servers": "parameterServers",
+    "server_updates": "serverUpdates",
 }
 """Flags that describe a bare model, and the fields of `spec.training` that they fill."""
 
@@ -116,6 +129,10 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-format", choices=MEMORY_FORMATS, help="of images, for a bare model; contiguous if absent"
     )
+    parser.add_argument("--bucket-mib", type=int, help="of gradients, for a bare model; the framework's if absent")
+    parser.add_argument("--gradient-sync", choices=GRADIENT_SYNCS, help="for a bare model; allReduce if absent")
+    parser.add_argument("--parameter-servers", type=int, help="for a bare model; one for each node if absent")
+    parser.add_argument("--server-updates", choices=SERVER_UPDATES, help="for a bare model; synchronous if absent")
     parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
     told = "what the input pipeline of each node delivers; no step is shorter than that takes"
     parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=told)

@@ -25,7 +25,7 @@ from tilecast.manifests.trainingjob import (
     RejectedPool,
     StepSeconds,
 )
-from tilecast.spec import Objective
+from tilecast.spec import GradientSync, Objective, ServerUpdates
 
 
 class DetailedOffer(Recommendation):
@@ -138,6 +138,18 @@ class ExchangeLine(Door):
     exposed: float = Field(description="The share that nothing hides.")
 
 
+class SyncLine(Door):
+    """A way of summing gradients over replicas."""
+
+    gradient_sync: GradientSync = Field(description="Among replicas, or by parameter servers.")
+    server_updates: ServerUpdates | None = Field(
+        default=None, description="Whether servers wait for all replicas; absent without servers."
+    )
+    servers: int = Field(description="Servers, each on a node of its own; 0 without any.")
+    seconds: float = Field(description="All gradients of a step on the wire, before anything hides.")
+    step_seconds: float = Field(description="The step with it.")
+
+
 class StepSums(Door):
     """How compute and communication of a step are made of a micro-batch's."""
 
@@ -163,6 +175,10 @@ class Explained(Door):
     operators: list[OperatorLine] = Field(description="The costliest first.")
     exchanges: list[ExchangeLine] = Field(description="The longest first.")
     gradient_bytes: int = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")
+    gradient_syncs: list[SyncLine] = Field(
+        description="The plan with each way of summing whole gradients, the job's own first; empty without replicas "
+        "and where gradients are sharded."
+    )
 
 
 class SuspectLine(Door):

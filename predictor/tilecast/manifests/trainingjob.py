@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from tilecast import models
 from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
+from tilecast.frameworks import FRAMEWORKS
 from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
 from tilecast.models import huggingface, traced
 from tilecast.models.traced import document as graph_document
@@ -25,12 +26,14 @@ from tilecast.spec import (
     Checkpointing,
     Execution,
     Framework,
+    GradientSync,
     MemoryFormat,
     Model,
     Objective,
     Offload,
     Optimizer,
     Precision,
+    ServerUpdates,
     SpecError,
     Stated,
     Workload,
@@ -325,6 +328,31 @@ class Training(Door):
         description="Samples that the input pipeline (reading, decoding, augmenting) of each node delivers every "
         "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
     )
+    bucket_mib: int | None = Field(
+        default=None,
+        alias="bucketMiB",
+        ge=1,
+        le=65536,
+        description="Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "
+        "bucket_cap_mb); absent takes the framework's.",
+    )
+    gradient_sync: GradientSync = Field(
+        default="allReduce",
+        description="How replicas sum gradients: among themselves, or by parameter servers of their own on the "
+        "network, which add to no bill.",
+    )
+    parameter_servers: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Servers that share the gradients, each on a node of its own with the pool's network; absent is "
+        "one for each node that holds replicas.",
+    )
+    server_updates: ServerUpdates | None = Field(
+        default=None,
+        description="Whether parameter servers wait for the gradients of all replicas before they answer; "
+        "synchronous if absent.",
+    )
     lora_rank: int | None = Field(
         default=None,
         ge=1,
@@ -357,6 +385,12 @@ class Training(Door):
             lambda m: m.tokens is None or m.sequence_length is not None,
             "tokens needs sequenceLength",
             "give sequenceLength, or steps instead of tokens",
+        ),
+        Rule(
+            "!(has(self.parameterServers) || has(self.serverUpdates)) || self.gradientSync == 'parameterServer'",
+            lambda m: (m.parameter_servers or m.server_updates) is None or m.gradient_sync == "parameterServer",
+            "parameterServers and serverUpdates say nothing of gradientSync allReduce",
+            "leave them out, or use gradientSync parameterServer",
         ),
         Rule(
             "!has(self.globalBatchSizeRange) || (self.globalBatchSizeRange.min <= self.globalBatchSize && "
@@ -958,6 +992,10 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         attention=training.attention,
         execution=training.execution,
         memory_format=training.memory_format,
+        bucket_mib=training.bucket_mib,
+        gradient_sync=training.gradient_sync,
+        parameter_servers=training.parameter_servers,
+        server_updates=training.server_updates or "synchronous",
         fused_optimizer=training.fused_optimizer,
         fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",
@@ -966,6 +1004,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         lora_rank=training.lora_rank or 0,
         framework=training.framework,
     )
+    _check_sync(training)
     batches = training.global_batch_size_range
     limits = spec.constraints or JobConstraints()
     return Request(
@@ -987,6 +1026,22 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         precisions=tuple(training.allowed_precisions),
         tokens=training.tokens,
     )
+
+
+def _check_sync(training: Training) -> None:
+    """The framework reduces gradients in buckets, or by servers, where the job says so."""
+    name, is_served = training.framework, training.gradient_sync == "parameterServer"
+    if is_served and training.offload == "parameters":
+        problem = "offload parameters spreads gradients that a parameter server sums whole"
+        raise SpecError("spec.training.gradientSync", problem, "use allReduce, or another offload")
+    if name is None:
+        return
+    if training.bucket_mib is not None and not FRAMEWORKS[name].has_buckets:
+        raise SpecError("spec.training.bucketMiB", f"{name} reduces gradients block by block", "leave it out")
+    if is_served and FRAMEWORKS[name].engine != "ddp":
+        known = ", ".join(other for other, cells in FRAMEWORKS.items() if cells.engine == "ddp")
+        problem = f"{name} has no parameter server"
+        raise SpecError("spec.training.gradientSync", problem, f"use allReduce, or one of {known}")
 
 
 def _baseline(given: JobBaseline) -> Baseline:

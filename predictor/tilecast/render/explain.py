@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advise import Offer
-from tilecast.explain import Exchange, Explanation, Operator, Sums
+from tilecast.explain import Exchange, Explanation, Operator, Sums, Sync
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, size
 
@@ -16,7 +16,22 @@ SHOWN = 12
 
 _OPERATORS = ("TIME", "SHARE", "OPERATOR", "KERNEL", "RUNS", "EACH", "FACTOR", "FLOP/B", "BOUND", "REACHES", "TILES")
 _EXCHANGES = ("TIME", "WHAT", "COLLECTIVE", "RANKS", "BUFFER", "RUNS", "EACH", "EXPOSED")
-_RIGHT = ("TIME", "SHARE", "RUNS", "EACH", "FACTOR", "FLOP/B", "REACHES", "RANKS", "BUFFER", "EXPOSED", "BYTES")
+_SYNCS = ("ALONE", "STEP", "GRADIENTS SUMMED BY")
+_RIGHT = (
+    "ALONE",
+    "STEP",
+    "TIME",
+    "SHARE",
+    "RUNS",
+    "EACH",
+    "FACTOR",
+    "FLOP/B",
+    "REACHES",
+    "RANKS",
+    "BUFFER",
+    "EXPOSED",
+    "BYTES",
+)
 
 
 def screen(offer: Offer, found: Explanation) -> str:
@@ -38,6 +53,7 @@ def screen(offer: Offer, found: Explanation) -> str:
         "",
         *_communication(offer, found),
         "",
+        *_syncs(found),
         "Memory of the fullest GPU:",
         *columns(("BYTES", "SHARE", "WHAT"), _memory(offer), _RIGHT),
     ]
@@ -151,6 +167,20 @@ def _exchange(one: Exchange) -> tuple[str, ...]:
     return (*told, size(one.size_bytes), f"{one.runs:,.0f}", each, f"{one.exposed:.0%}")
 
 
+def _syncs(found: Explanation) -> list[str]:
+    """The plan with each way of summing gradients, the job's own first."""
+    if not found.syncs:
+        return []
+    rows = [(duration(one.seconds), duration(one.step_s), _way(one)) for one in found.syncs]
+    return ["Gradients of a step, alone on the wire, and the step with them:", *columns(_SYNCS, rows, _RIGHT), ""]
+
+
+def _way(one: Sync) -> str:
+    if not one.servers:
+        return "all-reduce"
+    return f"{one.servers} {one.server_updates} parameter server{'s' * (one.servers > 1)}"
+
+
 def _memory(offer: Offer) -> list[tuple[str, ...]]:
     available = offer.memory_available_bytes
     rows = [(size(value), f"{value / available:.1%}", name) for name, value in offer.memory.items() if value]
@@ -192,6 +222,16 @@ def document(found: Explanation) -> dict[str, Any]:
             for one in found.exchanges
         ],
         "gradientBytes": round(found.gradient_bytes),
+        "gradientSyncs": [
+            {
+                "gradientSync": one.gradient_sync,
+                **({"serverUpdates": one.server_updates} if one.server_updates else {}),
+                "servers": one.servers,
+                "seconds": _figures(one.seconds),
+                "stepSeconds": _figures(one.step_s),
+            }
+            for one in found.syncs
+        ],
     }
 
 

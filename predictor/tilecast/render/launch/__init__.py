@@ -147,6 +147,10 @@ def refuse(launcher: str, workload: Workload) -> None:
     if able.families and model.family not in able.families:
         remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
+    if able.families and (model.towers or "classes" in model.extra):
+        beside = "towers beside its language model" if model.towers else "a classifier as its head"
+        remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
+        raise SpecError("--launch", f"{launcher}'s script trains no {model.name}, which has {beside}", remedy)
     for what, value, known in (
         ("precision", workload.precision, able.precisions),
         ("execution", workload.execution, able.executions),
@@ -158,6 +162,9 @@ def refuse(launcher: str, workload: Workload) -> None:
             if what == "execution" and others:
                 remedy += f", or launch it by {others}"
             raise SpecError("--launch", f"{launcher} has no {what} {value}", remedy)
+    if workload.gradient_sync != "allReduce":
+        remedy = "use training.gradientSync allReduce, or leave --launch out"
+        raise SpecError("--launch", f"{launcher} starts no parameter servers", remedy)
     if workload.lora_rank and not able.has_adapters:
         raise SpecError("--launch", f"{launcher} trains no LoRA adapters", "use another launcher")
 

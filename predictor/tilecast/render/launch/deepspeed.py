@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import SCRIPT, Launch, Setting, torchrun
 from tilecast.spec import Optimizer
+from tilecast.step import gradient_bytes
 
 _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
     "sgd": ("SGD", {}),
@@ -53,8 +54,9 @@ def _zero(setting: Setting) -> dict[str, object]:
     plan, workload = setting.plan, setting.workload
     overlaps = workload.overlap and (setting.cells.overlap or plan.zero_stage == 3)
     found: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": overlaps}
-    if plan.zero_stage and setting.cells.bucket_elements:
-        held = setting.cells.bucket_copies[plan.zero_stage] * setting.cells.bucket_elements
+    stated = workload.bucket_mib and workload.bucket_mib * 2**20 / gradient_bytes(workload)
+    if plan.zero_stage and (elements := stated or setting.cells.bucket_elements):
+        held = setting.cells.bucket_copies[plan.zero_stage] * elements
         bucket = round(held / _BUFFERS[overlaps])
         found["reduce_bucket_size"] = bucket
         found["allgather_bucket_size"] = bucket - bucket % 2

@@ -78,8 +78,7 @@ def accelerate(setting: Setting) -> Launch:
         lines.append("plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy=policy)")
         given.append("fsdp_plugin=plugin")
     elif plan.data > 1 and not is_sharded(setting):
-        viewed = setting.cells.gradient_copies == 1.0
-        lines.append(f"ddp = DistributedDataParallelKwargs(gradient_as_bucket_view={viewed})")
+        lines.append(f"ddp = DistributedDataParallelKwargs({script.buckets(setting)})")
         given.append("kwargs_handlers=[ddp]")
     lines += [
         f"accelerator = Accelerator({', '.join(given)})",
@@ -170,6 +169,7 @@ _ARGUMENTS: Table = (
     ("--torch_compile", lambda s: s.workload.execution == "compiled"),
     ("--accelerator_config",
      lambda s: _EACH_SYNCS if is_sharded(s) and s.plan.gradient_accumulation > 1 else None),
+    ("--ddp_bucket_cap_mb", lambda s: None if is_sharded(s) else s.workload.bucket_mib),
     ("--fsdp", is_sharded),
     ("--fsdp_config", lambda s: "fsdp.json" if is_sharded(s) else None),
 )  # fmt: skip

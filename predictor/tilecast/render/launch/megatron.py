@@ -14,6 +14,7 @@ from tilecast.render.launch.setting import (
     options,
     torchrun,
 )
+from tilecast.step import gradient_bytes
 
 SCRIPTS: Mapping[str, str] = {
     "decoder": "pretrain_gpt.py",
@@ -62,6 +63,12 @@ def _fuses_loss(setting: Setting) -> bool:
 
 def _has_fp32_gradients(setting: Setting) -> bool:
     return setting.workload.is_mixed and setting.cells.has_fp32_gradients(setting.workload)
+
+
+def _bucket(setting: Setting) -> int | None:
+    """Parameters of a bucket of gradients, where the job states its size."""
+    size = setting.workload.bucket_mib
+    return None if size is None else round(size * 2**20 / gradient_bytes(setting.workload))
 
 
 def _overlaps_tensor(setting: Setting) -> bool:
@@ -141,6 +148,7 @@ _TRAINING: Table = (
     ("--expert-tensor-parallel-size", lambda s: 1 if s.plan.expert > 1 and s.plan.tensor > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
     ("--overlap-grad-reduce", lambda s: s.plan.data > 1 and s.workload.overlap),
+    ("--ddp-bucket-size", _bucket),
     ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and s.plan.data > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),

@@ -13,8 +13,7 @@ def data_parallel(setting: Setting) -> Launch:
     if workload.execution == "cudaGraphs":
         wrapped.append("model = torch.cuda.make_graphed_callables(model, (sample,))")
     if plan.data > 1:
-        viewed = setting.cells.gradient_copies == 1.0
-        wrapped.append(f"model = DistributedDataParallel(model, gradient_as_bucket_view={viewed})")
+        wrapped.append(f"model = DistributedDataParallel(model, {script.buckets(setting)})")
     if workload.execution == "compiled":
         wrapped.append("model = torch.compile(model)")
     autocast = [f'torch.autocast("cuda", {script.DTYPES[workload.precision]})'] if script.autocasts(setting) else []

@@ -69,6 +69,13 @@ def optimizer(setting: Setting) -> list[str]:
     return [f"optimizer = {_OPTIMIZERS[setting.workload.optimizer].format(how=how)}"]
 
 
+def buckets(setting: Setting) -> str:
+    """The arguments of DistributedDataParallel that say how it holds and sizes its buckets."""
+    size = setting.workload.bucket_mib
+    capped = "" if size is None else f"bucket_cap_mb={size}, "
+    return f"{capped}gradient_as_bucket_view={setting.cells.gradient_copies == 1.0}"
+
+
 def loader(setting: Setting) -> list[str]:
     """How many samples a rank takes at once."""
     return [f"loader = DataLoader(dataset, batch_size={setting.plan.micro_batch})"]

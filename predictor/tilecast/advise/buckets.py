@@ -1,0 +1,44 @@
+"""The size of gradient buckets that makes the recommended plan fastest, where it is clearly faster than its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilecast import frameworks, step
+from tilecast.advise.choose import Choice
+from tilecast.spec import Plans, Workload
+
+SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+"""What is tried."""
+LEAST_GAIN = 0.01
+"""Share of the step below which the framework's own size is as good."""
+
+
+def best_size(best: Choice) -> str | None:
+    """A sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`; None without
+    buckets that hide behind a backward pass, and where `training.framework` names none whose buckets they are."""
+    found, row = best.found, best.row
+    workload, plan = found.variants[found.variant[row]], found.plans.row(row)
+    cells = frameworks.of(workload)
+    hides = workload.training and workload.overlap and cells.overlap and cells.has_buckets
+    if not hides or workload.framework is None or plan.zero_stage > 1 or plan.data * plan.context == 1:
+        return None
+    sharded = found.tables[found.table[row]].sharded.take(found.origin[row : row + 1])
+    priced = step.kernel_seconds(workload, sharded, found.pool.gpu)
+    seconds = step.bucketed(workload, sharded, Plans.of(plan), found.pool, priced, SIZES_MIB)
+    fastest = int(np.argmin(seconds))
+    gain = 1 - float(seconds[fastest] / found.step_s[row])
+    if gain <= LEAST_GAIN:
+        return None
+    return (
+        f"Gradient buckets of {SIZES_MIB[fastest]} MiB instead of {_own(workload)} would take {gain:.0%} off the step "
+        "(training.bucketMiB)."
+    )
+
+
+def _own(workload: Workload) -> str:
+    """The size of the job's buckets, in words."""
+    if workload.bucket_mib is not None:
+        return f"{workload.bucket_mib}"
+    size = frameworks.of(workload).bucket_mib[1]
+    return f"{size:g}" if size else f"{workload.framework}'s own"

@@ -1,0 +1,82 @@
+"""Gradients and weights on the wire beside a pass of computation: a timeline of buckets in closed form.
+
+DistributedDataParallel packs gradients into buckets in the order in which the backward pass makes them, and reduces one
+bucket after the other while the pass goes on (Li et al., VLDB 2020, section 3.2). Here gradients become ready evenly
+over the pass. A first bucket of share f of all bytes takes c0, and n equal ones take c each. Buckets wait for each
+other on the network, so the last is done when no bucket has waited for a later one than it had to:
+
+    exposed = max(c, n c - w (1 - f) (1 - 1/n), c0 + n c - w (1 - f))
+
+behind a pass of w seconds: the three terms are the timelines in which the network is busy without a gap from the last
+bucket, from the first of the equal ones, and from the small one; between them the end is linear in the bucket where the
+gap ends. Weights gathered before the layers that need them are the same timeline, run backwards, so FSDP's prefetch of
+one block while the one before computes (Zhao et al., VLDB 2023, section 3.3) has the same law with f = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast import frameworks
+from tilecast.spec import Columns, Floats, Plans, Workload
+
+MIB = 2.0**20
+
+
+@dataclass(frozen=True, slots=True)
+class Caps(Columns):
+    """The most bytes of gradients that a bucket holds, (n,)."""
+
+    first: Floats
+    """Of the bucket that is reduced first; 0 where it is one like the others."""
+    rest: Floats
+    """Of the others; infinite where one holds everything."""
+
+    @classmethod
+    def whole(cls, rows: int) -> Caps:
+        """One bucket for everything, (rows,)."""
+        return cls(np.zeros(rows), np.full(rows, np.inf))
+
+    @classmethod
+    def sized(cls, workload: Workload, sizes_mib: Floats) -> Caps:
+        """Buckets of stated sizes, (n,), after the framework's first one, if that is smaller."""
+        return cls(np.minimum(frameworks.of(workload).bucket_mib[0], sizes_mib) * MIB, sizes_mib * MIB)
+
+    @classmethod
+    def of(cls, workload: Workload, plans: Plans, gradient_bytes: float, block_bytes: Floats) -> Caps:
+        """The buckets of a workload's framework, whose gradients have `gradient_bytes` an element. Where the framework
+        has none, a bucket is what a block holds, `block_bytes` (n,)."""
+        cells, rows = frameworks.of(workload), len(plans)
+        if not (workload.overlap and cells.overlap):
+            return cls.whole(rows)
+        if workload.bucket_mib is not None and cells.has_buckets:
+            return cls.sized(workload, np.full(rows, workload.bucket_mib))
+        if cells.bucket_mib[1]:
+            first, rest = (np.full(rows, size * MIB) for size in cells.bucket_mib)
+            return cls(first, rest)
+        if cells.bucket_elements:
+            elements = np.maximum(cells.bucket_elements, cells.bucket_elements_per_replica * plans.replicas)
+            return cls(np.zeros(rows), elements * gradient_bytes)
+        return cls(np.zeros(rows), block_bytes)
+
+    def count(self, size_bytes: Floats) -> Floats:
+        """How many equal buckets so many bytes take, at least one, (n,)."""
+        return np.asarray(np.maximum(np.ceil(size_bytes / np.maximum(self.rest, 1.0)), 1.0))
+
+
+def exposed(
+    busy_s: Floats, count: Floats, pass_s: Floats, first_s: Floats | float = 0.0, first_share: Floats | float = 0.0
+) -> Floats:
+    """Seconds that stay visible behind a pass, (n,).
+
+    Args:
+        busy_s: of `count` equal collectives together.
+        count: how many they are, at least one.
+        pass_s: seconds of the pass, over which their data become ready, or are needed, evenly; 0 hides nothing.
+        first_s: of one more collective before them.
+        first_share: its share of all bytes, in [0, 1].
+    """
+    each_s, later_s = busy_s / count, pass_s * (1.0 - first_share)
+    return np.asarray(np.maximum(np.maximum(each_s, busy_s - later_s * (1 - 1 / count)), first_s + busy_s - later_s))
