@@ -58,6 +58,8 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert (folder / kind).read_text().startswith("<svg")
     elif verb == "trace":
         assert json.loads((folder / kind).read_text())["operators"]
+    elif verb == "validate" and kind == "html":
+        assert "2 rows, 2 predicted, 0 refused" in out and out.endswith("</html>\n")
     elif verb == "validate":
         assert "2 rows, 2 predicted, 0 refused" in out
         rows = list(csv.DictReader((folder / "forecasts.csv").open()))

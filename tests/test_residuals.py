@@ -73,6 +73,13 @@ def test_a_source_is_who_measured(change: dict[str, str], name: str) -> None:
     assert residuals.source_of({**ROW, **change}) == name
 
 
+def test_a_framework_is_never_a_submitter_nor_a_word_of_a_source() -> None:
+    key = dict(residuals.COVARIATES)["framework"]
+    assert key({**ROW, "url_or_repo_path": "mlcommons/training_results_v5.0:Dell/results/8xH200/ssd"}) == "PyTorch 2"
+    assert key({**ROW, "source": "a paper of 2023"}) == "PyTorch 2"
+    assert key({**ROW, "source": "Oneflow-Inc/DLPerf", "framework": "MXNet 1.6 (Horovod)"}) == "MXNet"
+
+
 def test_a_bin_is_off_where_two_sources_say_so() -> None:
     rows = [{**ROW, "source": source, "seq_len": str(length)} for length in (2048, 8192) for source in "ab" * 6]
     ratio = np.array([1.0] * 12 + [0.8] * 12)

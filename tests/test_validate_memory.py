@@ -25,6 +25,10 @@ ROW = {
 GIB = 2.0**30
 
 
+def measure(rows: list[dict[str, str]]) -> memory.Peaks:
+    return memory.measure(rows, *runs.prepare(rows))
+
+
 @pytest.mark.parametrize(
     ("change", "figure", "size"),
     [
@@ -44,7 +48,7 @@ def test_notes_and_sources_say_what_a_peak_is(change: dict[str, str], figure: st
 
 
 def test_a_peak_below_the_weights_is_a_warning_that_names_row_and_column() -> None:
-    found = memory.measure([ROW, ROW | {"id": "r2", "peak_mem_gb_per_gpu": "1.5"}])
+    found = measure([ROW, ROW | {"id": "r2", "peak_mem_gb_per_gpu": "1.5"}])
     assert [row["id"] for row in found.rows] == ["r1"]
     (told,) = found.warnings
     assert told.startswith("row r2: peak_mem_gb_per_gpu: 1.5 GiB is less than the weights, ")
@@ -54,20 +58,20 @@ def test_a_peak_below_the_weights_is_a_warning_that_names_row_and_column() -> No
 
 @pytest.mark.parametrize("text", ["much", "-3", "0", "nan", "inf", "1e9"])
 def test_what_is_no_size_is_a_warning(text: str) -> None:
-    found = memory.measure([ROW | {"peak_mem_gb_per_gpu": text}])
+    found = measure([ROW | {"peak_mem_gb_per_gpu": text}])
     assert not found.rows
     assert found.warnings == (f"row r1: peak_mem_gb_per_gpu: {text!r} is no positive number of GiB; correct the cell",)
 
 
 def test_many_warnings_are_told_in_few_lines() -> None:
     rows = [ROW | {"id": f"r{number}", "peak_mem_gb_per_gpu": "x"} for number in range(9)]
-    lines = memory.report(rows).splitlines()
+    lines = memory.report(measure(rows)).splitlines()
     assert len(lines) == 1 + memory.MOST_WARNINGS + 1
     assert lines[-1].strip() == "left out: 4 more"
 
 
 def test_rows_without_a_peak_have_no_table() -> None:
-    assert memory.report([ROW | {"peak_mem_gb_per_gpu": ""}]) == ""
+    assert memory.report(measure([ROW | {"peak_mem_gb_per_gpu": ""}])) == ""
 
 
 def test_the_command_prints_the_table_below_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +87,7 @@ def test_the_command_prints_the_table_below_the_steps(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(("peak", "held"), [("15", 0.0), ("16", 1.0), ("18.5", 1.0), ("19.5", 0.0)])
 def test_the_range_holds_peaks_near_the_bill(peak: str, held: float) -> None:
-    found = memory.measure([ROW | {"peak_mem_gb_per_gpu": peak, "notes": "max_memory_allocated"}])
+    found = measure([ROW | {"peak_mem_gb_per_gpu": peak, "notes": "max_memory_allocated"}])
     assert found.inside.tolist() == [held]
 
 
@@ -94,7 +98,7 @@ def test_what_varies_in_size_fills_the_gpu_and_no_more() -> None:
         "peak_mem_gb_per_gpu": "70", "zero_stage": "",
     }  # fmt: skip
     row |= dict.fromkeys(("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn_hidden", "vocab", "seq_len"), "")
-    (billed,) = memory.measure([row]).billed
+    (billed,) = measure([row]).billed
     assert 0.97 * 80 * GIB < billed < 80 * GIB
 
 
@@ -174,6 +178,6 @@ def test_bills_meet_measured_peaks(name: str) -> None:
     path = Path(os.environ["TILECAST_DATA"]) / "second" / "e2e" / "published2.csv"
     if not path.exists():
         pytest.skip("the second collection is not there")
-    found = memory.measure([row for row in runs.read_table(path) if row["framework"].startswith(name)])
+    found = measure([row for row in runs.read_table(path) if row["framework"].startswith(name)])
     assert len(found.measured)
     assert abs(found.billed / found.measured - 1).mean() <= CEILINGS[name]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.cli import main
 from tilecast.hardware import find_gpu
 from tilecast.step import PARTS, constants, constants_with
-from tilecast.validate import runs, table
+from tilecast.validate import report, runs, scores, table
 from tilecast.validate.table import ASSUMED, REASONS
 
 ROW = {
@@ -170,7 +171,7 @@ def test_a_row_without_a_measured_step_is_forecast_and_not_scored(measured: str)
     rows = [{**ROW, "step_time_s_derived": measured}]
     forecasts = runs.forecast(rows)
     assert forecasts[0].seconds is not None
-    assert "no graded row" in runs.summary(rows, forecasts)
+    assert "no graded row" in scores.summary(rows, forecasts)
 
 
 def test_a_byte_order_mark_does_not_hide_the_first_column(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_the_rows_file_has_a_line_per_row_in_order(tmp_path: Path) -> None:
         writer = csv.DictWriter(handle, ROW)
         writer.writeheader()
         writer.writerows(rows)
-    runs.run([source], out)
+    assert main(["validate", "runs", str(source), "--rows", str(out)]) == 0
     with out.open(newline="") as handle:
         written = list(csv.DictReader(handle))
     assert [row["id"] for row in written] == ["a", "b", "c"]
@@ -215,12 +216,12 @@ def data(name: str) -> Path:
 def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> None:
     rows = runs.read_table(data(name))
     forecasts = runs.forecast(rows)
-    scored = runs.score(rows, forecasts)
+    scored = scores.score(rows, forecasts)
     assert len(scored.measured_s) >= 0.95 * scored.graded
     assert {item.reason for item in forecasts} <= {"", *REASONS}
-    ours = runs.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
+    ours = scores.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows)
     for baseline in (scored.roofline_s, scored.one_mfu_s):
-        assert ours < runs.macro(abs(baseline / scored.measured_s - 1), scored.rows)
+        assert ours < scores.macro(abs(baseline / scored.measured_s - 1), scored.rows)
 
 
 # Macro error, measured 2026-11-21 with the model and constants that ship, and a fifth above: 8.9, 15.3 and 6.2 %.
@@ -237,10 +238,10 @@ def test_a_source_that_moves_a_constant_has_its_own() -> None:
 @pytest.mark.parametrize("name", CEILINGS)
 def test_the_error_stays_below_its_ceiling(name: str) -> None:
     rows = runs.read_table(data(name))
-    scored = runs.score(rows, runs.forecast(rows))
-    assert runs.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
+    scored = scores.score(rows, runs.forecast(rows))
+    assert scores.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
     assert scored.covered.mean() >= 0.9
-    assert runs.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
+    assert scores.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
     assert scored.fits.mean() >= 0.98
 
 
@@ -258,17 +259,17 @@ def test_plans_are_ranked_as_measured() -> None:
     """Measured when set: Kendall tau 0.87, top-1 regret over 47 groups of plans 2.7 % as advice orders them, and 5.0 %
     by the forecast alone."""
     rows = runs.read_table(data("vtrain_dev.csv"))
-    scored = runs.score(rows, runs.forecast(rows))
-    tau, regret, groups = runs.ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    scored = scores.score(rows, runs.forecast(rows))
+    tau, regret, groups = scores.ranking(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84
     assert regret < 0.06
-    assert runs.ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
+    assert scores.ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)[1] < 0.03
 
 
 @pytest.mark.data
 def test_the_summary_names_every_gpu_of_the_table() -> None:
     path = data("published_dev.csv")
-    text = runs.run([path])
+    text = report.text(report.make([path]))
     names = {row["gpu"] for row in runs.read_table(path) if row["trust"] in "AB" and row["step_time_s_derived"]}
     assert [name for name in names if not re.search(rf"^gpu {re.escape(name[:20])}", text, re.MULTILINE)] == []

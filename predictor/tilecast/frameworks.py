@@ -100,8 +100,6 @@ class Framework:
     """Whether the norm of all gradients is taken and limited in every step."""
     grouped_products: Literal["one", "each"]
     """Whether the products of all experts of a rank are one kernel, or each expert's is launched by itself."""
-    graphs: bool
-    """Whether steps are captured as CUDA graphs without being asked."""
     engine: str
     """The framework whose plans it runs: itself, or another."""
     sources: Mapping[str, str]

@@ -126,6 +126,8 @@ class Workload:
     execution: Execution = "eager"
     memory_format: MemoryFormat = "contiguous"
     """How images and weights of convolutions are laid out; compilers choose for themselves."""
+    input_samples_per_s: float | None = None
+    """Samples that the input pipeline of each node delivers every second; None leaves it out of the step."""
     steps: int | None = None
     fused_kernels: bool = False
     """Whether hand-written kernels fuse bias, activation, dropout, mask and softmax, as Megatron's do, even

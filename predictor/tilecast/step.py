@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -83,6 +84,10 @@ class StepTimes:
         correction = np.maximum(ratio, np.minimum(least_s / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
         return replace(self, **parts, correction=correction, width=width)
+
+    def bounded(self, least_s: Floats) -> StepTimes:
+        """The same, no step below `least_s`, (n,): what is missing is waited for as input."""
+        return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
 
     def parts(self, row: int) -> dict[str, float]:
         """One plan's breakdown, in seconds; the values sum to `total[row]`."""
@@ -167,9 +172,10 @@ def constants() -> Constants:
     return Constants.of(_table())
 
 
-def constants_with(moved: Mapping[str, float]) -> Constants:
-    """The fitted constants with some of them, by their dotted paths in the file, at other values."""
-    table = _table()
+def constants_with(moved: Mapping[str, float], table: Mapping[str, Any] | None = None) -> Constants:
+    """The constants of a table, the fitted ones if absent, with some of them, by their dotted paths, at other
+    values."""
+    table = _table() if table is None else deepcopy(dict(table))
     for path, value in moved.items():
         *sections, name = path.split(".")
         place = table
@@ -179,9 +185,9 @@ def constants_with(moved: Mapping[str, float]) -> Constants:
     return Constants.of(table)
 
 
-def moved(places: Sequence[str], factor: float) -> dict[str, float]:
-    """The fitted constants at those dotted paths times a factor, by their paths; a place that is a section means all
-    that stand in it."""
+def moved(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """The constants of a table, the fitted ones if absent, at those dotted paths times a factor, by their paths; a
+    place that is a section means all that stand in it."""
 
     def under(path: str, value: Any) -> dict[str, float]:
         if not isinstance(value, dict):
@@ -190,7 +196,7 @@ def moved(places: Sequence[str], factor: float) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for path in places:
-        value: Any = _table()
+        value: Any = _table() if table is None else table
         for key in path.split("."):
             value = value[key]
         found |= under(path, value)
@@ -440,6 +446,7 @@ class Steps:
     contention: float
     once_s: float
     """Host time once per step."""
+    gpus_per_node: int
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
 
@@ -477,6 +484,7 @@ class Steps:
             copied_bytes_per_s(pool.gpu, fitted),
             contention(pool),
             once_seconds(workload, sharded.graph, fitted),
+            pool.gpus_per_node,
             pool.calibration.columns(pool.gpu.name, workload, plans.gpus[alike.split.first])
             if pool.calibration.corrections
             else None,
@@ -513,10 +521,12 @@ class Steps:
             correction=ones,
             width=ones,
         )
-        if self.calibrated is None:
+        if self.calibrated is not None:
+            ratio, width = (column[self.alike.split.index[rows]] for column in self.calibrated)
+            found = found.corrected(ratio, width, repeats / stages * micro.roofline_s)
+        if workload.input_samples_per_s is None:
             return found
-        ratio, width = (column[self.alike.split.index[rows]] for column in self.calibrated)
-        return found.corrected(ratio, width, repeats / stages * micro.roofline_s)
+        return found.bounded(_delivered_s(plans, self.gpus_per_node, workload.input_samples_per_s))
 
 
 def bucketed(
@@ -989,6 +999,13 @@ def _input(graph: Graph, plans: Plans, compute: Floats) -> Floats:
     samples = plans.micro_batch * plans.gradient_accumulation
     host = samples * (graph.host_bytes_per_sample / _HOST_BYTES_PER_S)
     return np.maximum(host - compute, 0.0)
+
+
+def _delivered_s(plans: Plans, gpus_per_node: int, samples_per_s: float) -> Floats:
+    """Seconds in which the input pipelines of a plan's nodes, each at so many samples a second, deliver the samples of
+    a step, (n,). Loaders work ahead, so this bounds the step and adds nothing else to it."""
+    samples = plans.data * plans.micro_batch * plans.gradient_accumulation
+    return np.asarray(samples / (np.ceil(plans.gpus / gpus_per_node) * samples_per_s))
 
 
 _HOST_BYTES_PER_S = 10e9

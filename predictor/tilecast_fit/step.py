@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast.spec import Floats
-from tilecast.step import Constants
+from tilecast.step import Constants, constants_with
 from tilecast.validate import mixed, residuals, runs
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.runs import Group
@@ -151,9 +151,9 @@ class Sample:
         sources = tuple(residuals.source_of(rows[index]) for index in order)
         return cls(tuple(groups), measured, sources, weight / weight.mean())
 
-    def steps(self, table: Mapping[str, Any]) -> Floats:
+    def steps(self, fitted: Constants) -> Floats:
         """The forecast of every row with these constants, in seconds."""
-        fitted, found = Constants.of(table), []
+        found = []
         for group in self.groups:
             priced = runs.price(group, fitted)
             found += [runs.meant(group.workload, priced, member).of(priced.step_s) for member in group.members]
@@ -173,14 +173,12 @@ class Round:
     @classmethod
     def at(cls, table: Mapping[str, Any], sample: Sample) -> Round:
         """The model at a table of constants."""
-        step_s = sample.steps(table)
-        columns = []
-        for prior in PRIORS:
-            moved = deepcopy(dict(table))
-            for place in prior.places:
-                _set(moved, place, _get(table, place) * residuals.SPAN)
-            columns.append(np.log(sample.steps(moved) / step_s) / np.log(residuals.SPAN))
-        shares = np.stack(columns, axis=1)
+
+        def price(moved: Mapping[str, float]) -> Floats:
+            return sample.steps(constants_with(moved, table))
+
+        step_s = sample.steps(Constants.of(table))
+        shares = residuals.slopes(price, step_s, [prior.places for prior in PRIORS], table)
         off = np.log(sample.measured_s / step_s)
         already = np.log([_get(table, prior.places[0]) / prior.value for prior in PRIORS])
         return cls(off + shares @ already, shares, np.abs(off) < OUTLIER, sample.source, sample.weight)
@@ -210,7 +208,7 @@ def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict
                 old = _get(best, place)
                 _set(best, place, _rounded(np.clip(value, max(prior.low, old / REACH), min(prior.high, old * REACH))))
         model = Round.at(best, sample)
-        error = float(np.median(np.abs(np.expm1(np.log(sample.steps(best) / sample.measured_s)))))
+        error = float(np.median(np.abs(np.expm1(np.log(sample.steps(Constants.of(best)) / sample.measured_s)))))
         print(f"round {turn + 1}: median error {error:.1%}", flush=True)
     return best, model
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from tilecast import __version__, hardware, kernels, step
+from tilecast import __version__, hardware, kernels, models, step
 from tilecast.advise import stated
 from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
@@ -91,6 +91,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         notes=(
             *request.workload.model.notes,
             *_notes(request, offers),
+            *_reading(offers),
             *_batch(request, choices),
             *_buckets(choices),
             *_told(request, shared),
@@ -309,6 +310,35 @@ def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:
     if best.precision != own.precision:
         notes.append(f"Precision {best.precision} instead of {own.precision}, as the job allows.")
     return notes
+
+
+NEAR = 0.8
+"""A step that takes more than this share of what the input pipeline delivers comes near to its bound."""
+
+
+def _reading(offers: Sequence[Offer]) -> list[str]:
+    """What the recommended plan asks of the input pipeline of each of its nodes: a warning where the stated rate bounds
+    the step or comes near; the rate itself where images are read and none is stated."""
+    if not offers:
+        return []
+    best = offers[0]
+    stated, samples = best.workload.input_samples_per_s, best.workload.global_batch / best.nodes
+    if stated is None:
+        if not models.reads_images(best.workload.model):
+            return []
+        rate = f"{_rate(samples / best.step_s)} images/s"
+        return [f"The input pipeline of each node has to deliver {rate}; state it as training.inputSamplesPerSecond."]
+    without = samples / (best.step_s - best.breakdown["input"])
+    if without > stated:
+        told = f"each node could take {_rate(without)} samples/s and gets {_rate(stated)}"
+        return [f"The input pipeline bounds the step: {told}."]
+    told = f"{without / stated:.0%} of the {_rate(stated)} samples/s that the input pipeline of each node delivers"
+    return [f"The step takes {told}."] if without > NEAR * stated else []
+
+
+def _rate(per_s: float) -> str:
+    """Three figures."""
+    return f"{float(f'{per_s:.3g}'):,g}"
 
 
 def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:

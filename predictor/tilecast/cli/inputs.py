@@ -54,6 +54,7 @@ _BARE: Mapping[str, str] = {
 
 _ANY: Mapping[str, tuple[str, ...]] = {
     "steps": ("training", "steps"),
+    "input_samples_per_second": ("training", "inputSamplesPerSecond"),
     "max_gpus": ("constraints", "maxGpus"),
     "objective": ("objective",),
     "deadline": ("deadlineSeconds",),
@@ -133,6 +134,8 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameter-servers", type=int, help="for a bare model; one for each node if absent")
     parser.add_argument("--server-updates", choices=SERVER_UPDATES, help="for a bare model; synchronous if absent")
     parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
+    told = "what the input pipeline of each node delivers; no step is shorter than that takes"
+    parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=told)
     parser.add_argument("--max-gpus", type=int)
     parser.add_argument("--objective", choices=OBJECTIVES)
     parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")

@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
         if name == "runs":
+            kind.add_argument("-o", "--output", choices=("table", "html"), default="table")
             kind.add_argument("--parts", action="store_true", help="also the factor of each part of a step")
             help_ = "graphs that `tilecast trace` wrote: MODEL.json, or MODEL@SIZE.json where notes state an image size"
             kind.add_argument("--graphs", type=Path, metavar="DIR", help=help_)
@@ -28,16 +29,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    print(_REPORTS[options.what](options))
+    print(_REPORTS[options.what](options).rstrip("\n"))
     return EXIT_OK
 
 
 def _runs(options: argparse.Namespace) -> str:
-    from tilecast.validate import memory, runs
+    from tilecast.validate import page, report, runs
 
-    told = runs.run(options.files, options.rows, track=track, graphs=options.graphs, parts=options.parts)
-    peaks = memory.report([row for path in options.files for row in runs.read_table(path)])
-    return f"{told}\n\n{peaks}" if peaks else told
+    is_page = options.output == "html"
+    found = report.make(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
+    if options.rows is not None:
+        runs.write_rows(options.rows, found.rows, found.forecasts)
+    return page.page(found, [path.name for path in options.files]) if is_page else report.text(found)
 
 
 def _kernels(options: argparse.Namespace) -> str:

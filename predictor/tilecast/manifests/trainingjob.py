@@ -321,6 +321,13 @@ class Training(Door):
         description="How images lie in memory: contiguous (NCHW, PyTorch's default), around whose convolutions tensor "
         "cores need copies, or channelsLast (NHWC). Compiled and XLA jobs choose for themselves.",
     )
+    input_samples_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="Samples that the input pipeline (reading, decoding, augmenting) of each node delivers every "
+        "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
+    )
     bucket_mib: int | None = Field(
         default=None,
         alias="bucketMiB",
@@ -992,6 +999,7 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
         fused_optimizer=training.fused_optimizer,
         fused_loss=training.fused_loss,
         offload=training.offload if is_training else "none",
+        input_samples_per_s=training.input_samples_per_second,
         steps=steps,
         lora_rank=training.lora_rank or 0,
         framework=training.framework,

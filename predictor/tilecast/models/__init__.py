@@ -194,6 +194,16 @@ def spreads_rows(model: Model) -> bool:
     return "spread_tables" in model.extra or "identities" in model.extra
 
 
+def reads_images(model: Model) -> bool:
+    """Whether a sample is decoded from pictures or volumes; of a graph, whether an input has their shape (batch, 3,
+    height, width)."""
+    if model.trace is not None:
+        shapes = [model.trace.shapes[name] for name in model.trace.inputs]
+        return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
+    network = cnn.NETWORKS.get(model.family)
+    return network.images if network else model.family in ("vit", "swin", "sam")
+
+
 def preset(name: str) -> Model:
     """The published model of that name.
 

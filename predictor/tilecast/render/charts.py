@@ -70,6 +70,7 @@ STYLE = """\
 .chart{--c0:#0063a8;--c1:#b3480a;--c2:#00735a;--c3:#a03c78;--c4:#7a5c00;--c5:#5a4fcf;--ink:#1c2024;--faint:#dde1e6;
 --soft:#5c6670;font:12px system-ui,sans-serif;max-width:100%;height:auto}
 .chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}.chart .grid{stroke:var(--faint)}
+.chart .band{fill:var(--faint);opacity:.6}
 .chart .quiet{stroke:var(--soft);stroke-dasharray:5 4;fill:none}.chart .line{fill:none;stroke-width:2}
 @media(prefers-color-scheme:dark){.chart{--c0:#5cb3f2;--c1:#f29a5c;--c2:#4fc9a8;--c3:#e58fc2;--c4:#e0c04c;--c5:#a79ef5;
 --ink:#e8eaed;--faint:#343a42;--soft:#a2acb8}}
@@ -77,7 +78,7 @@ STYLE = """\
 """What a page, or a picture alone, needs once for its charts."""
 
 COLORS = 6
-_SHAPES = (
+SHAPES = (
     '<circle r="4.5"/>',
     '<path d="M-4.5-4.5h9v9h-9z"/>',
     '<path d="M0-6 5.5 4.5h-11z"/>',
@@ -85,6 +86,7 @@ _SHAPES = (
     '<path d="M0 6 5.5-4.5h-11z"/>',
     '<path d="M-5-2h3v-3h4v3h3v4h-3v3h-4v-3h-3z"/>',
 )
+"""The mark of each colour."""
 _MATPLOTLIB = "os^Dv*"
 """The same marks in the letters of matplotlib."""
 
@@ -97,8 +99,8 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
         name: begins the identifiers inside, so it has to be the only one on its page.
         style: put inside, for a picture that is a file of its own.
     """
-    x = _Scale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
-    y = _Scale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
+    x = Scale(chart.x, [p.x for s in chart.series for p in s.points], _LEFT, WIDTH - _RIGHT)
+    y = Scale(chart.y, [p.y for s in chart.series for p in s.points], HEIGHT - _BOTTOM, _TOP)
     legend, height = _legend(chart)
     size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
     parts = [
@@ -117,10 +119,10 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
             if not series.quiet:
                 told = escape(f"{series.name}: {point.label or f'{x.axis.told(point.x)}, {y.axis.told(point.y)}'}")
                 mark = f'<g transform="translate({left:.1f} {top:.1f})" fill="var(--c{color % COLORS})">'
-                parts.append(f"{mark}{_SHAPES[color % COLORS]}<title>{told}</title></g>")
+                parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{told}</title></g>")
             if point.text:
                 end = left > WIDTH * 0.7
-                parts.append(_soft(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
+                parts.append(soft(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
     return "\n".join([*parts, *legend, "</svg>"])
 
 
@@ -133,7 +135,7 @@ def _colored(chart: Chart) -> list[tuple[int, Series]]:
     return found
 
 
-class _Scale:
+class Scale:
     """From values of an axis to places in the picture."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, end: float) -> None:
@@ -172,17 +174,17 @@ def _powers(low: float, high: float, base: int) -> list[float]:
     return ticks if ticks[-1] >= high * 0.999 else [*ticks, ticks[-1] * float(base) ** stride]
 
 
-def _frame(chart: Chart, x: _Scale, y: _Scale) -> list[str]:
+def _frame(chart: Chart, x: Scale, y: Scale) -> list[str]:
     bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
     parts = []
     for tick in y.ticks:
         top = y.place(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
-        parts.append(_soft(_LEFT - 8, top + 4, chart.y.told(tick), "end"))
+        parts.append(soft(_LEFT - 8, top + 4, chart.y.told(tick), "end"))
     for tick in x.ticks:
         left = x.place(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(_soft(left, bottom + 18, chart.x.told(tick), "middle"))
+        parts.append(soft(left, bottom + 18, chart.x.told(tick), "middle"))
     center, middle = (_LEFT + right) / 2, (_TOP + bottom) / 2
     turned = f'transform="translate(16 {middle}) rotate(-90)"'
     parts.append(f'<text x="{center}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x.title)}</text>')
@@ -190,7 +192,8 @@ def _frame(chart: Chart, x: _Scale, y: _Scale) -> list[str]:
     return parts
 
 
-def _soft(left: float, top: float, text: str, anchor: str) -> str:
+def soft(left: float, top: float, text: str, anchor: str) -> str:
+    """Quiet words at a place of a picture; `anchor` is the SVG's `text-anchor`."""
     return f'<text class="soft" x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
@@ -201,7 +204,7 @@ def _legend(chart: Chart) -> tuple[list[str], float]:
         width = 26 + 7.2 * len(series.name)
         if left + width > WIDTH and left > _LEFT:
             left, top = _LEFT, top + _LEGEND_ROW
-        mark = f'<g fill="var(--c{color % COLORS})">{_SHAPES[color % COLORS]}</g>'
+        mark = f'<g fill="var(--c{color % COLORS})">{SHAPES[color % COLORS]}</g>'
         mark = '<path class="quiet" d="M-8 0h16"/>' if series.quiet else mark
         words = f'<text x="14" y="4">{escape(series.name)}</text>'
         parts.append(f'<g transform="translate({left + 8:.1f} {top:.1f})">{mark}{words}</g>')

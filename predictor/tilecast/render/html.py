@@ -1,4 +1,4 @@
-"""The advice as one page that needs nothing but itself: no network, no script, light and dark."""
+"""The advice as one page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tilecast.explain import Explanation
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
 from tilecast.render.explain import SHOWN, shape
+from tilecast.render.page import facts, figure, meter, table, whole
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters, size
 from tilecast.scaling import Curve
 from tilecast.step import PARTS
@@ -29,39 +30,6 @@ LEGEND: Mapping[str, str] = {
     "ac-sel, ac-full": "attention, or every layer, computed again in the backward pass",
 }
 """How a plan reads."""
-
-_STYLE = """\
-:root{color-scheme:light dark;--page:#fbfbfa;--ink:#1c2024;--soft:#5c6670;--line:#dde1e6;--card:#fff;--good:#00735a;
---bar:#0063a8}
-@media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8eaed;--soft:#a2acb8;--line:#343a42;--card:#1c2024;
---good:#4fc9a8;--bar:#5cb3f2}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1160px;margin:0 auto;padding:32px 20px 64px}
-h1{font-size:26px;line-height:1.2;margin:0 0 4px}h2{font-size:18px;margin:40px 0 10px}
-p{margin:6px 0}.soft,caption,figcaption{color:var(--soft)}
-.card{background:var(--card);border:1px solid var(--line);border-left:4px solid var(--good);border-radius:8px;
-padding:16px 20px;margin:20px 0}
-.card strong{font-size:20px}
-dl.facts{display:flex;flex-wrap:wrap;gap:8px 32px;margin:12px 0 0}dl.facts div{min-width:90px}
-dt{color:var(--soft);font-size:13px}dd{margin:0;font-variant-numeric:tabular-nums}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;background:var(--card);
-border:1px solid var(--line)}
-caption{text-align:left;padding:0 0 6px;font-size:13px}
-th,td{text-align:left;padding:6px 12px;border-bottom:1px solid var(--line);white-space:nowrap;vertical-align:top}
-td.wrap{white-space:normal;min-width:260px}
-thead th{font-size:13px;color:var(--soft);font-weight:600}
-th[scope=row]{font-weight:600}
-.n{text-align:right}tr.best{background:color-mix(in srgb,var(--good) 12%,transparent)}
-tr.out td,tr.out th{color:var(--soft)}
-.meter{display:inline-block;height:10px;background:var(--bar);border-radius:2px;vertical-align:middle;min-width:1px}
-code,pre{font:13px ui-monospace,monospace}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:24px}
-figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
-figcaption{font-size:13px;padding:0 4px 8px}figure.wide{max-width:760px;margin-bottom:20px}
-footer{margin-top:48px;font-size:13px;color:var(--soft)}
-"""
 
 
 def page(
@@ -93,20 +61,7 @@ def page(
         body += [_parts(advice), _memory(best), _kernels(best, found), _exchanges(best, found)]
     body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
     body += [_legend(), _provenance(advice)]
-    title = f"{request.name}: advice by Tilecast"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{_STYLE}{charts.STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> str:
-    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts if value)
-    return f'<dl class="facts">{items}</dl>'
+    return whole(f"{request.name}: advice by Tilecast", body)
 
 
 def _recommendation(advice: Advice, found: Explanation | None) -> str:
@@ -114,7 +69,7 @@ def _recommendation(advice: Advice, found: Explanation | None) -> str:
     if best is None:
         return '<div class="card"><strong>No pool can run this job.</strong><p>See why below.</p></div>'
     currency = best.pool.currency
-    facts = [
+    named = [
         ("step", duration(best.step_s)),
         ("90 % range", interval(best.lower_s, best.upper_s)),
         ("whole run", duration(best.finish_s) if best.finish_s is not None else ""),
@@ -132,34 +87,13 @@ def _recommendation(advice: Advice, found: Explanation | None) -> str:
     ]
     where = f"{best.pool.name}, {best.nodes} x {best.gpus_per_node} GPUs"
     plan = f"<code>{escape(str(best.plan))}</code>"
-    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{_facts(facts)}</div>'
+    return f'<div class="card"><strong>{escape(where)}</strong> {plan}{"".join(lines)}{facts(named)}</div>'
 
 
 def _ties(advice: Advice) -> str:
     if not advice.ties:
         return ""
     return f"{advice.ties} other plan{'s tie' if advice.ties > 1 else ' ties'} within the forecast's error."
-
-
-def _table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], figures: str = "") -> str:
-    """Rows with their class; the first cell of each is its header. `figures` are the titles of cells of figures."""
-    right = [title in figures.split("|") for title in titles]
-    head = "".join(
-        f'<th scope="col"{_class("n" if is_right else "")}>{escape(title)}</th>'
-        for title, is_right in zip(titles, right, strict=True)
-    )
-    lines = []
-    for kind, cells in rows:
-        found = [f'<th scope="row">{cells[0]}</th>']
-        for cell, is_right, title in zip(cells[1:], right[1:], titles[1:], strict=True):
-            found.append(f"<td{_class('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
-        lines.append(f"<tr{_class(kind)}>{''.join(found)}</tr>")
-    inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{inside}</table></div>'
-
-
-def _class(name: str) -> str:
-    return f' class="{name}"' if name else ""
 
 
 def _pools(advice: Advice) -> str:
@@ -173,7 +107,7 @@ def _pools(advice: Advice) -> str:
         rows.append(("out", [escape(item.pool), "", plan, "", "", "", "", memory, why]))
     titles = ("pool", "GPUs", "plan", "step", "90 % range", "whole run", "1,000 steps", "memory", "why")
     told = "The best plan of every pool, best first; pools that cannot run the job below"
-    return "<h2>Pools</h2>" + _table(told, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
+    return "<h2>Pools</h2>" + table(told, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
 
 
 def _offer(offer: Offer) -> list[str]:
@@ -206,16 +140,12 @@ def _why_not(advice: Advice) -> str:
         cells = (item.subject, item.pool, str(item.plan), item.message, change)
         rows.append(("", [escape(cell) for cell in cells]))
     titles = ("instead of", "pool", "plan", "why", "what would change that")
-    return "<h2>Why not …</h2>" + _table("What binds the others, and the smallest change that helps", titles, rows)
+    return "<h2>Why not …</h2>" + table("What binds the others, and the smallest change that helps", titles, rows)
 
 
 def _plots(advice: Advice, curves: Sequence[Curve]) -> str:
     found = [("Pareto", _pareto(advice)), *_scaling(curves)]
-    figures = [
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>{charts.svg(chart, name)}</figure>"
-        for name, chart in found
-        if chart is not None
-    ]
+    figures = [figure(chart.title, charts.svg(chart, name)) for name, chart in found if chart is not None]
     return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
@@ -301,10 +231,6 @@ def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
     return found
 
 
-def _meter(share: float) -> str:
-    return f'<span class="meter" style="width:{max(share, 0.0) * 160:.0f}px"></span>'
-
-
 def _parts(advice: Advice) -> str:
     shown = [*advice.offers, *([advice.baseline] if advice.baseline else [])]
     rows = [
@@ -315,25 +241,25 @@ def _parts(advice: Advice) -> str:
     rows.append(("", ["step", *(duration(offer.step_s) for offer in shown)]))
     titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
     told = "What remains visible of each part; the parts sum to the step"
-    return "<h2>Where the time goes</h2>" + _table(told, titles, rows)
+    return "<h2>Where the time goes</h2>" + table(told, titles, rows)
 
 
 def _part(offer: Offer, part: str) -> str:
     seconds = offer.breakdown[part]
-    return f"{duration(seconds)}<br>{_meter(seconds / offer.step_s)}" if seconds else ""
+    return f"{duration(seconds)}<br>{meter(seconds / offer.step_s)}" if seconds else ""
 
 
 def _memory(best: Offer) -> str:
     available = best.memory_available_bytes
     rows = [
-        ("", [name, size(value), f"{value / available:.1%}", _meter(value / available)])
+        ("", [name, size(value), f"{value / available:.1%}", meter(value / available)])
         for name, value in best.memory.items()
         if value
     ]
     free = available - best.memory_bytes
-    rows.append(("", ["left", size(free), f"{free / available:.1%}", _meter(free / available)]))
+    rows.append(("", ["left", size(free), f"{free / available:.1%}", meter(free / available)]))
     told = f"What the fullest GPU of the recommendation cannot do without; it takes {_fit(best)}"
-    return "<h2>Memory</h2>" + _table(told, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
+    return "<h2>Memory</h2>" + table(told, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
 
 def _kernels(best: Offer, found: Explanation) -> str:
@@ -349,10 +275,8 @@ def _kernels(best: Offer, found: Explanation) -> str:
         f"{duration(found.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
     )
     chart = _roofline(found)
-    figure = (
-        f'<figure class="wide"><figcaption>{escape(chart.title)}</figcaption>{charts.svg(chart, "roofline")}</figure>'
-    )
-    return f"<h2>Kernels</h2>{figure}" + _table(told, titles, rows, "time|share|runs|each|FLOP/B|reaches")
+    picture = figure(chart.title, charts.svg(chart, "roofline"), "wide")
+    return f"<h2>Kernels</h2>{picture}" + table(told, titles, rows, "time|share|runs|each|FLOP/B|reaches")
 
 
 def _roofline(found: Explanation) -> Chart:
@@ -412,7 +336,7 @@ def _exchanges(best: Offer, found: Explanation) -> str:
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
     exposed = duration(best.breakdown["communication"])
     told = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
-    return "<h2>Communication</h2>" + _table(told, titles, rows, "time|ranks|buffer|runs")
+    return "<h2>Communication</h2>" + table(told, titles, rows, "time|ranks|buffer|runs")
 
 
 def _legend() -> str:

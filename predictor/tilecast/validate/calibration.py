@@ -16,6 +16,7 @@ from tilecast import calibration
 from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs as tables
+from tilecast.validate import scores
 from tilecast.validate.table import Row, read
 
 
@@ -32,7 +33,7 @@ class Measured:
 def measured(rows: Sequence[Row]) -> Measured:
     """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
     forecasts = tables.forecast(rows)
-    scored = tables.score(rows, forecasts)
+    scored = scores.score(rows, forecasts)
     widths = {
         id(row): 0.5 * np.log(item.upper_s / item.lower_s)
         for row, item in zip(rows, forecasts, strict=True)

@@ -93,41 +93,43 @@ def _cell(row: Row) -> str:
     return f"row {row.get('id', '')}: {COLUMN}"
 
 
-def measure(rows: Sequence[Row]) -> Peaks:
-    """The rows with a peak, and their bills."""
-    warnings, kept, measured = [], [], []
-    for row in rows:
+def measure(rows: Sequence[Row], groups: Sequence[runs.Group], refused: Mapping[int, str]) -> Peaks:
+    """The rows with a peak, and their bills; `groups` and `refused` are what `runs.prepare` makes of the rows."""
+    warnings: list[str] = []
+    measured: dict[int, float] = {}
+    for number, row in enumerate(rows):
         try:
             found = peak_bytes(row)
         except SpecError as error:
             warnings.append(str(error))
             continue
         if found is not None:
-            kept.append(row)
-            measured.append(found)
-    groups, refused = runs.prepare(kept)
+            measured[number] = found
     billed: dict[int, tuple[Figure, float, bool, bool]] = {}
     for group in groups:
+        members = [member for member in group.members if member.index in measured]
+        if not members:
+            continue
         priced = runs.price(group)
-        for member in group.members:
+        for member in members:
             place, index = runs.chosen(priced, member), member.index
             weights = float(priced.footprint.parameters[place])
             if measured[index] < weights and group.workload.offload == "none":
                 problem = f"{measured[index] / 2**30:.3g} GiB is less than the weights, {weights / 2**30:.3g} GiB"
-                warnings.append(str(SpecError(_cell(kept[index]), problem, "correct the peak or the plan")))
+                warnings.append(str(SpecError(_cell(rows[index]), problem, "correct the peak or the plan")))
                 continue
-            kind = figure(kept[index])
+            kind = figure(rows[index])
             value, lower, upper = _billed(group, priced, kind, place)
             billed[index] = kind, value, bool(priced.fits[place]), lower <= measured[index] <= upper
     shown = sorted(billed)
     return Peaks(
-        rows=tuple(kept[index] for index in shown),
+        rows=tuple(rows[index] for index in shown),
         figures=tuple(billed[index][0] for index in shown),
         measured=np.array([measured[index] for index in shown]),
         billed=np.array([billed[index][1] for index in shown]),
         fits=np.array([billed[index][2] for index in shown], dtype=float),
         inside=np.array([billed[index][3] for index in shown], dtype=float),
-        refused=len(refused),
+        refused=len(measured.keys() & refused.keys()),
         warnings=tuple(warnings),
     )
 
@@ -149,27 +151,67 @@ _BINS: tuple[tuple[str, Callable[[Row, Figure], str]], ...] = (
 )
 
 
-def report(rows: Sequence[Row]) -> str:
-    """The table of bills over peaks, by source, framework and figure; empty where no row has a peak."""
-    found = measure(rows)
-    if not len(found.measured) and not found.warnings:
-        return ""
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """The bills of some rows over their peaks."""
+
+    name: str
+    rows: int
+    error: float
+    """Mean of the absolute errors, a share."""
+    median: float
+    least: float
+    most: float
+    low: float
+    """The share of bills below `LOW`."""
+    inside: float
+    """The share of peaks that their ranges hold."""
+
+
+def strata(found: Peaks) -> list[Stratum]:
+    """All bills, then those of every source, framework and figure."""
+    ratio = found.billed / found.measured
+    everything = [_stratum("all", ratio, found.inside)]
+    for name, key in _BINS:
+        values = np.array([key(row, kind) for row, kind in zip(found.rows, found.figures, strict=True)])
+        masks = [(value, values == value) for value in sorted(set(values))]
+        everything += [_stratum(f"{name} {value}", ratio[mask], found.inside[mask]) for value, mask in masks]
+    return everything
+
+
+def _stratum(name: str, ratio: Floats, inside: Floats) -> Stratum:
+    error, low = float(np.mean(np.abs(ratio - 1))), float(np.mean(ratio < LOW))
+    ends = float(ratio.min()), float(ratio.max())
+    return Stratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
+
+
+def counted(found: Peaks) -> list[str]:
+    """How many rows were billed, and what was left out; a line each."""
     lines = [f"measured peaks of memory: {len(found.measured)} rows billed, {found.refused} refused"]
     lines += [f"  left out: {line}" for line in found.warnings[:MOST_WARNINGS]]
     if len(found.warnings) > MOST_WARNINGS:
         lines.append(f"  left out: {len(found.warnings) - MOST_WARNINGS} more")
-    if not len(found.measured):
-        return "\n".join(lines)
+    return lines
+
+
+def judged(found: Peaks) -> list[str]:
+    """The error with every source counting alike, and what was called too large; a line each."""
     ratio = found.billed / found.measured
-    everything = np.ones(len(ratio), dtype=bool)
-    lines += [_TITLES, _line("all", ratio, found.inside, everything)]
-    for name, key in _BINS:
-        values = np.array([key(row, kind) for row, kind in zip(found.rows, found.figures, strict=True)])
-        lines += [_line(f"{name} {value}", ratio, found.inside, values == value) for value in sorted(set(values))]
     sources = np.array([row.get("source", "") for row in found.rows])
     each = [np.mean(np.abs(ratio[sources == one] - 1)) for one in set(sources)]
-    lines.append(f"mean over sources of the mean error of each: {np.mean(each):.1%}")
-    lines.append(f"called too large for the GPU they ran on: {1 - found.fits.mean():.1%}")
+    return [
+        f"mean over sources of the mean error of each: {np.mean(each):.1%}",
+        f"called too large for the GPU they ran on: {1 - found.fits.mean():.1%}",
+    ]
+
+
+def report(found: Peaks) -> str:
+    """The table of bills over peaks, by source, framework and figure; empty where no row has a peak."""
+    if not len(found.measured) and not found.warnings:
+        return ""
+    lines = counted(found)
+    if len(found.measured):
+        lines += [_TITLES, *(_line(item) for item in strata(found)), *judged(found)]
     return "\n".join(lines)
 
 
@@ -179,10 +221,8 @@ _TITLES = (
 )
 
 
-def _line(name: str, ratio: Floats, inside: Floats, mask: np.typing.NDArray[np.bool_]) -> str:
-    part = ratio[mask]
+def _line(item: Stratum) -> str:
     return (
-        f"{name[:44]:<44} {len(part):>5} {np.mean(np.abs(part - 1)):>7.1%} {np.median(part):>7.2f} "
-        f"{part.min():>6.2f} {part.max():>6.2f} {np.mean(part < LOW):>9.1%} "
-        f"{inside[mask].mean():>9.1%}"
+        f"{item.name[:44]:<44} {item.rows:>5} {item.error:>7.1%} {item.median:>7.2f} "
+        f"{item.least:>6.2f} {item.most:>6.2f} {item.low:>9.1%} {item.inside:>9.1%}"
     )

@@ -8,8 +8,9 @@ how much the measured steps say that its seconds should grow, everything else an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 FALLING = ("optimizer",)
 """Parts whose seconds fall as their constants grow."""
 SPAN = 1.08
-"""By how much constants move to find the share of a part."""
+"""By how much constants move to find how a step depends on them."""
 LEAST_ROWS, LEAST_SOURCES = 10, 2
 """Rows and sources of a bin that says something."""
 TOLERANCE = 0.08
@@ -43,9 +44,17 @@ def source_of(row: Row) -> str:
     source, path = row.get("source", ""), row.get("url_or_repo_path", "")
     if submitter := re.match(r"mlcommons/training_results_(v[\d.]+):([^/]+)", path):
         return f"MLPerf {submitter[1]} {submitter[2]}"
-    if source.endswith(("/DeepLearningExamples", "/DLPerf")):
-        return f"{source} {re.split(r'[ 0-9]', row.get('framework', ''))[0]}"
-    return source
+    return f"{source} {framework_of(row)}" if source.endswith(_OF_SEVERAL) else source
+
+
+_OF_SEVERAL = ("/DeepLearningExamples", "/DLPerf")
+"""Sources that run several frameworks in many versions each."""
+
+
+def framework_of(row: Row) -> str:
+    """The framework as the row states it, without its version where the source runs many."""
+    name = row.get("framework", "")
+    return re.split(r"[ 0-9]", name)[0] if row.get("source", "").endswith(_OF_SEVERAL) else name
 
 
 def _power_of_two(column: str) -> Callable[[Row], str]:
@@ -65,7 +74,7 @@ COVARIATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("precision", lambda row: row.get("precision", "")),
     ("family", lambda row: row.get("family", "")),
     ("execution", execution),
-    ("framework", lambda row: source_of(row).rpartition(" ")[2] if " " in source_of(row) else row.get("framework", "")),
+    ("framework", framework_of),
     ("GPU", lambda row: row["gpu"].split("(")[0].strip()),
 )
 """Every input that residuals are shown against."""
@@ -139,11 +148,26 @@ def shares(price: Callable[[Mapping[str, float]], Floats], step_s: Floats) -> Fl
         price: the steps in seconds with some constants, by their paths, at other values, (n,).
         step_s: the steps with all constants as they are, (n,).
     """
-    columns = []
-    for name, places in PARTS.items():
-        span = 1 / SPAN if name in FALLING else SPAN
-        columns.append(np.log(price(moved(places, span)) / step_s) / np.log(SPAN))
-    return np.stack(columns, axis=1)
+    sign = np.array([-1.0 if name in FALLING else 1.0 for name in PARTS])
+    return np.asarray(slopes(price, step_s, PARTS.values()) * sign)
+
+
+def slopes(
+    price: Callable[[Mapping[str, float]], Floats],
+    step_s: Floats,
+    places: Iterable[Sequence[str]],
+    table: Mapping[str, Any] | None = None,
+) -> Floats:
+    """By how much the logarithm of every step grows with that of constants, (n, groups of constants).
+
+    Args:
+        price: the steps in seconds with some constants, by their paths, at other values, (n,).
+        step_s: the steps with all constants as they are, (n,).
+        places: the paths of the constants of each group, which move together.
+        table: the constants as they are; the fitted ones if absent.
+    """
+    columns = [np.log(price(moved(group, SPAN, table)) / step_s) for group in places]
+    return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 
 def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[Part]:

@@ -1,20 +1,19 @@
-"""Forecasts of measured training steps: one row out per row in, and the error by GPU, precision, family, scale."""
+"""Forecasts of measured training steps: one row out per row in."""
 
 from __future__ import annotations
 
 import csv
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from tilecast import calibration, kernels, models, search, step, uncertainty
+from tilecast import kernels, models, search, step, uncertainty
 from tilecast.graph import Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
@@ -24,7 +23,7 @@ from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workloa
 from tilecast.step import PARTS, Constants, constants_with
 from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.graphs import Graphs
-from tilecast.validate.table import Case, Refusal, Row, integer, read
+from tilecast.validate.table import Case, Refusal, Row, read
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -120,10 +119,13 @@ def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | Non
     Raises:
         SpecError: a graph that a row names is damaged, or of another model.
     """
-    return _forecast(rows, *prepare(rows, graphs), track)
+    return forecast_prepared(rows, *prepare(rows, graphs), track)
 
 
-def _forecast(rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int, str], track: Track) -> list[Forecast]:
+def forecast_prepared(
+    rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int, str], track: Track = untracked
+) -> list[Forecast]:
+    """The same of rows that `prepare` has prepared."""
     found = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):
@@ -306,57 +308,6 @@ def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     return seconds * plan.gradient_accumulation / plan.pipeline
 
 
-def run(
-    paths: Sequence[Path],
-    rows_path: Path | None = None,
-    track: Track = untracked,
-    *,
-    graphs: Path | None = None,
-    parts: bool = False,
-) -> str:
-    """Predict every row of the tables, write them where asked, and return the summary, with the factors of the parts of
-    a step if asked; `track` sees the groups of rows, `graphs` is a folder of graphs that rows may name.
-
-    Raises:
-        SpecError: a file cannot be read or lacks the columns of a runs table, or a graph is not what a row needs.
-    """
-    if graphs is not None and not graphs.is_dir():
-        raise SpecError("--graphs", f"{graphs} is no folder", "name the folder that holds the graphs")
-    rows = [row for path in paths for row in read_table(path)]
-    groups, refused = prepare(rows, Graphs(graphs) if graphs is not None else None)
-    forecasts = _forecast(rows, groups, refused, track)
-    if rows_path is not None:
-        write_rows(rows_path, rows, forecasts)
-    found = [summary(rows, forecasts)]
-    if parts and any(_is_graded(row) and item.seconds for row, item in zip(rows, forecasts, strict=True)):
-        found.append(residuals.parts_table(_parts(rows, groups, forecasts)))
-    return "\n\n".join(found)
-
-
-def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[Forecast]) -> list[residuals.Part]:
-    """The factor of each part of a step that the graded rows ask for."""
-    kept = [
-        (group, member, rows[member.index], forecasts[member.index])
-        for group in groups
-        for member in group.members
-        if _is_graded(rows[member.index])
-    ]
-
-    def steps(moved: Mapping[str, float]) -> Floats:
-        fitted = constants_with(moved)
-        priced = {id(group): price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
-        return np.array([meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in kept if (one := priced[id(g)])])
-
-    predicted = np.array([item.seconds for _, _, _, item in kept], dtype=float)
-    measured = np.array([_measured(row) for _, _, row, _ in kept], dtype=float)
-    ratio = residuals.ratio_of(predicted, measured)
-    return residuals.parts([row for _, _, row, _ in kept], ratio, residuals.shares(steps, predicted))
-
-
-def _is_graded(row: Row) -> bool:
-    return row.get("trust", "A") in ("A", "B") and _measured(row) is not None
-
-
 def read_table(path: Path) -> list[Row]:
     """The rows of a runs table.
 
@@ -397,194 +348,3 @@ def _cells(row: Row, item: Forecast) -> list[str]:
         *(f"{item.parts[part]:.9g}" for part in PARTS),
         "",
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Rows of grade A and B with a measured step time and a forecast, as arrays."""
-
-    rows: tuple[Row, ...]
-    measured_s: Floats
-    predicted_s: Floats
-    cautious_s: Floats
-    """The step on a slow host, which decides among plans that tie."""
-    left_out_s: Floats
-    roofline_s: Floats
-    one_mfu_s: Floats
-    covered: npt.NDArray[np.bool_]
-    fits: npt.NDArray[np.bool_]
-    graded: int
-    """Rows of grade A and B with a measured step time, predicted or not."""
-
-
-def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
-    """Hold the forecasts against the measured step times of the rows of grade A and B, or of all if none is graded."""
-    graded = [
-        (row, item, seconds)
-        for row, item in zip(rows, forecasts, strict=True)
-        if _is_graded(row) and (seconds := _measured(row))
-    ]
-    kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
-    measured = np.array([time for _, _, time in kept])
-    names = [item.plan for _, item, _ in kept]
-    gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
-    flops = np.array([item.model_flops or 0.0 for _, item, _ in kept])
-    predicted = np.array([item.seconds for _, item, _ in kept], dtype=float)
-    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in kept], dtype=float)
-    return Scored(
-        rows=tuple(row for row, _, _ in kept),
-        measured_s=measured,
-        predicted_s=predicted,
-        cautious_s=uncertainty.cautious(predicted, launch),
-        left_out_s=np.array([item.left_out_s for _, item, _ in kept], dtype=float),
-        roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
-        one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
-        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in kept], dtype=bool),
-        fits=np.array([bool(item.fits) for _, item, _ in kept], dtype=bool),
-        graded=len(graded),
-    )
-
-
-def _measured(row: Row) -> float | None:
-    """The measured step in seconds; None where the column holds no positive number."""
-    try:
-        seconds = float(row.get("step_time_s_derived", ""))
-    except ValueError:
-        return None
-    return seconds if 0 < seconds < float("inf") else None
-
-
-def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
-    """The baseline of one utilisation per GPU and precision, fitted to these very rows (median)."""
-    rate = flops / gpus / measured
-    keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
-    fitted = np.zeros(len(rows))
-    for key in set(keys):
-        fitted[keys == key] = np.median(rate[keys == key])
-    return flops / gpus / np.maximum(fitted, 1.0)
-
-
-def _absolute(predicted: Floats, measured: Floats) -> Floats:
-    return np.abs(calibration.relative_error(predicted, measured))
-
-
-def macro(errors: Floats, rows: Sequence[Row]) -> float:
-    """Mean inside each split_group, then over the groups."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for row, error in zip(rows, errors, strict=True):
-        groups[row.get("split_group", "")].append(float(error))
-    return float(np.mean([np.mean(values) for values in groups.values()])) if groups else float("nan")
-
-
-def scale_of(row: Row) -> str:
-    """The bin of a row's GPU count."""
-    return calibration.scale(integer(row, "n_gpus") or 1)
-
-
-BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
-    ("gpu", lambda row: row["gpu"]),
-    ("precision", lambda row: row["precision"]),
-    ("family", lambda row: row.get("family", "")),
-    ("scale", scale_of),
-)
-
-
-def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
-    """Error by GPU, precision, family and scale beside the baselines, ranking, coverage and refusals."""
-    scored = score(rows, forecasts)
-    predicted = sum(item.seconds is not None for item in forecasts)
-    lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
-    for code, count in sorted(_counts(item.reason for item in forecasts if item.reason).items()):
-        lines.append(f"  refused {count:4d}  {code}")
-    if not len(scored.measured_s):
-        return "\n".join([*lines, "no graded row with a measured step time"])
-    share = len(scored.measured_s) / max(scored.graded, 1)
-    lines.append(f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}")
-    titles = [("", -28), ("rows", 5), ("groups", 6), ("macro", 7), ("median", 7), ("P90", 7), ("bias", 7)]
-    titles += [("roofline", 9), ("one-MFU", 8)]
-    lines += ["", " ".join(name.rjust(width) if width > 0 else name.ljust(-width) for name, width in titles)]
-    everything = np.ones(len(scored.measured_s), dtype=bool)
-    lines.append(_line("all", scored, everything))
-    for name, key in BINS:
-        values = np.array([key(row) for row in scored.rows])
-        lines += [_line(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
-    tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
-    if count:
-        _, advised, _ = ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
-        told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
-        lines += ["", f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"]
-    lines += ["", residuals.table(scored.rows, residuals.ratio_of(scored.predicted_s, scored.measured_s)), ""]
-    aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
-    lines.append(f"macro error with each source left out of the fit of the step's constants: {aside:.1%}")
-    lines.append(f"90 % range covers {scored.covered.mean():.1%} of the measured steps")
-    lines.append(f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}")
-    return "\n".join(lines)
-
-
-def _counts(values: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = defaultdict(int)
-    for value in values:
-        found[value] += 1
-    return found
-
-
-def _line(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> str:
-    rows = [row for row, kept in zip(scored.rows, mask, strict=True) if kept]
-    measured = scored.measured_s[mask]
-    errors = _absolute(scored.predicted_s[mask], measured)
-    bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
-    groups = len({row.get("split_group", "") for row in rows})
-    cells = [macro(errors, rows), float(np.median(errors)), float(np.quantile(errors, 0.9)), float(bias)]
-    others = [macro(_absolute(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)]
-    return (
-        f"{name[:28]:28s} {len(rows):5d} {groups:6d} "
-        + " ".join(f"{cell:7.1%}" for cell in cells)
-        + f" {others[0]:9.1%} {others[1]:8.1%}"
-    )
-
-
-_RANKED_BY = (
-    "split_group",
-    "model_name",
-    "gpu",
-    "n_gpus",
-    "global_batch",
-    "n_layers",
-    "n_heads",
-    "hidden",
-    "seq_len",
-    "precision",
-)
-_PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
-
-
-def ranking(
-    rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
-) -> tuple[float, float, int]:
-    """Kendall's tau over pairs measured more than 5 % apart (a predicted tie scores 0) and the regret of the plan
-    predicted fastest (the mean over equal ones), or, with `cautious_s`, of the one that is least by these among those
-    that tie with it; both averaged over groups of at least four distinct plans."""
-    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        groups[tuple(row.get(name, "") for name in _RANKED_BY)].append(index)
-    taus, regrets = [], []
-    for members in groups.values():
-        if len({tuple(rows[i].get(name, "") for name in _PLAN_COLUMNS) for i in members}) < 4:
-            continue
-        predicted, measured = predicted_s[members], measured_s[members]
-        first, second = np.triu_indices(len(members), 1)
-        apart = np.abs(measured[first] - measured[second]) > 0.05 * np.minimum(measured[first], measured[second])
-        if apart.any():
-            sign = np.sign(predicted[first] - predicted[second]) * np.sign(measured[first] - measured[second])
-            taus.append(float(np.mean(sign[apart])))
-        decides = predicted
-        if cautious_s is not None:
-            tied = predicted <= predicted.min() * np.exp(uncertainty.most_tied())
-            decides = np.where(tied, cautious_s[members], np.inf)
-        best = np.isclose(decides, decides.min(), rtol=1e-9)
-        regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)
-    return (
-        float(np.mean(taus)) if taus else float("nan"),
-        float(np.mean(regrets)) if regrets else float("nan"),
-        len(regrets),
-    )

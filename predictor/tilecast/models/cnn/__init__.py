@@ -46,6 +46,8 @@ class Network:
 
     walk: Callable[[Walk, Mapping[str, float]], None]
     needs: tuple[str, ...] = ()
+    images: bool = True
+    """Whether a sample is decoded from pictures, rather than sound, words, a series, or latents made in advance."""
 
 
 _FOUR_STAGES = ("stage1", "stage2", "stage3", "stage4")
@@ -76,23 +78,24 @@ NETWORKS: Mapping[str, Network] = {
         efficientdet.efficientdet, ("width", "depth", "pyramids", "pyramid_channels", "head_layers")
     ),
     "detr": Network(detr.detr, (*_FOUR_STAGES, "encoders", "decoders", "queries")),
-    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks")),
+    "diffusion-unet": Network(diffusion.diffusion_unet, ("base", "blocks"), images=False),
     "yolo-v3": Network(detection.yolo_v3),
-    "jasper": Network(speech.jasper, ("repeats",)),
-    "quartznet": Network(speech.quartznet, ("repeats",)),
-    "deepspeech2": Network(speech.deepspeech2, ("layers_deep", "cells")),
-    "rnnt": Network(speech.rnnt, ("cells", "joint", "symbols", "vocabulary")),
-    "wav2vec2": Network(speech.wav2vec2, ("layers_deep", "width", "attention_heads")),
-    "tacotron2": Network(speech.tacotron2, ("symbols",)),
-    "fastpitch": Network(speech.fastpitch, ("symbols",)),
-    "gnmt": Network(language.gnmt, ("cells", "vocabulary")),
-    "lstm": Network(language.lstm, ("layers_deep", "cells", "vocabulary")),
-    "hifi-gan": Network(hifigan.hifigan, ("base",)),
+    "jasper": Network(speech.jasper, ("repeats",), images=False),
+    "quartznet": Network(speech.quartznet, ("repeats",), images=False),
+    "deepspeech2": Network(speech.deepspeech2, ("layers_deep", "cells"), images=False),
+    "rnnt": Network(speech.rnnt, ("cells", "joint", "symbols", "vocabulary"), images=False),
+    "wav2vec2": Network(speech.wav2vec2, ("layers_deep", "width", "attention_heads"), images=False),
+    "tacotron2": Network(speech.tacotron2, ("symbols",), images=False),
+    "fastpitch": Network(speech.fastpitch, ("symbols",), images=False),
+    "gnmt": Network(language.gnmt, ("cells", "vocabulary"), images=False),
+    "lstm": Network(language.lstm, ("layers_deep", "cells", "vocabulary"), images=False),
+    "hifi-gan": Network(hifigan.hifigan, ("base",), images=False),
     "temporal-fusion": Network(
         forecasting.temporal_fusion,
         ("width", "history", "observed", "known", "static", "static_rows", "attention_heads", "quantiles"),
+        images=False,
     ),
-    "waveglow": Network(waveglow.waveglow, ("channels",)),
+    "waveglow": Network(waveglow.waveglow, ("channels",), images=False),
 }
 """Families of convolutional networks by name."""
 

@@ -1,0 +1,89 @@
+"""Estimates with their standard errors as rows of a picture: a mark, a whisker of two standard errors on either side,
+and a band in which an estimate is as it should be. SVG, as `tilecast.render.charts` draws it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tilecast.render.charts import SHAPES, WIDTH, Axis, Scale, soft
+
+_LEFT, _RIGHT, _TOP, _ROW, _BOTTOM = 200.0, 124.0, 10.0, 22.0, 44.0
+_MOST_NAME = 25
+_REACH = 4.0
+"""Whiskers that reach further than so many times the mark are cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A positive estimate, the standard error of its logarithm (NaN where it is not known), and what is written beside
+    it."""
+
+    name: str
+    value: float
+    error: float
+    text: str
+    is_off: bool = False
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Two standard errors below and above; the estimate itself where the error is not known."""
+        reach = min(math.exp(2 * self.error), _REACH) if math.isfinite(self.error) else 1.0
+        return self.value / reach, self.value * reach
+
+    @property
+    def told(self) -> str:
+        """All of it in words."""
+        error = f" ± {self.error:.2f}" if math.isfinite(self.error) else ""
+        return f"{self.name}: {self.value:.2f}{error}, {self.text}{', off' if self.is_off else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Estimates over one logarithmic axis, and the ends of the band."""
+
+    title: str
+    axis: str
+    rows: Sequence[Interval]
+    band: tuple[float, float]
+
+
+def svg(chart: Intervals, name: str) -> str:
+    """The picture as an `<svg>` element; `name` begins its identifiers, so it has to be the only one on its page."""
+    values = [end for row in chart.rows for end in row.ends]
+    x = Scale(Axis(chart.axis, base=2), [*values, *chart.band], _LEFT, WIDTH - _RIGHT)
+    bottom = _TOP + _ROW * len(chart.rows)
+    height = bottom + _BOTTOM
+    size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
+    low, high = (x.place(end) for end in chart.band)
+    parts = [
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{name}-title">',
+        f'<title id="{name}-title">{escape(chart.title)}</title>',
+        f'<path class="band" d="M{low:.1f} {_TOP}H{high:.1f}V{bottom:.1f}H{low:.1f}z"/>',
+    ]
+    for tick in x.ticks:
+        left = x.place(tick)
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom:.1f}"/>')
+        parts.append(soft(left, bottom + 16, x.axis.told(tick), "middle"))
+    for index, row in enumerate(chart.rows):
+        parts += _row(row, x, _TOP + _ROW * (index + 0.5))
+    center = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{center}" y="{bottom + 36:.1f}" text-anchor="middle">{escape(chart.axis)}</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _row(row: Interval, x: Scale, top: float) -> list[str]:
+    """A mark between its name and what is said of it; off ones have a colour and a mark of their own."""
+    color = int(row.is_off)
+    low, high = (x.place(end) for end in row.ends)
+    short = row.name if len(row.name) <= _MOST_NAME else f"{row.name[: _MOST_NAME - 1]}…"
+    whisker = f'<line class="line" stroke="var(--c{color})" x1="{low:.1f}" x2="{high:.1f}" y1="{top}" y2="{top}"/>'
+    mark = f'<g transform="translate({x.place(row.value):.1f} {top})" fill="var(--c{color})">{SHAPES[color]}'
+    return [
+        f'<text x="{_LEFT - 10}" y="{top + 4}" text-anchor="end">{escape(short)}</text>',
+        whisker,
+        f"{mark}<title>{escape(row.told)}</title></g>",
+        soft(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
+    ]

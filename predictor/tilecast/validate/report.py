@@ -1,0 +1,82 @@
+"""What `tilecast validate runs` finds: tables are read and prepared once, for steps and for peaks of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilecast.spec import Floats, SpecError
+from tilecast.step import constants_with
+from tilecast.validate import Track, memory, residuals, runs, scores, untracked
+from tilecast.validate.graphs import Graphs
+from tilecast.validate.memory import Peaks
+from tilecast.validate.residuals import Part
+from tilecast.validate.runs import Forecast, Group
+from tilecast.validate.table import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Rows in their order, a forecast of each, the factors of the parts of a step, and the peaks of memory."""
+
+    rows: tuple[Row, ...]
+    forecasts: tuple[Forecast, ...]
+    parts: tuple[Part, ...]
+    """Empty where they were not asked for, or no row counts."""
+    peaks: Peaks
+
+
+def make(paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None = None, parts: bool = False) -> Report:
+    """Forecast every row of the tables.
+
+    Args:
+        paths: of the tables.
+        track: sees the groups of rows.
+        graphs: a folder of graphs that rows may name.
+        parts: whether the factors of the parts of a step are wanted, which takes a pricing for each.
+
+    Raises:
+        SpecError: a file cannot be read or lacks the columns of a runs table, or a graph is not what a row needs.
+    """
+    if graphs is not None and not graphs.is_dir():
+        raise SpecError("--graphs", f"{graphs} is no folder", "name the folder that holds the graphs")
+    rows = [row for path in paths for row in runs.read_table(path)]
+    groups, refused = runs.prepare(rows, Graphs(graphs) if graphs is not None else None)
+    forecasts = runs.forecast_prepared(rows, groups, refused, track)
+    found = _parts(rows, groups, forecasts) if parts else []
+    return Report(tuple(rows), tuple(forecasts), tuple(found), memory.measure(rows, groups, refused))
+
+
+def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[Forecast]) -> list[Part]:
+    """The factor of each part of a step that the graded rows ask for."""
+    kept = [
+        (group, member, rows[member.index], forecasts[member.index])
+        for group in groups
+        for member in group.members
+        if scores.is_graded(rows[member.index])
+    ]
+    if not kept:
+        return []
+
+    def steps(moved: Mapping[str, float]) -> Floats:
+        fitted = constants_with(moved)
+        priced = {id(group): runs.price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
+        return np.array(
+            [runs.meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in kept if (one := priced[id(g)])]
+        )
+
+    predicted = np.array([item.seconds for _, _, _, item in kept], dtype=float)
+    measured = np.array([scores.measured_s(row) for _, _, row, _ in kept], dtype=float)
+    ratio = residuals.ratio_of(predicted, measured)
+    return residuals.parts([row for _, _, row, _ in kept], ratio, residuals.shares(steps, predicted))
+
+
+def text(found: Report) -> str:
+    """The summary, the parts where they were asked for, and the peaks where rows have some."""
+    told = [scores.summary(found.rows, found.forecasts)]
+    if found.parts:
+        told.append(residuals.parts_table(found.parts))
+    return "\n\n".join(part for part in (*told, memory.report(found.peaks)) if part)

@@ -1,0 +1,255 @@
+"""How far forecasts are off the measured steps: by GPU, precision, family and scale, beside baselines; the ranking of
+plans; what the ranges hold."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import calibration, uncertainty
+from tilecast.spec import Floats
+from tilecast.validate import residuals
+from tilecast.validate.runs import Forecast
+from tilecast.validate.table import Row, integer
+
+
+def is_graded(row: Row) -> bool:
+    """Whether a row is of grade A or B, or of none, and has a measured step time."""
+    return row.get("trust", "A") in ("A", "B") and measured_s(row) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows of grade A and B with a measured step time and a forecast, as arrays."""
+
+    rows: tuple[Row, ...]
+    measured_s: Floats
+    predicted_s: Floats
+    cautious_s: Floats
+    """The step on a slow host, which decides among plans that tie."""
+    left_out_s: Floats
+    roofline_s: Floats
+    one_mfu_s: Floats
+    covered: npt.NDArray[np.bool_]
+    fits: npt.NDArray[np.bool_]
+    graded: int
+    """Rows of grade A and B with a measured step time, predicted or not."""
+
+
+def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
+    """Hold the forecasts against the measured step times of the rows of grade A and B, or of all if none is graded."""
+    graded = [
+        (row, item, seconds)
+        for row, item in zip(rows, forecasts, strict=True)
+        if is_graded(row) and (seconds := measured_s(row))
+    ]
+    kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
+    measured = np.array([time for _, _, time in kept])
+    names = [item.plan for _, item, _ in kept]
+    gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
+    flops = np.array([item.model_flops or 0.0 for _, item, _ in kept])
+    predicted = np.array([item.seconds for _, item, _ in kept], dtype=float)
+    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in kept], dtype=float)
+    return Scored(
+        rows=tuple(row for row, _, _ in kept),
+        measured_s=measured,
+        predicted_s=predicted,
+        cautious_s=uncertainty.cautious(predicted, launch),
+        left_out_s=np.array([item.left_out_s for _, item, _ in kept], dtype=float),
+        roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
+        one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
+        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in kept], dtype=bool),
+        fits=np.array([bool(item.fits) for _, item, _ in kept], dtype=bool),
+        graded=len(graded),
+    )
+
+
+def measured_s(row: Row) -> float | None:
+    """The measured step in seconds; None where the column holds no positive number."""
+    try:
+        seconds = float(row.get("step_time_s_derived", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
+
+
+def _one_mfu(rows: Sequence[Row], flops: Floats, gpus: Floats, measured: Floats) -> Floats:
+    """The baseline of one utilisation per GPU and precision, fitted to these very rows (median)."""
+    rate = flops / gpus / measured
+    keys = np.array([f"{row['gpu']}|{row['precision']}" for row in rows])
+    fitted = np.zeros(len(rows))
+    for key in set(keys):
+        fitted[keys == key] = np.median(rate[keys == key])
+    return flops / gpus / np.maximum(fitted, 1.0)
+
+
+def _absolute(predicted: Floats, measured: Floats) -> Floats:
+    return np.abs(calibration.relative_error(predicted, measured))
+
+
+def macro(errors: Floats, rows: Sequence[Row]) -> float:
+    """Mean inside each split_group, then over the groups."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        groups[row.get("split_group", "")].append(float(error))
+    return float(np.mean([np.mean(values) for values in groups.values()])) if groups else float("nan")
+
+
+def scale_of(row: Row) -> str:
+    """The bin of a row's GPU count."""
+    return calibration.scale(integer(row, "n_gpus") or 1)
+
+
+BINS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("gpu", lambda row: row["gpu"]),
+    ("precision", lambda row: row["precision"]),
+    ("family", lambda row: row.get("family", "")),
+    ("scale", scale_of),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stratum:
+    """The errors of some rows, as shares: ours, and the macro errors of the baselines."""
+
+    name: str
+    rows: int
+    groups: int
+    macro: float
+    median: float
+    p90: float
+    bias: float
+    roofline: float
+    one_mfu: float
+
+
+def strata(scored: Scored) -> list[Stratum]:
+    """All rows, then those of every GPU, precision, family and scale."""
+    everything = np.ones(len(scored.measured_s), dtype=bool)
+    found = [_stratum("all", scored, everything)]
+    for name, key in BINS:
+        values = np.array([key(row) for row in scored.rows])
+        found += [_stratum(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
+    return found
+
+
+def _stratum(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> Stratum:
+    rows = [row for row, kept in zip(scored.rows, mask, strict=True) if kept]
+    measured = scored.measured_s[mask]
+    errors = _absolute(scored.predicted_s[mask], measured)
+    bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
+    others = [macro(_absolute(column[mask], measured), rows) for column in (scored.roofline_s, scored.one_mfu_s)]
+    groups = len({row.get("split_group", "") for row in rows})
+    middle, most = float(np.median(errors)), float(np.quantile(errors, 0.9))
+    return Stratum(name, len(rows), groups, macro(errors, rows), middle, most, float(bias), *others)
+
+
+def counted(rows: Sequence[Row], forecasts: Sequence[Forecast], scored: Scored) -> list[str]:
+    """How many rows were predicted, why others were refused, and how many count; a line each."""
+    predicted = sum(item.seconds is not None for item in forecasts)
+    lines = [f"{len(rows)} rows, {predicted} predicted, {len(rows) - predicted} refused"]
+    reasons = Counter(item.reason for item in forecasts if item.reason)
+    lines += [f"  refused {count:4d}  {code}" for code, count in sorted(reasons.items())]
+    if not len(scored.measured_s):
+        return [*lines, "no graded row with a measured step time"]
+    share = len(scored.measured_s) / max(scored.graded, 1)
+    return [*lines, f"grade A and B with a step time: {scored.graded}, predicted {share:.1%}"]
+
+
+def ranked(scored: Scored) -> str:
+    """How plans are ranked; empty where no group has enough of them."""
+    tau, regret, count = ranking(scored.rows, scored.predicted_s, scored.measured_s)
+    if not count:
+        return ""
+    _, advised, _ = ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
+    told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
+    return f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"
+
+
+def held(scored: Scored) -> list[str]:
+    """The error with sources left out, what the ranges hold, and what was called too large; a line each."""
+    aside = macro(_absolute(scored.left_out_s, scored.measured_s), scored.rows)
+    return [
+        f"macro error with each source left out of the fit of the step's constants: {aside:.1%}",
+        f"90 % range covers {scored.covered.mean():.1%} of the measured steps",
+        f"called too large for the GPU they ran on: {(~scored.fits).mean():.1%}",
+    ]
+
+
+def ratio(scored: Scored) -> Floats:
+    """Forecast over measured, (rows,)."""
+    return residuals.ratio_of(scored.predicted_s, scored.measured_s)
+
+
+def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
+    """Error by GPU, precision, family and scale beside the baselines, ranking, coverage and refusals."""
+    scored = score(rows, forecasts)
+    lines = counted(rows, forecasts, scored)
+    if not len(scored.measured_s):
+        return "\n".join(lines)
+    lines += ["", _TITLES, *(_line(item) for item in strata(scored))]
+    if told := ranked(scored):
+        lines += ["", told]
+    return "\n".join([*lines, "", residuals.table(scored.rows, ratio(scored)), "", *held(scored)])
+
+
+_TITLES = (
+    f"{'':28} {'rows':>5} {'groups':>6} {'macro':>7} {'median':>7} {'P90':>7} {'bias':>7} {'roofline':>9} "
+    f"{'one-MFU':>8}"
+)
+
+
+def _line(item: Stratum) -> str:
+    own = " ".join(f"{cell:7.1%}" for cell in (item.macro, item.median, item.p90, item.bias))
+    return f"{item.name[:28]:28s} {item.rows:5d} {item.groups:6d} {own} {item.roofline:9.1%} {item.one_mfu:8.1%}"
+
+
+_RANKED_BY = (
+    "split_group",
+    "model_name",
+    "gpu",
+    "n_gpus",
+    "global_batch",
+    "n_layers",
+    "n_heads",
+    "hidden",
+    "seq_len",
+    "precision",
+)
+_PLAN_COLUMNS = ("tp", "pp", "dp", "micro_batch_per_gpu", "zero_stage", "activation_checkpointing", "cp", "ep")
+
+
+def ranking(
+    rows: Sequence[Row], predicted_s: Floats, measured_s: Floats, cautious_s: Floats | None = None
+) -> tuple[float, float, int]:
+    """Kendall's tau over pairs measured more than 5 % apart (a predicted tie scores 0) and the regret of the plan
+    predicted fastest (the mean over equal ones), or, with `cautious_s`, of the one that is least by these among those
+    that tie with it; both averaged over groups of at least four distinct plans."""
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[tuple(row.get(name, "") for name in _RANKED_BY)].append(index)
+    taus, regrets = [], []
+    for members in groups.values():
+        if len({tuple(rows[i].get(name, "") for name in _PLAN_COLUMNS) for i in members}) < 4:
+            continue
+        predicted, measured = predicted_s[members], measured_s[members]
+        first, second = np.triu_indices(len(members), 1)
+        apart = np.abs(measured[first] - measured[second]) > 0.05 * np.minimum(measured[first], measured[second])
+        if apart.any():
+            sign = np.sign(predicted[first] - predicted[second]) * np.sign(measured[first] - measured[second])
+            taus.append(float(np.mean(sign[apart])))
+        decides = predicted
+        if cautious_s is not None:
+            tied = predicted <= predicted.min() * np.exp(uncertainty.most_tied())
+            decides = np.where(tied, cautious_s[members], np.inf)
+        best = np.isclose(decides, decides.min(), rtol=1e-9)
+        regrets.append(float(np.mean(measured[best])) / float(measured.min()) - 1)
+    return (
+        float(np.mean(taus)) if taus else float("nan"),
+        float(np.mean(regrets)) if regrets else float("nan"),
+        len(regrets),
+    )
