@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, Literal
 
-from tilecast.graph import PassName
-from tilecast.spec import Workload
+from tilecast.spec import PassName, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
 Gradients = Literal["weights", "fp32", "fp32-with-bf16"]

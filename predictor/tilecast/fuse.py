@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecast import frameworks
-from tilecast.graph import Block, Graph, Op, PassName
-from tilecast.spec import Execution, Workload
+from tilecast.graph import Block, Graph, Op
+from tilecast.spec import Execution, PassName, Workload
 
 PASSES: Mapping[PassName, str] = {
     "elementwise": "chains of element-wise operators become one pass over memory, or vanish into their neighbour",

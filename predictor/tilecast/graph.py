@@ -17,11 +17,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName
 
 Phase = Literal["forward", "backward"]
-PassName = Literal["elementwise", "norm", "batchnorm", "loss", "layout", "attention", "optimizer"]
-"""Fusion passes; `tilecast.fuse.PASSES` says what each does."""
 Dims: TypeAlias = Mapping[str, Floats]
 
 

@@ -63,6 +63,10 @@ Framework = Literal[
 """What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
 
 
+PassName = Literal["elementwise", "norm", "batchnorm", "loss", "layout", "attention", "optimizer"]
+"""Fusion passes; `tilecast.fuse.PASSES` says what each does."""
+
+
 class SpecError(ValueError):
     """Something the user wrote cannot be meant. `field` is its path, `problem` what is wrong with it
     and `remedy` what to write instead; the message is the three on one line."""

@@ -110,8 +110,8 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("step_ms.cudaGraphs",), 2.0, 0.7, 0.1, 40.0),
     Prior(("optimizer.efficiency",), 0.65, 0.07, 0.3, 0.95),
 )
-"""Every fitted constant by its paths in the file. Spreads are narrow where the tables disagree: wide ones bring the second
-collection 0.3 points and cost vTrain, timm and the first collection 2, 4 and 0.5."""
+"""Every fitted constant by its paths in the file. Spreads are narrow where the tables disagree: wide ones bring the
+second collection 0.3 points and cost vTrain, timm and the first collection 2, 4 and 0.5."""
 
 LEFT_OUT_TITLE = """# Constants of a step that are fitted without the rows of a source.
 # Written by `python -m tilecast_fit.step --left-out`; read by `tilecast validate runs`."""

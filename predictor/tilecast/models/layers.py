@@ -12,8 +12,8 @@ import numpy as np
 
 from tilecast import frameworks, fuse
 from tilecast.frameworks import Composed, Framework, Loss
-from tilecast.graph import KernelTable, Op, PassName, Phase
-from tilecast.spec import Floats, Workload
+from tilecast.graph import KernelTable, Op, Phase
+from tilecast.spec import Floats, PassName, Workload
 
 
 def _accumulates(workload: Workload, vector: str) -> bool:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, PassName, Phase
+from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
 from tilecast.models.layers import Numerics
-from tilecast.spec import Floats
+from tilecast.spec import Floats, PassName
 
 Size: TypeAlias = tuple[int, int, int]
 """Depth, height and width in pixels; the depth of a flat image is 1."""
