@@ -37,7 +37,8 @@ def test_every_execution_has_its_passes() -> None:
         assert fuse.passes(workload("gpt2", execution=execution)) <= fuse.PASSES.keys()
     assert fuse.passes(workload("gpt2", precision="fp32", fused_optimizer=False)) == frozenset()
     assert fuse.passes(workload("gpt2", fused_loss=True)) == {"attention", "loss", "optimizer"}
-    assert fuse.passes(workload("gpt2", fused_kernels=True)) == {"elementwise", "norm", "attention", "optimizer"}
+    written = {"elementwise", "norm", "batchnorm", "attention", "optimizer"}
+    assert fuse.passes(workload("gpt2", fused_kernels=True)) == written
     assert fuse.passes(workload("gpt2", execution="compiled")) == fuse.PASSES.keys()
 
 

@@ -101,7 +101,7 @@ def stored(name: str = "m") -> dict[str, Any]:
     return {"model": {"huggingFace": {"configMapKeyRef": {"name": name}}}}
 
 
-GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 4096}
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
@@ -142,7 +142,7 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
     [
         ("secret", {}, "ModelNotReadable", "rbac.readConfigMaps"),
         ("m", {"other": "{}"}, "ModelNotFound", "has no config.json; it holds other"),
-        ("m", {"config.json": '{"model_type": "rwkv"}'}, "InvalidSpec", "'rwkv' is not supported; use one of albert"),
+        ("m", {"config.json": '{"model_type": "fnet"}'}, "InvalidSpec", "'fnet' is not supported; trace the model"),
     ],
 )
 async def test_a_model_that_cannot_be_read_is_a_condition(

@@ -165,7 +165,7 @@ CEILINGS = {
     "PyTorch DDP": 0.08,
     "OneFlow (optimizer": 0.08,
     "OneFlow 0.2": 0.03,
-    "MLPerf": 0.1,
+    "MLPerf": 0.17,
     "torchtitan + torchao 0.10": 0.09,
     "torchtitan + torchao 0.13": 0.06,
     "torchtune": 0.1,

@@ -118,7 +118,7 @@ class Sharded:
 
     def gather(self, column: Floats) -> Floats:
         """A column over shards, (S,) or (1,), as a column over plans, (n,)."""
-        return column[self.index] if len(column) > 1 else np.full(len(self.index), column[0])
+        return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
         """A column of some blocks, all repetitions added, over plans, (n,)."""
