@@ -210,9 +210,12 @@ def _memory_format(row: Row) -> MemoryFormat:
 
 
 def _fused_kernels(row: Row) -> bool:
-    words = row.get("framework", "").lower()
+    words, stated = row.get("framework", "").lower(), row.get("fused_kernels", "")
+    if stated == "0" and "megatron" in words and "transformere" not in words and row.get("gated_mlp", "") == "1":
+        # Megatron-LM fused bias and GELU, scale, mask and softmax years before it fused RMS norms and gates.
+        return False
     own = any(word in words for word in _FUSED) or _FUSED_BUILD.search(words) is not None
-    return own or row.get("fused_kernels", "") == "1"
+    return own or stated == "1"
 
 
 _FUSED_BUILD = re.compile(r"\bmxnet\b.*\bngc\b")
