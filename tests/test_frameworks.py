@@ -137,6 +137,10 @@ def test_a_launcher_is_the_engines_and_keeps_what_the_framework_holds() -> None:
     assert [request.workload.framework for request in unnamed] == ["huggingface", "accelerate"]
     with pytest.raises(SpecError, match="deepspeed is not nemo"):
         kept_to(job, "deepspeed")
+    sized = replace(job_of(None), workload=replace(job_of(None).workload, bucket_mib=25))
+    assert [request.workload.framework for request in kept_to(sized, "trainer")] == ["huggingface"]
+    with pytest.raises(SpecError, match="fsdp2 has no buckets of a stated size"):
+        kept_to(sized, "fsdp2")
     with pytest.raises(SpecError, match="torchrun is not tensorflow"):
         kept_to(job_of("tensorflow"), "torchrun")
 

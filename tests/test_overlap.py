@@ -18,7 +18,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import launch
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Framework, Plan, Plans, Workload
-from tilecast.step import SyncSeconds, bucketed, constants, kernel_seconds, sync_seconds
+from tilecast.step import SyncSeconds, bucketed, constants, gradient_bytes, kernel_seconds, sync_seconds
 
 BERT = Workload(models.preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
@@ -229,3 +229,17 @@ def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, 
     setting = Setting("job", workload, replace(PLAN, zero_stage=stage), "a100-40", 2, 8, 1.5)
     found = launch(launcher, setting)
     assert said in "\n".join([" ".join(found.command), *found.files.values(), *found.script])
+
+
+def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
+    """Where every rank has experts of its own, the buckets are those of the weights that ranks share."""
+    job = Workload(models.preset("mixtral-8x7b"), 2048, 64, framework="megatron")
+    link = find_link("nvlink4")
+    pool = Pool("h100", find_gpu("h100-sxm"), 8, 1, link, link)
+    plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
+    sharded = models.shard(job, plans)
+    caps = overlap.Caps.of(job, plans, gradient_bytes(job), np.ones(1))
+    found = sync_seconds(job, sharded, plans, pool, caps, np.ones(1), constants())
+    shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
+    whole = float((shared * gradient_bytes(job))[0])
+    assert found.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

@@ -37,7 +37,7 @@ class Framework:
     shards_gradients: bool
     """Whether ZeRO 2 spreads gradients between micro-batches too."""
     bucket_elements: float
-    """Elements of the buckets in which gradients are reduced and weights are gathered; 0 where `bucket_mib` says it."""
+    """Elements of the buckets in which gradients are reduced and weights are gathered, unless `bucket_mib` says it."""
     bucket_elements_per_replica: float
     """Elements of a bucket for each replica, where that is more."""
     bucket_mib: tuple[float, ...]
@@ -91,6 +91,7 @@ class Framework:
     fp8_inputs: bool
     """Whether an FP8 job keeps the inputs of its matrix products in FP8."""
     overlap: bool
+    """Whether gradients are reduced behind the backward pass below ZeRO 3, which always gathers ahead."""
     tensor_overlap: Literal["none", "backward", "both"]
     """In which passes the exchanges of tensor parallelism run behind matrix products."""
     host: Literal["python", "graph"]

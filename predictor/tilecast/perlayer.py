@@ -19,7 +19,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from tilecast import chain, collectives, memory, models, overlap, search, step
+from tilecast import chain, collectives, frameworks, memory, models, overlap, search, step
 from tilecast.chain import Chain
 from tilecast.graph import Block, Graph
 from tilecast.hardware import Pool
@@ -301,7 +301,7 @@ def block_costs(
         sync = step.sync_seconds(workload, alone, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
-        bill = memory.footprint(workload, alone, plans)
+        bill = memory.footprint(workload, alone, plans, pool.gpu)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
             repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
@@ -352,7 +352,7 @@ def _exposed(
     """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
     hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
     for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
-    share = 1.0 if workload.overlap else 0.0
+    share = 1.0 if workload.overlap and frameworks.of(workload).overlap else 0.0
     slowdown = fitted.slowdown * step.contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):
@@ -493,7 +493,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
         is_layer, alone = _alone(sharded, times.block)
         parts = step.block_seconds(workload, alone, plans, pool, times, fitted, recomputed=is_layer)
         seconds[number] = (parts[0] + parts[1] + parts[2])[0]
-        bill = memory.footprint(workload, alone, whole)
+        bill = memory.footprint(workload, alone, whole, pool.gpu)
         static[number] = (bill.parameters + bill.gradients + bill.optimizer)[0]
         kept[number], working[number] = bill.activations[0], (bill.working + bill.buffers / spread)[0]
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)

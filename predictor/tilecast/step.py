@@ -677,7 +677,7 @@ def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> 
     hidden, overlap = 0.0, frameworks.of(workload).tensor_overlap
     if transfer.group == "expert":
         hidden = fitted.expert_share
-    elif overlap == "both":
+    elif overlap == "both" and transfer.group != "context":
         hidden = fitted.pipelined_share
     elif transfer.group == "context" or overlap == transfer.phase:
         hidden = fitted.tensor_share
@@ -836,7 +836,12 @@ def sync_seconds(
             total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
         return total
 
-    held = [parameters for parameters, _ in groups]
+    def counted(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
+        each = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
+        return np.asarray(np.maximum(np.sum(each, axis=0), 1.0))
+
+    # What one rank holds alone is not exchanged.
+    held = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
     sums = [parameters * gradient * trainable for parameters in held]
     first = np.minimum(caps.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
@@ -849,8 +854,8 @@ def sync_seconds(
         gather_s=run("all_gather", [parameters * weight for parameters in held], [units] * len(held)),
         updated_s=run("all_gather", [parameters * weight * trainable for parameters in held], scattered),
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
-        reduced=np.sum(reduced, axis=0),
-        scattered=np.sum(scattered, axis=0),
+        reduced=counted(rest, reduced),
+        scattered=counted(sums, scattered),
     )
 
 

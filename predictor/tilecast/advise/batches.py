@@ -20,6 +20,8 @@ def neighbour(request: Request, best: Choice) -> str | None:
     pool, own = best.found.pool, request.workload.global_batch
     most = _usable(request, pool)
     part = most * (request.workload.micro_batch or 1)
+    if request.objective == "fewestGpus":
+        return None
     if request.batches is not None or request.plan is not None or not 1 < part <= 2 * own or own % part == 0:
         return None
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
@@ -32,10 +34,9 @@ def neighbour(request: Request, best: Choice) -> str | None:
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
             gain = f"cost {ratio:.0%} as much" if is_price(request) else f"be {1 / ratio:.2f}x as fast"
             plan = judged.found.plans.row(judged.row)
-            return (
-                f"{most} GPUs do not divide global batch {own}: {batch} would {gain} per sample, "
-                f"with {plan} on {judged.gpus} GPUs."
-            )
+            parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
+            better = f"{batch} would {gain} per sample, with {plan} on {judged.gpus} GPUs."
+            return f"{parts} do not divide global batch {own}: {better}"
     return None
 
 

@@ -164,6 +164,11 @@ def kept_to(request: Request, launcher: str) -> tuple[Request, ...]:
         problem = f"{launcher} is not {asked}, which spec.training.framework names"
         raise SpecError("--launch", problem, "leave one of them out")
     named = able if asked is None else (asked,)
+    if request.workload.bucket_mib is not None:
+        named = tuple(name for name in named if FRAMEWORKS[name].has_buckets)
+        if not named:
+            problem = f"{launcher} has no buckets of a stated size"
+            raise SpecError("training.bucketMiB", problem, "leave it out, or launch the job by another launcher")
     return tuple(replace(request, workload=replace(request.workload, framework=name)) for name in named)
 
 

@@ -154,7 +154,7 @@ def _communication(offer: Offer, found: Explanation) -> list[str]:
         stage, accumulated = offer.plan.zero_stage, offer.plan.gradient_accumulation
         collective = "all_reduce" if stage == 0 else "reduce_scatter, all_gather"
         what = "gradients and weights, each micro-batch" if stage > 2 else "gradients, each micro-batch"
-        told = what if stage > 1 and accumulated > 1 else "gradients, once a step"
+        told = what if stage > 2 or (stage > 1 and accumulated > 1) else "gradients, once a step"
         rows.append(("", told, collective, f"{ranks}", size(found.gradient_bytes), "", "", ""))
     if not rows:
         return [f"{head}."]

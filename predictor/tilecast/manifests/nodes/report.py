@@ -94,6 +94,7 @@ class NodesReport:
             raise SpecError("nodes", told, "uncordon or mend the nodes, or state maxNodes in a GPUPool")
         if self.left_out:
             first = self.left_out[0]
-            raise SpecError("nodes", f"no usable GPU: on {len(first.nodes)} nodes {first.message}", first.remedy)
+            count = "1 node" if len(first.nodes) == 1 else f"{len(first.nodes)} nodes"
+            raise SpecError("nodes", f"no usable GPU: on {count} {first.message}", first.remedy)
         count = f"none of the {self.other_nodes} nodes has a GPU" if self.other_nodes else "the list holds no node"
         raise SpecError("nodes", count, "give nodes with GPU labels, or a GPUPool with nodeType and maxNodes")

@@ -65,6 +65,11 @@ def _has_fp32_gradients(setting: Setting) -> bool:
     return setting.workload.is_mixed and setting.cells.has_fp32_gradients(setting.workload)
 
 
+def _replicas(setting: Setting) -> int:
+    """Ranks that hold the same weights: context parallelism copies them too."""
+    return setting.plan.data * setting.plan.context
+
+
 def _bucket(setting: Setting) -> int | None:
     """Parameters of a bucket of gradients, where the job states its size."""
     size = setting.workload.bucket_mib
@@ -147,9 +152,9 @@ _TRAINING: Table = (
     ("--expert-model-parallel-size", lambda s: s.plan.expert if s.plan.expert > 1 else None),
     ("--expert-tensor-parallel-size", lambda s: 1 if s.plan.expert > 1 and s.plan.tensor > 1 else None),
     ("--use-distributed-optimizer", lambda s: s.plan.zero_stage == 1 or s.workload.offload == "optimizer"),
-    ("--overlap-grad-reduce", lambda s: s.plan.data > 1 and s.workload.overlap),
+    ("--overlap-grad-reduce", lambda s: _replicas(s) > 1 and s.workload.overlap),
     ("--ddp-bucket-size", _bucket),
-    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and s.plan.data > 1 and s.workload.overlap),
+    ("--overlap-param-gather", lambda s: s.plan.zero_stage == 1 and _replicas(s) > 1 and s.workload.overlap),
     ("--optimizer-cpu-offload", lambda s: s.workload.offload == "optimizer"),
     ("--use-precision-aware-optimizer", lambda s: s.workload.offload == "optimizer"),
     ("--recompute-granularity", lambda s: s.plan.checkpointing if s.plan.checkpointing != "none" else None),
