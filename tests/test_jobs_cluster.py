@@ -387,7 +387,7 @@ def impossible(name: str) -> dict[str, Any]:
 
 NOT_PLACED = {
     "no-advice": (impossible, "NoFittingPlan"),
-    "unknown-model": (lambda name: queued(name, {MODEL: "lama-9"}), "InvalidSpec"),
+    "unknown-model": (lambda name: queued(name, {MODEL: "llama-2-7"}), "InvalidSpec"),
     "no-model": (lambda name: queued(name, {MODEL: None}), "InvalidAnnotations"),
     "no-such-mode": (lambda name: queued(name, {MODE: "Auto"}), "InvalidAnnotations"),
     "advise-only": (lambda name: queued(name, {MODE: None}), "ModeAdvise"),
