@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilecast import kernels, models
+from tilecast import constants, kernels, models
 from tilecast.graph import KernelTable, Op
 from tilecast.hardware import find_gpu, gpus
 from tilecast.spec import Workload
-from tilecast.step import constants, fused_attention, operator_seconds
+from tilecast.step.blocks import fused_attention, operator_seconds
 
 
 def workload(**facts: object) -> Workload:
@@ -32,7 +32,7 @@ def workload(**facts: object) -> Workload:
     ],
 )
 def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
-    found = fused_attention(workload(**facts), find_gpu(gpu), constants())
+    found = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped())
     assert found is not None
     assert found.name == name
 
@@ -41,7 +41,9 @@ def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
 def test_what_comes_first_is_never_slower(gpu):
     for phase in ("forward", "backward"):
         factors = [
-            one.factor(find_gpu(gpu), phase) for one in constants().attention if one.runs(find_gpu(gpu), native=True)
+            one.factor(find_gpu(gpu), phase)
+            for one in constants.shipped().attention
+            if one.runs(find_gpu(gpu), native=True)
         ]
         assert factors[:1] == sorted(factors)[:1]
 

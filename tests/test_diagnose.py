@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import models, search
+from tilecast import constants, models, search
 from tilecast.cli import main
 from tilecast.diagnose import PLAUSIBLE, diagnose
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, Workload
-from tilecast.step import widths
 
 T4 = find_gpu("t4")
 POOL = Pool("t4", T4, 4, 2, find_link("pcie3"), find_link("ethernet-25"))
@@ -36,7 +35,10 @@ def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: flo
     apart = [one.standard_errors for one in found.suspects]
     assert apart == sorted(apart)
     assert found.unstated.standard_errors == pytest.approx(
-        abs(math.log(ratio)) * PLAUSIBLE / widths().unstated.get("decoder", widths().unstated["other"]), abs=1e-9
+        abs(math.log(ratio))
+        * PLAUSIBLE
+        / constants.widths().unstated.get("decoder", constants.widths().unstated["other"]),
+        abs=1e-9,
     )
 
 

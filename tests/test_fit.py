@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tilecast import kernels
+from tilecast.constants import Constants
 from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import Floats, SpecError
-from tilecast.step import Constants
 from tilecast_fit import ceilings, export, network, samples, training
 from tilecast_fit import step as step_fit
 

@@ -16,7 +16,8 @@ from tilecast.calibration import Calibration
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, Workload
-from tilecast.step import StepTimes, kernel_seconds, step
+from tilecast.step import StepTimes, step
+from tilecast.step.blocks import kernel_seconds
 
 JOB = Workload(models.preset("resnet-50"), 1, 2048, "fp16", optimizer="momentum", memory_format="channelsLast")
 POOL = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("efa-400"))

@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast import models, overlap, search
+from tilecast import constants, models, overlap, search
 from tilecast.cli import main
 from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render.launch import launch
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Framework, Plan, Plans, Workload
-from tilecast.step import Held, SyncSeconds, bucketed, constants, kernel_seconds, sync_seconds
+from tilecast.step import bucketed
+from tilecast.step.blocks import kernel_seconds
+from tilecast.step.replicas import SyncSeconds, sync_seconds
+from tilecast.step.weights import Held
 
 BERT = Workload(models.preset("bert-large"), 512, 256, framework="ddp")
 SLOW = Pool("a100-40", find_gpu("a100-40"), 8, 2, find_link("nvlink3"), find_link("ethernet-25"))
@@ -64,7 +67,7 @@ def synced(workload: Workload, plan: Plan = PLAN, pool: Pool = SLOW) -> SyncSeco
     sharded = models.shard(workload, plans)
     caps = overlap.Caps.of(workload, plans, 4.0, np.ones(1))
     return sync_seconds(
-        workload, sharded, Held.of(workload, sharded, plans), plans, pool, caps, np.ones(1), constants()
+        workload, sharded, Held.of(workload, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped()
     )
 
 
@@ -256,7 +259,7 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
     sharded = models.shard(job, plans)
     caps = overlap.Caps.of(job, plans, gradient_bytes(job), np.ones(1))
-    found = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants())
+    found = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
     shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
     assert found.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

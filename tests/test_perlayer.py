@@ -14,12 +14,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import chain, memory, models, perlayer, search
+from tilecast import chain, constants, memory, models, perlayer, search
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.manifests import trainingjob
 from tilecast.search import Dimension
 from tilecast.spec import Model, Plan, Plans, SpecError, Workload
+from tilecast.step.weights import once_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "jobs" / "gpt2-xl-fp16.yaml"
@@ -59,7 +60,7 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
-    once_s = perlayer.step.once_seconds(workload, every.graph, perlayer.step.constants())
+    once_s = once_seconds(workload, every.graph, constants.shipped())
     for rows in every.rows():
         family = every.family(rows[:40])
         one, plans = family.chain, family.plans
@@ -108,7 +109,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     found = perlayer.best(workload, on, gpus, vary=vary)
     assert (found is None) == (best == np.inf)
     if found is not None:
-        fixed_s = perlayer.step.once_seconds(workload, every.graph, perlayer.step.constants())
+        fixed_s = once_seconds(workload, every.graph, constants.shipped())
         assert best <= (found.step_s - fixed_s) * (1 + 1e-11)
         assert found.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
         assert found.bound_s - fixed_s == pytest.approx(best, rel=1e-9)

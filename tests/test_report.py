@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advice_values import advice, offer, pool, refused
-from tilecast import models
+from tilecast import constants, models
 from tilecast.advise import Advice, Request, advise
 from tilecast.calibration import Calibration, Correction
 from tilecast.manifests import nodes
@@ -19,7 +19,6 @@ from tilecast.manifests.gpupool import GPUPoolStatus
 from tilecast.manifests.trainingjob import TrainingJobStatus
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload
-from tilecast.step import widths
 from tilecast_operator.capacity import Free
 from tilecast_operator.report import annotations as marks
 from tilecast_operator.report import events, pools, status
@@ -117,7 +116,7 @@ def low_confidence(verdict: Verdict) -> status.Status:
 def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
     family = (model := models.preset(preset)).family
     asked = Request("a-job", Workload(model=model, sequence_length=512, global_batch=64))
-    usual = widths().unstated.get(family, widths().unstated["other"])
+    usual = constants.widths().unstated.get(family, constants.widths().unstated["other"])
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
         ratio = math.exp(factor * usual)
         ranged = offer(pool=pool(calibration=MEASURED), lower_s=8.2 / ratio, upper_s=8.2 * ratio)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecast.step import constants, moved
+from tilecast import constants
 from tilecast.validate import mixed, residuals
 
 ROW = {"source": "a", "url_or_repo_path": "", "framework": "PyTorch 2", "gpu": "A100-SXM4-80GB", "seq_len": "2048"}
@@ -94,7 +94,7 @@ def test_a_bin_is_off_where_two_sources_say_so() -> None:
 
 def test_the_share_of_a_part_is_its_part_of_the_step() -> None:
     """A step of 0.6 s of matrix products and 0.4 s of nothing that a constant scales."""
-    usual = constants().factor["matrix"]
+    usual = constants.shipped().factor["matrix"]
 
     def price(changed: dict[str, float]) -> np.ndarray:
         return np.array([0.6 * changed.get("factor.matrix", usual) / usual + 0.4])
@@ -121,7 +121,7 @@ def test_factors_that_sources_agree_on_are_found() -> None:
 
 
 def test_a_section_moves_as_one() -> None:
-    found = moved(("step_ms", "optimizer.efficiency"), 2.0)
-    assert found["step_ms.eager"] == pytest.approx(2e3 * constants().step_s["eager"])
-    assert found["optimizer.efficiency"] == pytest.approx(2 * constants().optimizer_efficiency)
-    assert set(found) == {f"step_ms.{name}" for name in constants().step_s} | {"optimizer.efficiency"}
+    found = constants.scaled(("step_ms", "optimizer.efficiency"), 2.0)
+    assert found["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
+    assert found["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
+    assert set(found) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import models, search, step
+from tilecast import models, search
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Workload, distinct
-from tilecast.step import PARTS
+from tilecast.step import PARTS, placement
 
 
 def pool(gpu: str = "a100-80", nodes: int = 2, per_node: int = 8) -> Pool:
@@ -345,7 +345,7 @@ def test_a_job_inside_an_nvlink_domain_does_not_feel_the_network() -> None:
 def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_node: int, domain: int) -> None:
     where = rack(40, per_node=per_node, gpus=domain)
     gpus = nodes * per_node
-    taken = int(step.joined(np.array([gpus]), where)[0])
+    taken = int(placement.joined(np.array([gpus]), where)[0])
     assert gpus % taken == 0
     assert taken % per_node == 0
     assert per_node <= taken <= max(where.domain, per_node)

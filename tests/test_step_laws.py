@@ -7,21 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilecast import models, overlap, search
+from tilecast import constants, models, overlap, search
 from tilecast.frameworks import gradient_bytes
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Framework, Plan, Plans, Workload
-from tilecast.step import (
-    Held,
-    constants,
-    copied_bytes,
-    copied_bytes_per_s,
-    host,
-    kernel_seconds,
-    optimizer_seconds,
-    step,
-    sync_seconds,
-)
+from tilecast.step import step
+from tilecast.step.blocks import host, kernel_seconds
+from tilecast.step.replicas import sync_seconds
+from tilecast.step.weights import Held, copied_bytes, copied_bytes_per_s, optimizer_seconds
 
 JOB = Workload(models.preset("gpt2-xl"), 1024, 64, precision="bf16")
 
@@ -150,7 +143,7 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
         caps, units = overlap.Caps.whole(1), np.ones(1)
         sharded = models.shard(own, plans)
         whole = Held.of(own, sharded, plans)
-        found[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants()).updated_s[0]
+        found[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
     layered = models.shard(job, plans).layered_share(plans)[0]
     assert found["nemo"] == pytest.approx(found["megatron"] * (1 - layered / 2), rel=0.05)
 
@@ -179,7 +172,9 @@ def test_userbuffers_need_sequence_parallelism() -> None:
 def test_an_update_moves_the_states_that_are_held(framework: Framework, each: float) -> None:
     job, plans, gpu = replace(JOB, framework=framework), Plans.of(Plan()), find_gpu("a100-80")
     sharded = models.shard(job, plans)
-    moved = optimizer_seconds(job, sharded, plans, gpu, constants()) * copied_bytes_per_s(gpu, constants())
+    moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
+        gpu, constants.shipped()
+    )
     assert moved[0] / sharded.stage("parameters", plans)[0] == pytest.approx(each)
 
 
@@ -189,7 +184,9 @@ def test_buckets_that_are_copies_are_read_and_written_twice(framework: Framework
     job, gpu = replace(JOB, framework=framework), find_gpu("a100-80")
     plans = Plans.of(Plan(), Plan(data=8))
     sharded = models.shard(job, plans)
-    moved = optimizer_seconds(job, sharded, plans, gpu, constants()) * copied_bytes_per_s(gpu, constants())
+    moved = optimizer_seconds(job, sharded, plans, gpu, constants.shipped()) * copied_bytes_per_s(
+        gpu, constants.shipped()
+    )
     each = moved / sharded.stage("parameters", plans)
     assert each[1] - each[0] == pytest.approx(more)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tilecast import constants
 from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
-from tilecast.step import PARTS, constants, constants_with
+from tilecast.step import PARTS
 from tilecast.validate import report, runs, scores, table
 from tilecast.validate.table import ASSUMED, REASONS, network
 
@@ -239,9 +240,9 @@ CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.c
 
 
 def test_a_source_that_moves_a_constant_has_its_own() -> None:
-    assert all(found != constants() for found in runs.left_out().values())
+    assert all(found != constants.shipped() for found in runs.left_out().values())
     with pytest.raises(KeyError):
-        constants_with({"overlap.unheard.of": 1.0})
+        constants.with_values({"overlap.unheard.of": 1.0})
 
 
 @pytest.mark.data

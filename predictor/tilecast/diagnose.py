@@ -12,10 +12,9 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from tilecast import search, uncertainty
+from tilecast import constants, search, uncertainty
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, Plans, Workload
-from tilecast.step import widths
 
 _HALF_WIDTH = NormalDist().inv_cdf(0.95)
 """Standard errors in the half-width of a 90 % range."""
@@ -68,7 +67,7 @@ class Diagnosis:
 def diagnose(workload: Workload, plan: Plan, pool: Pool, measured_s: float) -> Diagnosis:
     """A measured step of a plan on a pool, held against its forecast."""
     priced = search.price(workload, Plans.of(plan), pool)
-    known, total = widths(), float(priced.step_s[0])
+    known, total = constants.widths(), float(priced.step_s[0])
     parts = priced.times.parts(0)
     own = {
         "compute": known.kernels * float(priced.times.spread[0]),

@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import frameworks, kernels, models, step
+from tilecast import constants, frameworks, kernels, models, step
 from tilecast.graph import KIND_NAMES, KINDS, PRECISION_NAMES, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
 from tilecast.spec import GradientSync, Plan, Plans, ServerUpdates, Workload
+from tilecast.step import blocks, passes, placement, weights
 
 Bound = Literal["compute", "memory"]
 
@@ -169,8 +170,8 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
     held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
-    whole = step.Held.of(workload, sharded, plans)
-    gathers = int(step.gathers(workload, plans)[0])
+    whole = weights.Held.of(workload, sharded, plans)
+    gathers = int(weights.gathers(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
     return Explanation(
         gpu=pool.gpu,
@@ -185,11 +186,11 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
         copied_s=float(
-            step.copied_seconds(
+            weights.copied_seconds(
                 workload,
                 whole,
                 plans,
-                step.copied_bytes_per_s(pool.gpu, step.constants()),
+                weights.copied_bytes_per_s(pool.gpu, constants.shipped()),
             )[0]
         )
         * plan.pipeline,
@@ -198,9 +199,9 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
 
 
 def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sums:
-    steps = step.Steps.of(workload, sharded, plans, pool, step.kernel_seconds(workload, sharded, pool.gpu))
+    steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
-    copied = step.copied_seconds(workload, steps.shared, plans, steps.copied_bytes_per_s)
+    copied = weights.copied_seconds(workload, steps.shared, plans, steps.copied_bytes_per_s)
     waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
     stage_s = float((steps.micro.gpu_s + copied)[0])
     exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
@@ -223,8 +224,8 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
     """The plan with its gradients summed in each way."""
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
-    priced = step.kernel_seconds(workload, sharded, pool.gpu)
-    nodes = int(step.group_of(plans.replicas, plans.tensor.astype(float), plans, pool).nodes[0])
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
+    nodes = int(placement.group_of(plans.replicas, plans.tensor.astype(float), plans, pool).nodes[0])
     servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
     found = []
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
@@ -244,7 +245,7 @@ def _passes(workload: Workload, plan: Plan, graph: Graph, block: Block, op: Op) 
     """How often a micro-batch runs an operator: twice what the backward pass computes again, or a share of it."""
     if op.phase == "backward" or not workload.training or not any(block is layer for layer in graph.layers):
         return 1
-    shares = {"full": 1.0, "selective": step.recomputed_share(workload)(op), "none": 0.0}
+    shares = {"full": 1.0, "selective": blocks.recomputed_share(workload)(op), "none": 0.0}
     return 1 + shares[plan.checkpointing]
 
 
@@ -262,9 +263,9 @@ def _operators(
         passes = block.repeat * _passes(workload, plan, graph, block, op)
         key = (op.name, op.phase, int(index[shard]))
         count, seconds = runs.get(key, (0.0, 0.0))
-        spent_s = passes * float(step.operator_seconds(workload, op, times, index)[shard])
+        spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
         runs[key] = (count + passes * op.count, seconds + spent_s)
-        factors = step.corrections(workload, op, times, index)
+        factors = blocks.corrections(workload, op, times, index)
         corrected[key] = {told: float(value[min(shard, len(value) - 1)]) for told, value in factors.items()}
     table, tiling = times.table, times.tiling()
     flops, moved = table.flops(), table.bytes()
@@ -305,21 +306,21 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
     for block in graph.blocks:
         again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
         for transfer in block.transfers:
-            alone_s = float(step.transfer_seconds(sharded, plans, pool, transfer)[0])
-            once_s = alone_s * step.constants().factor["exchange"]
+            alone_s = float(passes.transfer_seconds(sharded, plans, pool, transfer)[0])
+            once_s = alone_s * constants.shipped().factor["exchange"]
             if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
                 continue
-            passes = 1 + (again and workload.training and transfer.phase == "forward")
-            runs = transfer.count * block.repeat * passes
+            times = 1 + (again and workload.training and transfer.phase == "forward")
+            runs = transfer.count * block.repeat * times
             size = float(sharded.gather(transfer.size_bytes)[0])
             ranks = int(getattr(plan, transfer.group))
-            factor = step.constants().factor["exchange"]
-            exposed = step.exposed_share(workload, transfer, step.constants()) / factor
+            factor = constants.shipped().factor["exchange"]
+            exposed = passes.exposed_share(workload, transfer, constants.shipped()) / factor
             found.append(
                 Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
-        boundary_s = float(step.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
+        boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
         found.append(

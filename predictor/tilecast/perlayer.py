@@ -19,14 +19,16 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from tilecast import chain, collectives, memory, models, overlap, search, step
+from tilecast import chain, collectives, constants, memory, models, overlap, search
 from tilecast.chain import Chain
+from tilecast.constants import Constants
 from tilecast.graph import Block, Graph
 from tilecast.hardware import Pool
 from tilecast.models import Sharded
 from tilecast.search import Dimension, Limits
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, SpecError, Workload
-from tilecast.step import Constants, KernelSeconds
+from tilecast.step import blocks, passes, placement, replicas, weights
+from tilecast.step.blocks import KernelSeconds
 
 DIMENSIONS: Mapping[Dimension, tuple[str, ...]] = {
     "recomputation": ("checkpointing",),
@@ -167,7 +169,7 @@ def best(
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _groups(graph, order, family.plans, used)
-    fixed_s = step.once_seconds(workload, graph, step.constants())
+    fixed_s = weights.once_seconds(workload, graph, constants.shipped())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,
@@ -222,13 +224,13 @@ class Families:
         plans = plans.take(plans.pipeline == 1) if len(plans) else plans
         if not len(plans):
             return None
-        fitted = step.constants()
+        fitted = constants.shipped()
         sharded = models.shard(workload, plans)
         graph = sharded.graph
         order = np.array([_number(graph.blocks, block) for block in graph.sequence()])
         if len(order) < 2:
             return None  # one block: no neighbour to differ from, or to hide behind
-        priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
+        priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
         costs = block_costs(workload, sharded, plans, pool, priced, fitted)
         return cls(workload, pool, graph, order, plans, costs, fitted, vary)
 
@@ -287,19 +289,22 @@ def block_costs(
     """Each block of the graph, once, under each plan: `step`'s and `memory`'s prices of a graph of that block alone."""
     graph = sharded.graph
     repeats = plans.gradient_accumulation
-    straggle = step.straggle(plans, fitted)
-    copied_bytes_per_s, reshards = step.copied_bytes_per_s(pool.gpu, fitted), step.reshards_weights(workload, plans)
+    straggle = replicas.straggle(plans, fitted)
+    copied_bytes_per_s, reshards = (
+        weights.copied_bytes_per_s(pool.gpu, fitted),
+        weights.reshards_weights(workload, plans),
+    )
     one_bucket, ones, nil = overlap.Caps.whole(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
     rows = []
     for times in priced.blocks:
         is_layer, alone = _alone(sharded, times.block)
-        gpu_s, stall_s, exchange_s, backward_s = step.block_seconds(
+        gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
             workload, alone, plans, pool, times, fitted, recomputed=is_layer
         )
-        update_s = step.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
-        whole = step.Held.of(workload, alone, plans)
-        copied_s = step.copied_seconds(workload, whole, plans, copied_bytes_per_s)
-        sync = step.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
+        update_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
+        whole = weights.Held.of(workload, alone, plans)
+        copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
+        sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
         active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
         stage = np.where(active, plans.zero_stage, -1)
         bill = memory.footprint(workload, alone, plans, pool.gpu)
@@ -324,7 +329,7 @@ def block_costs(
 
 
 def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants) -> Family:
-    straggle = step.straggle(plans, fitted)
+    straggle = replicas.straggle(plans, fitted)
     pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
     exposed = [
         _exposed(workload, plans, costs, costs.rooms(one, pairs=True), other, pool, fitted)
@@ -354,14 +359,14 @@ def _exposed(
     hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
     for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
     share = float(overlap.hides(workload))
-    slowdown = fitted.slowdown * step.contention(pool)
+    slowdown = fitted.slowdown * replicas.contention(pool)
     total = np.zeros(len(plans))
     for index in (0, 1):
         room = 0.0 if rooms is None else rooms[index] * share
         for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
             visible = np.maximum(busy - room, 0.0)
             total = total + times * (visible + slowdown * (busy - visible))
-    return np.asarray(total * step.straggle(plans, fitted))
+    return np.asarray(total * replicas.straggle(plans, fitted))
 
 
 def _resharding(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
@@ -380,7 +385,7 @@ def _resharding(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     differ = degree | (whole[before] != whole[after])
 
     def one(collective: str, ranks: Floats, size: Floats) -> Floats:
-        group = step.group_of(ranks, np.ones(count * count), plans.take(after), pool)
+        group = placement.group_of(ranks, np.ones(count * count), plans.take(after), pool)
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
 
     holders = plans.tensor * plans.context
@@ -484,17 +489,17 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
     if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
         return None
     plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
-    sharded, fitted = models.shard(workload, plans), step.constants()
-    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted)
+    sharded, fitted = models.shard(workload, plans), constants.shipped()
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
     graph = sharded.graph
     order = [_number(graph.blocks, block) for block in graph.sequence()]
     spread = 1 + memory.FRAGMENTATION
-    copied_bytes_per_s = step.copied_bytes_per_s(pool.gpu, fitted)
+    copied_bytes_per_s = weights.copied_bytes_per_s(pool.gpu, fitted)
     seconds, static, kept, working = np.zeros((4, len(graph.blocks)))
     for number, times in enumerate(priced.blocks):
         is_layer, alone = _alone(sharded, times.block)
-        parts = step.block_seconds(workload, alone, plans, pool, times, fitted, recomputed=is_layer)
-        copied_s = step.copied_seconds(workload, step.Held.of(workload, alone, whole), plans, copied_bytes_per_s)
+        parts = passes.block_seconds(workload, alone, plans, pool, times, fitted, recomputed=is_layer)
+        copied_s = weights.copied_seconds(workload, weights.Held.of(workload, alone, whole), plans, copied_bytes_per_s)
         seconds[number] = (parts[0] + parts[1] + parts[2] + copied_s)[0]
         bill = memory.footprint(workload, alone, whole, pool.gpu)
         static[number] = (bill.parameters + bill.gradients + bill.optimizer)[0]
@@ -521,7 +526,7 @@ def stages(workload: Workload, pool: Pool, plan: Plan) -> Stages | None:
     first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
     if first is None or depth % count:
         return None
-    straggle = float(step.straggle(plans, fitted)[0])
+    straggle = float(replicas.straggle(plans, fitted)[0])
     repeats = plan.gradient_accumulation
 
     def slowest(starts: Ints) -> float:

@@ -19,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import frameworks, fuse, memory, models, step
+from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
 from tilecast.memo import Memo
 from tilecast.memory import Footprint
 from tilecast.models import Sharded, traced
 from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Model, Plans, Precision, SpecError, Workload
-from tilecast.step import Constants, StepTimes
+from tilecast.step import StepTimes, blocks, placement
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -214,7 +215,7 @@ def _found(workload: Workload, space: _Space, pool: Pool) -> Found:
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
-        priced = step.kernel_seconds(workload, space.sharded, pool.gpu)
+        priced = blocks.kernel_seconds(workload, space.sharded, pool.gpu)
         steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
         for rows in _chunks(plans):
             times = steps.rows(rows)
@@ -307,7 +308,7 @@ def price_sharded(
 ) -> Priced:
     """As `price`, with what is at hand already: the graph (which does not depend on the pool), other constants,
     kernel times."""
-    priced = step.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
     times = step.step(workload, sharded, plans, pool, priced, fitted)
     bills = memory.footprint(workload, sharded, plans, pool.gpu)
     return Priced(plans, sharded, times, bills, memory.usable_bytes(pool.gpu))
@@ -366,7 +367,7 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     gpus = tensor * context * pipeline * data
     nodes = gpus // pool.gpus_per_node
     whole = gpus % pool.gpus_per_node == 0
-    inside = gpus if limits.tensor_across_nodes else step.joined(gpus, pool)
+    inside = gpus if limits.tensor_across_nodes else placement.joined(gpus, pool)
     # Of several nodes each, or each NVLink domain of nodes, holds whole tensor-parallel groups.
     keep = (gpus <= most) & ((gpus <= pool.gpus_per_node) | (whole & (inside % tensor == 0)))
     if limits.gpus is None:

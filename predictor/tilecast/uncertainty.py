@@ -18,9 +18,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import constants
+from tilecast.constants import Widths
 from tilecast.search import Priced
 from tilecast.spec import Floats, Ints, Workload
-from tilecast.step import Widths, constants, widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Errors:
 
 def errors(priced: Priced, known: Widths | None = None) -> Errors:
     """The errors of every plan of a table, but for what the job's description leaves out."""
-    known = known or widths()
+    known = known or constants.widths()
     times = priced.times
     return Errors(
         known.communication * times.communication / times.total,
@@ -52,7 +53,7 @@ def interval(workload: Workload, priced: Priced, row: int, known: Widths | None 
     The range is symmetric in the logarithm: a forecast is as often a factor too low as too high. Runs seen on the
     pool's cluster narrow it, or widen it where they lie further apart than assumed.
     """
-    known = known or widths()
+    known = known or constants.widths()
     own = errors(priced, known).take(np.array([row]))
     unstated = known.unstated.get(workload.model.family, known.unstated["other"])
     width = np.sqrt(unstated**2 + own.communication**2 + own.host**2 + own.kernels**2)[0]
@@ -68,13 +69,13 @@ def cautious(step_s: Floats, launch_s: Floats, known: Widths | None = None) -> F
     like forecasts the one that leans less on its host is the better choice. In the 47 groups of plans that vTrain
     measured, the plan chosen so is 2.7 % behind the best, and by the plain forecast 5.0 %.
     """
-    known = known or widths()
+    known = known or constants.widths()
     return np.asarray(step_s + np.expm1(known.slow_host) * launch_s)
 
 
 ODDS = 1 / 3
 """Two plans are a tie while the forecast would order them wrongly at least this often."""
-_REPEATED = NormalDist().inv_cdf(0.95) * constants().jitter
+_REPEATED = NormalDist().inv_cdf(0.95) * constants.shipped().jitter
 """Half-width of the 90 % range of one and the same step: how far ranks are apart that do the same work."""
 MOST_TIED = float(np.log(1.1))
 """However unsure the forecast is, nobody is told to take a plan that it says is more than a tenth behind."""
@@ -92,7 +93,7 @@ def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known
             pair has no error of its own.
         known: other widths than those that ship.
     """
-    known = known or widths()
+    known = known or constants.widths()
     squares = (
         np.where(alike, _REPEATED, known.plans) ** 2
         + (found.communication - other.communication) ** 2
@@ -104,13 +105,13 @@ def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known
 
 def tie_between(found: Errors, other: Errors, known: Widths | None = None) -> Floats:
     """The same for plans on two pools, whose networks, hosts and kernels err apart from each other."""
-    known = known or widths()
+    known = known or constants.widths()
     squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (found, other))
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
 def most_tied(known: Widths | None = None) -> float:
     """No two plans on one pool further apart than this logarithm are a tie."""
-    known = known or widths()
+    known = known or constants.widths()
     squares = known.plans**2 + known.communication**2 + known.host**2 + known.kernels**2
     return min(_REACH * float(np.sqrt(squares)), MOST_TIED)

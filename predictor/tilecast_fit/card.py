@@ -41,7 +41,7 @@ COVERAGE = (
      "FP32 on 6 GPUs, FP16 on T4 and V100; elsewhere the implicit GEMM (arXiv 1410.0759)"),
     ("convolution 3-D, depthwise, grouped", "conv", "not measured: implicit GEMM, small groups packed together"),
     ("pooling, batch norm", "elementwise", "not measured: their passes over memory at the fitted bandwidth"),
-    ("SGD, momentum, Adam, AdamW, LAMB", "bytes per parameter (step.py)",
+    ("SGD, momentum, Adam, AdamW, LAMB", "bytes per parameter (step/weights.py)",
      "not measured by kernel: efficiency fitted to whole steps"),
     ("routing of experts", "gemm, softmax, elementwise", "not measured by itself"),
 )  # fmt: skip

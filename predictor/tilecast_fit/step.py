@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import constants
+from tilecast.constants import Constants
 from tilecast.spec import Floats
-from tilecast.step import Constants, constants_with
 from tilecast.validate import mixed, residuals, runs
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.runs import Group
@@ -178,7 +179,7 @@ class Round:
         """The model at a table of constants."""
 
         def price(moved: Mapping[str, float]) -> Floats:
-            return sample.steps(constants_with(moved, table))
+            return sample.steps(constants.with_values(moved, table))
 
         step_s = sample.steps(Constants.of(table))
         shares = residuals.slopes(price, step_s, [prior.places for prior in PRIORS], table)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from tilecast import constants
 from tilecast.advise import Advice, Offer, WhyNot
 from tilecast.calibration import ENOUGH
 from tilecast.render import document, units
-from tilecast.step import widths
 from tilecast_operator import observe
 from tilecast_operator.learning import Score
 
@@ -228,7 +228,7 @@ def _states(
 
 def _judged(advice: Advice, best: Offer) -> tuple[str, str, str]:
     """Status, reason and message of LowConfidence: the range against the usual one of the job's model family."""
-    family, unstated = advice.request.workload.model.family, widths().unstated
+    family, unstated = advice.request.workload.model.family, constants.widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_percent(-usual)}/{_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:

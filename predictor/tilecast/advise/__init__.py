@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from tilecast import __version__, hardware, kernels, models, step
+from tilecast import __version__, constants, hardware, kernels, models
 from tilecast.advise import stated
 from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
@@ -103,7 +103,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             version=__version__,
             model_version=version,
             model_sha256=digest,
-            constants_sha256=step.digest(),
+            constants_sha256=constants.digest(),
             data_sha256=hardware.digest(),
             layers={pool.name: dict(sorted(pool.layers.items())) for pool in considered if pool.layers},
             runs={pool.name: runs for pool in considered if (runs := pool.calibration.runs)},
@@ -121,7 +121,7 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
             asdict(replace(pool, free_gpus=None, layers={})) for pool in sorted(pools, key=lambda pool: pool.name)
         ],
         "model": model_sha256,
-        "constants": step.digest(),
+        "constants": constants.digest(),
         "version": __version__,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=repr).encode()).hexdigest()[:16]

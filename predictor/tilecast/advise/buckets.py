@@ -7,6 +7,7 @@ import numpy as np
 from tilecast import frameworks, overlap, step
 from tilecast.advise.choose import Choice
 from tilecast.spec import Plans, Workload
+from tilecast.step import blocks
 
 SIZES_MIB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 """What is tried."""
@@ -23,7 +24,7 @@ def best_size(best: Choice) -> str | None:
     if not (has_buckets and overlap.hides(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
         return None
     sharded = found.tables[found.table[row]].sharded.take(found.origin[row : row + 1])
-    priced = step.kernel_seconds(workload, sharded, found.pool.gpu)
+    priced = blocks.kernel_seconds(workload, sharded, found.pool.gpu)
     seconds = step.bucketed(workload, sharded, Plans.of(plan), found.pool, priced, SIZES_MIB)
     fastest = int(np.argmin(seconds))
     gain = 1 - float(seconds[fastest] / found.step_s[row])

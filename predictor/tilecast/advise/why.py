@@ -25,7 +25,8 @@ from tilecast.hardware import Pool
 from tilecast.models import Sharded
 from tilecast.search import Limits, Mask, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
-from tilecast.step import KernelSeconds
+from tilecast.step import blocks
+from tilecast.step.blocks import KernelSeconds
 
 MOST_SPEED = 8.0
 """How many times as fast links are imagined to be at most."""
@@ -260,7 +261,7 @@ class _Table:
     @classmethod
     def of(cls, workload: Workload, plans: Plans, pool: Pool) -> _Table:
         sharded = models.shard(workload, plans)
-        return cls(workload, plans, pool, sharded, step.kernel_seconds(workload, sharded, pool.gpu))
+        return cls(workload, plans, pool, sharded, blocks.kernel_seconds(workload, sharded, pool.gpu))
 
     def price(self) -> Priced:
         return search.price_sharded(self.workload, self.sharded, self.plans, self.pool)

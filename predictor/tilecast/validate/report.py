@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tilecast import constants
 from tilecast.spec import Floats, SpecError
-from tilecast.step import constants_with
 from tilecast.validate import Track, memory, residuals, runs, scores, untracked
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.memory import Peaks
@@ -62,7 +62,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[For
         return []
 
     def steps(moved: Mapping[str, float]) -> Floats:
-        fitted = constants_with(moved)
+        fitted = constants.with_values(moved)
         priced = {id(group): runs.price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
         return np.array(
             [runs.meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in kept if (one := priced[id(g)])]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import calibration
+from tilecast import calibration, constants
 from tilecast.spec import Floats
-from tilecast.step import FACTORS, moved
+from tilecast.step.blocks import FACTORS
 from tilecast.validate import mixed
 from tilecast.validate.table import Row, execution, integer
 
@@ -166,7 +166,7 @@ def slopes(
         places: the paths of the constants of each group, which move together.
         table: the constants as they are; the fitted ones if absent.
     """
-    columns = [np.log(price(moved(group, SPAN, table)) / step_s) for group in places]
+    columns = [np.log(price(constants.scaled(group, SPAN, table)) / step_s) for group in places]
     return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast import kernels, models, search, step, uncertainty
+from tilecast import constants, kernels, models, search, uncertainty
+from tilecast.constants import Constants
 from tilecast.graph import Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.models import Sharded
 from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
-from tilecast.step import PARTS, Constants, constants_with
+from tilecast.step import PARTS, placement
 from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.table import Case, Refusal, Row, read
@@ -144,7 +145,7 @@ def left_out() -> Mapping[str, Constants]:
     """Constants for every source (`residuals.source_of`) whose rows move them: those that are fitted without it
     (`tilecast_fit.step`)."""
     text = files("tilecast.validate").joinpath("left_out.toml").read_text(encoding="utf-8")
-    return {name: constants_with(moved) for name, moved in tomllib.loads(text).items()}
+    return {name: constants.with_values(moved) for name, moved in tomllib.loads(text).items()}
 
 
 def price(group: Group, fitted: Constants | None = None) -> Priced:
@@ -231,7 +232,7 @@ def _usual_expert_parallelism(case: Case) -> int:
         return case.stated["data"] or 1
     experts = int(case.workload.model.extra.get("experts", 1))
     data = case.stated["data"] or 1
-    near = case.gpus if case.stated["zero_stage"] == 3 else int(step.joined(np.array(case.gpus), case.pool))
+    near = case.gpus if case.stated["zero_stage"] == 3 else int(placement.joined(np.array(case.gpus), case.pool))
     most = min(near, experts)
     return max(n for n in range(1, most + 1) if experts % n == 0 and data % n == 0)
 

@@ -1,0 +1,144 @@
+"""Fitted constants of a training step, from `constants.toml`, in SI units."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tilecast.hardware import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention:
+    """An implementation of fused attention, as `constants.toml` describes it."""
+
+    name: str
+    least_compute_capability: float
+    from_pytorch: bool
+    times: Mapping[str, Mapping[str, float]]
+
+    def runs(self, gpu: Gpu, *, native: bool) -> bool:
+        """Whether it is what a framework runs on that GPU, one with kernels of its own (`native`) or PyTorch's."""
+        return gpu.compute_capability >= self.least_compute_capability and (native or self.from_pytorch)
+
+    def factor(self, gpu: Gpu, phase: str) -> float:
+        """How much longer it takes there than the kernel that the utilization model prices."""
+        return self.times.get(gpu.architecture, self.times.get("any", {})).get(phase, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """`constants.toml` in SI units."""
+
+    launch_s: Mapping[str, tuple[float, float]]
+    collective_s: Mapping[str, float]
+    step_s: Mapping[str, float]
+    slowdown: float
+    tensor_share: float
+    pipelined_share: float
+    expert_share: float
+    irregular: float
+    implicit: float
+    jitter: float
+    attention: tuple[FusedAttention, ...]
+    optimizer_efficiency: float
+    memory: Mapping[str, float]
+    """What the seconds of kernels bound by memory are multiplied by, by host."""
+    factor: Mapping[str, float]
+    """What the seconds of each of `FACTORS` are multiplied by."""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Constants:
+        return cls(
+            {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
+            {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
+            {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
+            table["overlap"]["slowdown"],
+            table["overlap"]["tensor_share"],
+            table["overlap"]["pipelined_share"],
+            table["overlap"]["expert_share"],
+            table["alignment"]["irregular"],
+            table["implicit"]["convolution"],
+            table["scale"]["jitter"],
+            tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
+            table["optimizer"]["efficiency"],
+            table["memory"],
+            table["factor"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Half-widths of 90 % ranges, as logarithms."""
+
+    communication: float
+    host: float
+    slow_host: float
+    """How much slower than forecast a slow host is."""
+    kernels: float
+    plans: float
+    unstated: Mapping[str, float]
+
+
+@cache
+def shipped() -> Constants:
+    """The fitted constants that ship with Tilecast."""
+    return Constants.of(_table())
+
+
+def with_values(moved: Mapping[str, float], table: Mapping[str, Any] | None = None) -> Constants:
+    """The constants of a table, the fitted ones if absent, with some of them, by their dotted paths, at other
+    values."""
+    table = _table() if table is None else deepcopy(dict(table))
+    for path, value in moved.items():
+        *sections, name = path.split(".")
+        place = table
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    return Constants.of(table)
+
+
+def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """The constants of a table, the fitted ones if absent, at those dotted paths times a factor, by their paths; a
+    place that is a section means all that stand in it."""
+
+    def under(path: str, value: Any) -> dict[str, float]:
+        if not isinstance(value, dict):
+            return {path: value * factor}
+        return {place: one for name, item in value.items() for place, one in under(f"{path}.{name}", item).items()}
+
+    found: dict[str, float] = {}
+    for path in places:
+        value: Any = _table() if table is None else table
+        for key in path.split("."):
+            value = value[key]
+        found |= under(path, value)
+    return found
+
+
+@cache
+def widths() -> Widths:
+    """The widths of ranges that ship with Tilecast."""
+    table = _table()
+    return Widths(**table["range"], unstated=table["unstated"])
+
+
+@cache
+def digest() -> str:
+    """SHA-256 of the constants."""
+    return hashlib.sha256(_text().encode()).hexdigest()
+
+
+def _table() -> dict[str, Any]:
+    return tomllib.loads(_text())
+
+
+def _text() -> str:
+    return files("tilecast").joinpath("constants.toml").read_text(encoding="utf-8")

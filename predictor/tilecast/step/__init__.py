@@ -1,0 +1,254 @@
+"""One training step of every plan, as parts that sum.
+
+    step = compute + communication + bubble + optimizer + launch + input
+
+With m micro-batches per rank and p pipeline stages of which the slowest takes T per micro-batch, a 1F1B
+step takes m T + (sum of all stages - T) / v (Narayanan et al., arXiv 2104.04473): the first term is split
+into computation, launch stalls and exposed communication, the second is the bubble. Gradients
+hide behind the last micro-batch's backward pass, bucket by bucket (`overlap`); what does not hide is communication.
+Eager frameworks launch kernels one by one from the host: a pass takes no less than its launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import constants, overlap
+from tilecast.constants import Constants
+from tilecast.graph import Graph
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.spec import Distinct, Floats, Ints, Plans, Rows, Workload, distinct
+from tilecast.step.blocks import KernelSeconds
+from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
+from tilecast.step.placement import joined
+from tilecast.step.replicas import Shared, at_stage, contention, gradient_sync, shared_by_degrees
+from tilecast.step.weights import HOST_BYTES_PER_S, copied_bytes_per_s, copied_seconds, fetch_seconds, once_seconds
+
+PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
+"""The parts of a step, in the order of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one optimizer step of each plan, every part (n,)."""
+
+    compute: Floats
+    communication: Floats
+    bubble: Floats
+    optimizer: Floats
+    launch: Floats
+    input: Floats
+    spread: Floats
+    """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
+    correction: Floats
+    """What the parts were multiplied by because of runs seen on the pool's cluster, (n,)."""
+    width: Floats
+    """Factor on the half-width of the whole step's range, for the same reason, (n,)."""
+
+    @property
+    def total(self) -> Floats:
+        return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
+
+    def corrected(self, ratio: Floats, width: Floats, least_s: Floats) -> StepTimes:
+        """The same, every part times the ratio, but no step below `least_s` for that, columns (n,)."""
+        correction = np.maximum(ratio, np.minimum(least_s / self.total, 1.0))
+        parts = {name: getattr(self, name) * correction for name in PARTS}
+        return replace(self, **parts, correction=correction, width=width)
+
+    def bounded(self, least_s: Floats) -> StepTimes:
+        """The same, no step below `least_s`, (n,): what is missing is waited for as input."""
+        return replace(self, input=self.input + np.maximum(least_s - self.total, 0.0))
+
+    def parts(self, row: int) -> dict[str, float]:
+        """One plan's breakdown, in seconds; the values sum to `total[row]`."""
+        return {name: float(getattr(self, name)[row]) for name in PARTS}
+
+
+def step(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    priced: KernelSeconds,
+    fitted: Constants | None = None,
+) -> StepTimes:
+    """The step of every plan on a pool, corrected as the pool's calibration says. `priced` are the graph's kernels on
+    the pool's GPU."""
+    return Steps.of(workload, sharded, plans, pool, priced, fitted).rows(slice(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Which plans of a table share what, on nodes of one size and NVLink domains of one size."""
+
+    common: Distinct
+    """Neighbours that are alike in all but ZeRO stage and virtual stages. All else is of the table of their firsts."""
+    cells: Rows
+    """One row of those alike in shard, recomputation and ranks of a node, which share the passes through a block."""
+    cell_of_stage: Rows
+    stage: Distinct
+    """Rows alike in cell and pipeline, which share a micro-batch."""
+    split: Distinct
+    """Rows alike in all degrees, which share their weights' communication and update."""
+    hop: Distinct
+    """Rows alike in shard and degrees, which share what stages hand over."""
+
+    @classmethod
+    def of(cls, sharded: Sharded, plans: Plans, pool: Pool, apart: Sequence[Ints] = ()) -> Alike:
+        """What the plans share on the pool's nodes; `apart` are columns in which plans have to be alike besides, to
+        share their weights' communication."""
+        degrees = (plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *apart)
+        common = plans.alike(*apart)
+        sharded, plans = sharded.take(common.first), plans.take(common.first)
+        cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool))
+        stage = distinct(cell.index, plans.pipeline)
+        split = distinct(*(column[common.first] for column in degrees))
+        hop = distinct(sharded.index, split.index)
+        return cls(common, cell.first, cell.index[stage.first], stage, split, hop)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a plan table but for what is each plan's own. Plans share most of what a step consists of, so each
+    formula is evaluated once for every distinct row of the columns it reads, and `rows` puts plans together."""
+
+    workload: Workload
+    graph: Graph
+    plans: Plans
+    fitted: Constants
+    alike: Alike
+    micro: MicroBatch
+    shared: Shared
+    boundary_s: Floats
+    copied_bytes_per_s: float
+    """What copies and sums of weights and gradients reach of the GPU's memory."""
+    contention: float
+    once_s: float
+    """Host time once per step."""
+    gpus_per_node: int
+    calibrated: tuple[Floats, Floats] | None
+    """Ratio and width of the pool's calibration for each split; None where it has none."""
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        sharded: Sharded,
+        plans: Plans,
+        pool: Pool,
+        priced: KernelSeconds,
+        fitted: Constants | None = None,
+        alike: Alike | None = None,
+        caps: overlap.Caps | None = None,
+    ) -> Steps:
+        """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
+        what `Alike` says of the table, where that is at hand, and `caps` the buckets of each of its splits instead of
+        the framework's."""
+        fitted = fitted or constants.shipped()
+        alike = alike or Alike.of(sharded, plans, pool)
+
+        def at(rows: Rows) -> tuple[Sharded, Plans]:
+            return sharded.take(alike.common.first[rows]), plans.take(alike.common.first[rows])
+
+        passes = block_passes(workload, *at(alike.cells), pool, priced, fitted)
+        return cls(
+            workload,
+            sharded.graph,
+            plans,
+            fitted,
+            alike,
+            micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
+            shared_by_degrees(workload, *at(alike.split.first), pool, fitted, caps),
+            boundary_seconds(workload, *at(alike.hop.first), pool),
+            copied_bytes_per_s(pool.gpu, fitted),
+            contention(pool),
+            once_seconds(workload, sharded.graph, fitted),
+            pool.gpus_per_node,
+            pool.calibration.columns(pool.gpu.name, workload, at(alike.split.first)[1].gpus)
+            if pool.calibration.corrections
+            else None,
+        )
+
+    def rows(self, rows: slice | Rows) -> StepTimes:
+        """The steps of these rows of the table."""
+        plans, alike = self.plans.take(rows), self.alike
+        place = alike.common.index[rows]
+        if isinstance(rows, slice) and len(place):
+            some: slice | Rows = slice(place[0], place[-1] + 1)  # a run of the table is one of its firsts too
+            place = place - place[0]
+        else:
+            some, place = np.unique(place, return_inverse=True)
+        micro, split = self.micro.take(alike.stage.index[some]), alike.split.index[some]
+        shared = self.shared.take(split)
+        staged = np.clip(plans.zero_stage, 0, 3) * len(split) + place
+        compute, exposed, update, fed = (
+            column.ravel()[staged]
+            for column in self._by_zero_stage(self.plans.take(alike.common.first[some]), micro, shared)
+        )
+        waited, boundary = shared.waited[place], self.boundary_s[alike.hop.index[some]][place] * plans.virtual_stages
+        stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
+        bubble = (micro.all_s[place] + boundary * (stages - 1) - micro.slowest_s[place]) / plans.virtual_stages
+        bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
+        communication = repeats * (micro.communication_s[place] + boundary) + exposed
+        ones = np.broadcast_to(1.0, len(plans))
+        found = StepTimes(
+            compute=compute * waited,
+            communication=communication * waited,
+            bubble=bubble * waited,
+            optimizer=update,
+            launch=repeats * micro.stall_s[place] + self.once_s,
+            input=fed,
+            spread=micro.spread[place],
+            correction=ones,
+            width=ones,
+        )
+        if self.calibrated is not None:
+            ratio, width = (column[split][place] for column in self.calibrated)
+            found = found.corrected(ratio, width, repeats / stages * micro.roofline_s[place])
+        if self.workload.input_samples_per_s is None:
+            return found
+        return found.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
+
+    def _by_zero_stage(self, plans: Plans, micro: MicroBatch, shared: Shared) -> tuple[Floats, Floats, Floats, Floats]:
+        """Computation, exposed communication of replicas, weight update and waiting for input of those plans at each
+        ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
+        workload, repeats = self.workload, plans.gradient_accumulation.astype(float)
+        exposed, contended = gradient_sync(workload, plans, micro, shared, self.fitted)
+        staged = (at_stage(stage, plans) for stage in range(4))
+        copied = np.stack([copied_seconds(workload, shared, one, self.copied_bytes_per_s) for one in staged])
+        compute = repeats * (micro.gpu_s + copied) + contended * self.contention
+        if workload.offload == "parameters":
+            held = np.stack([shared.parameters, shared.parameters, shared.parameters, shared.own])
+            exposed = exposed + repeats * fetch_seconds(shared, held, micro)
+        update = np.stack([shared.update_s, shared.update_own_s, shared.update_own_s, shared.update_own_s])
+        return compute, exposed, update, _input_seconds(self.graph, plans, compute)
+
+
+def bucketed(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, sizes_mib: Sequence[float]
+) -> Floats:
+    """Seconds of a step of one plan with buckets of each of k sizes, (k,). `sharded` and `plans` have one row."""
+    rows = np.zeros(len(sizes_mib), np.intp)
+    sharded, plans = sharded.take(rows), plans.take(rows)
+    alike = Alike.of(sharded, plans, pool, [np.arange(len(rows))])
+    caps = overlap.Caps.sized(workload, np.array(sizes_mib, float))
+    steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, caps)
+    return steps.rows(slice(None)).total
+
+
+def _input_seconds(graph: Graph, plans: Plans, compute: Floats) -> Floats:
+    """The copy of a batch to the GPU, where it does not hide behind the step (loaders prefetch one)."""
+    samples = plans.micro_batch * plans.gradient_accumulation
+    host = samples * (graph.host_bytes_per_sample / HOST_BYTES_PER_S)
+    return np.maximum(host - compute, 0.0)
+
+
+def _delivered_seconds(plans: Plans, gpus_per_node: int, samples_per_s: float) -> Floats:
+    """Seconds in which the input pipelines of a plan's nodes, each at so many samples a second, deliver the samples of
+    a step, (n,). Loaders work ahead, so this bounds the step and adds nothing else to it."""
+    samples = plans.data * plans.micro_batch * plans.gradient_accumulation
+    return np.asarray(samples / (np.ceil(plans.gpus / gpus_per_node) * samples_per_s))

@@ -1,0 +1,193 @@
+"""Kernels and host time of every block of a graph on one GPU, as the workload's framework runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast import constants, frameworks, kernels
+from tilecast.constants import Constants, FusedAttention
+from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op
+from tilecast.hardware import Gpu
+from tilecast.memo import Memo
+from tilecast.models import Sharded
+from tilecast.spec import Floats, Rows, Workload
+
+FACTORS = ("matrix", "attention", "convolution", "exchange", "gradients")
+"""Parts of a step whose seconds the residuals of measured runs are held against: matrix products, fused attention,
+convolutions, exchanges inside layers, gradient synchronisation. Kernels bound by memory have one for each host."""
+
+
+_COMPUTING = {"gemm": "matrix", "attention": "attention", "conv": "convolution"}
+
+
+_FACTOR_OF = [_COMPUTING.get(name) for name in KIND_NAMES]
+
+
+_ATTENTION, _MATRIX = KIND_NAMES.index("attention"), KIND_NAMES.index("gemm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One pass through a block: GPU seconds, host seconds, columns over shards (S,)."""
+
+    gpu_s: Floats
+    host_s: Floats
+
+    def __add__(self, other: _Pass) -> _Pass:
+        return _Pass(self.gpu_s + other.gpu_s, self.host_s + other.host_s)
+
+    def times(self, share: float) -> _Pass:
+        return _Pass(self.gpu_s * share, self.host_s * share)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Passes of one repetition of a block: forward, the part that selective recomputation repeats, backward."""
+
+    block: Block
+    forward: _Pass
+    core: _Pass
+    backward: _Pass
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSeconds:
+    """The kernels of a sharded graph on one GPU: what every plan of that GPU shares."""
+
+    blocks: tuple[BlockTimes, ...]
+    spread: Floats
+    """Time-weighted relative half-width of the kernels' 90 % range, (S,)."""
+    roofline_s: Floats
+    """All kernels of a micro-batch at the peak of compute or memory, (S,)."""
+
+
+def kernel_seconds(
+    workload: Workload,
+    sharded: Sharded,
+    gpu: Gpu,
+    fitted: Constants | None = None,
+    timed: kernels.KernelTimes | None = None,
+) -> KernelSeconds:
+    """Price all kernels of the graph in one call of the predictor, or take the times that are at hand.
+
+    Raises:
+        SpecError: the GPU cannot run the workload's precision.
+    """
+    gpu.peak(workload.precision)
+    if fitted is not None or timed is not None:
+        return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped(), timed)
+
+    def make() -> tuple[Graph, KernelSeconds]:
+        return sharded.graph, _kernel_seconds(workload, sharded.graph, gpu, constants.shipped())
+
+    # The graph is kept beside its times, so that no other is taken for it.
+    return _PRICED.get((id(sharded.graph), workload, gpu), make)[1]
+
+
+_PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
+
+
+_KERNELS: Memo[int, tuple[Graph, tuple[KernelTable, list[Rows]]]] = Memo(4)
+
+
+def _kernel_seconds(
+    workload: Workload, graph: Graph, gpu: Gpu, fitted: Constants, timed: kernels.KernelTimes | None = None
+) -> KernelSeconds:
+    # The graph is kept beside its kernels, so that those of no other are taken for them.
+    table, rows = _KERNELS.get(id(graph), lambda: (graph, graph.kernels()))[1]
+    times = timed or kernels.seconds(table, gpu)
+    forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
+    recomputed = recomputed_share(workload)
+    zero = _Pass(np.zeros(1), np.zeros(1))
+    found, position = [], 0
+    weight, spread, roofline_s = np.zeros((3, graph.shards))
+    for block in graph.blocks:
+        passes = {"forward": zero, "core": zero, "backward": zero}
+        for op in block.ops:
+            index = rows[position]
+            position += 1
+            seconds = operator_seconds(workload, op, times, index, fitted)
+            launch_s = forward_launch_s if op.phase == "forward" else backward_launch_s
+            one = _Pass(seconds, np.atleast_1d(op.count * op.launches * launch_s))
+            passes[op.phase] = passes[op.phase] + one
+            if op.phase == "forward" and (share := recomputed(op)):
+                passes["core"] = passes["core"] + one.times(share)
+            weight = weight + seconds * block.repeat
+            spread = spread + seconds * block.repeat * times.spread[index]
+            roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
+        found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
+    return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30), roofline_s)
+
+
+def host(workload: Workload) -> str:
+    """Who launches the kernels: a key of `launch_us`, `collective_us` and `step_ms` in the constants."""
+    is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
+    return "graph" if is_graph else workload.execution
+
+
+def _kernels_of(workload: Workload) -> str:
+    """Whose kernels move memory: a key of `memory` in the constants."""
+    if workload.execution == "eager" and workload.fused_kernels:
+        return "fused"
+    # Traces and convolutional networks, which have no hidden size, hold every operator that runs.
+    is_listed = workload.model.trace is not None or workload.model.hidden == 0
+    return "listed" if is_listed and host(workload) == "eager" else host(workload)
+
+
+def recomputed_share(workload: Workload) -> Callable[[Op], float]:
+    """The share of an operator of the forward pass that selective recomputation runs again."""
+    if frameworks.of(workload).selective == "attention":
+        return lambda op: float(op.selective)
+    kept = {_ATTENTION: 0.0, _MATRIX: 0.5}
+    return lambda op: kept.get(int(op.table.kind[0]), 1.0)
+
+
+def operator_seconds(
+    workload: Workload,
+    op: Op,
+    times: kernels.KernelTimes,
+    rows: Rows,
+    fitted: Constants | None = None,
+) -> Floats:
+    """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
+    runs them one after the other."""
+    seconds = times.seconds[rows] * op.count
+    for factor in corrections(workload, op, times, rows, fitted).values():
+        seconds = seconds * factor
+    return np.asarray(seconds)
+
+
+def corrections(
+    workload: Workload,
+    op: Op,
+    times: kernels.KernelTimes,
+    rows: Rows,
+    fitted: Constants | None = None,
+) -> dict[str, Floats]:
+    """What the seconds of an operator's kernels alone are multiplied by in a step, (S,) or (1,), by the name of the
+    constant."""
+    fitted = fitted or constants.shipped()
+    found: dict[str, Floats] = {}
+    if times.irregular[rows].any():
+        found["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
+    if times.implicit[rows].any():
+        found["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+    part, runner = _FACTOR_OF[op.table.kind[0]], _kernels_of(workload)
+    name, factor = (f"factor.{part}", fitted.factor[part]) if part else (f"memory.{runner}", fitted.memory[runner])
+    found[name] = np.full(1, factor)
+    if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
+        found[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
+    return found
+
+
+def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:
+    """The implementation of fused attention that runs a workload on a GPU, its framework's own or the first that can;
+    None without one."""
+    own = frameworks.of(workload).attention
+    if named := next((one for one in fitted.attention if one.name == own), None):
+        return named
+    native = workload.fused_kernels or workload.execution == "xla"
+    return next((one for one in fitted.attention if one.runs(gpu, native=native)), None)

@@ -1,0 +1,204 @@
+"""A micro-batch's way through the blocks of every pipeline stage: computation, launch stalls, exchanges in layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from tilecast import collectives, frameworks
+from tilecast.constants import Constants
+from tilecast.graph import Transfer
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload
+from tilecast.step.blocks import BlockTimes, KernelSeconds, host
+from tilecast.step.placement import group_of
+
+_FULL = CHECKPOINTING.index("full")
+
+
+_SELECTIVE = CHECKPOINTING.index("selective")
+
+
+@dataclass(frozen=True, slots=True)
+class Passes(Columns):
+    """A micro-batch's way through some blocks, forward and backward, (n,)."""
+
+    gpu_s: Floats
+    stall_s: Floats
+    communication_s: Floats
+    backward_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        return self.gpu_s + self.stall_s + self.communication_s
+
+
+def block_passes(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> tuple[Passes, Passes, Passes]:
+    """The ways through the blocks before the layers, through all layers, and through the blocks after them."""
+    graph, nil = sharded.graph, np.zeros(len(plans))
+    found = []
+    exchanged: dict[_Exchange, Floats] = {}
+    for blocks in (graph.first, graph.layers, graph.last):
+        sums = [nil, nil, nil, nil]
+        for times in priced.blocks:
+            if any(times.block is block for block in blocks):
+                layered = blocks is graph.layers
+                parts = block_seconds(workload, sharded, plans, pool, times, fitted, exchanged, recomputed=layered)
+                sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
+        found.append(Passes(*sums))
+    return found[0], found[1], found[2]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch(Columns):
+    """One micro-batch: the slowest stage (its parts, and the whole), and all stages in sequence, (n,)."""
+
+    gpu_s: Floats
+    stall_s: Floats
+    communication_s: Floats
+    backward_s: Floats
+    slowest_s: Floats
+    all_s: Floats
+    spread: Floats
+    roofline_s: Floats
+    """All kernels at the peak of compute or memory, the stages in sequence."""
+
+
+def micro_batch(
+    sharded: Sharded, plans: Plans, priced: KernelSeconds, passes: tuple[Passes, Passes, Passes], cells: Rows
+) -> MicroBatch:
+    """The stages of each plan, put together from the passes of its cell."""
+    share = sharded.layer_share(plans)
+    first, layers, last = (one.take(cells) for one in passes)
+    heavier = first.total_s > last.total_s
+
+    def slowest(column: str) -> Floats:
+        before, inside, after = (getattr(one, column) for one in (first, layers, last))
+        ends = np.where(plans.pipeline > 1, np.where(heavier, before, after), before + after)
+        return np.asarray(inside * share + ends)
+
+    gpu_s, stall_s, communication_s = slowest("gpu_s"), slowest("stall_s"), slowest("communication_s")
+    return MicroBatch(
+        gpu_s,
+        stall_s,
+        communication_s,
+        slowest("backward_s"),
+        gpu_s + stall_s + communication_s,
+        first.total_s + layers.total_s + last.total_s,
+        sharded.gather(priced.spread),
+        sharded.gather(priced.roofline_s),
+    )
+
+
+def block_seconds(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    times: BlockTimes,
+    fitted: Constants,
+    known: dict[_Exchange, Floats] | None = None,
+    *,
+    recomputed: bool,
+) -> list[Floats]:
+    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,).
+    What blocks of these plans exchange alike is priced once if `known` collects it."""
+    known = {} if known is None else known
+    again = np.zeros(len(plans))
+    core = np.zeros(len(plans))
+    if recomputed and workload.training:
+        again = (plans.checkpointing == _FULL).astype(float)
+        core = (plans.checkpointing == _SELECTIVE).astype(float)
+
+    def column(get: str) -> tuple[Floats, Floats]:
+        forward = sharded.gather(getattr(times.forward, get))
+        backward = sharded.gather(getattr(times.backward, get)) + again * forward
+        return forward, backward + core * sharded.gather(getattr(times.core, get))
+
+    forward_gpu, backward_gpu = column("gpu_s")
+    forward_host, backward_host = column("host_s")
+    exchanged = {"forward": np.zeros(len(plans)), "backward": np.zeros(len(plans))}
+    for transfer in times.block.transfers:
+        if transfer.phase == "backward" and not workload.training:
+            continue
+        alike = (transfer.group, transfer.collective, transfer.fanout, transfer.size_bytes.tobytes())
+        if alike not in known:
+            known[alike] = transfer_seconds(sharded, plans, pool, transfer)
+        one = known[alike] * exposed_share(workload, transfer, fitted)
+        call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
+        exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
+        if transfer.phase == "forward":
+            exchanged["backward"] = exchanged["backward"] + again * transfer.count * one
+            forward_host = forward_host + transfer.count * call_s
+            backward_host = backward_host + again * transfer.count * call_s
+        else:
+            backward_host = backward_host + transfer.count * call_s
+    # The host launches kernels and collectives alike: a pass takes no less than all of its launches.
+    waits = [
+        np.maximum(host - gpu - exchanged[phase], 0.0)
+        for phase, host, gpu in (("forward", forward_host, forward_gpu), ("backward", backward_host, backward_gpu))
+    ]
+    return [
+        forward_gpu + backward_gpu,
+        waits[0] + waits[1],
+        exchanged["forward"] + exchanged["backward"],
+        backward_gpu + waits[1] + exchanged["backward"],
+    ]
+
+
+def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> float:
+    """What is left to see of a transfer inside a layer, against the collective alone: tensor parallelism hides it where
+    the framework does, context parallelism behind attention, and experts exchange beside computation. Only gathers and
+    scatters are cut into pieces and pipelined, so an all-reduce, which tensor ranks have without sequence parallelism,
+    hides behind the weight's gradient at most (Megatron-LM, training/arguments.py: tp_comm_overlap needs
+    sequence_parallel; Transformer Engine, module/linear.py: the reduction of the input's gradient is asynchronous)."""
+    hidden, overlap = 0.0, frameworks.of(workload).tensor_overlap
+    if transfer.group == "expert":
+        hidden = fitted.expert_share
+    elif transfer.group == "tensor" and overlap == "both" and transfer.collective != "all_reduce":
+        hidden = fitted.pipelined_share
+    elif transfer.group == "context" or (overlap != "none" and transfer.phase == "backward"):
+        hidden = fitted.tensor_share
+    return fitted.factor["exchange"] * (1.0 - hidden)
+
+
+_Exchange: TypeAlias = tuple[str, str, float, bytes]
+"""Group, collective, fan-out and sizes of a transfer."""
+
+
+def transfer_seconds(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
+    """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, data;
+    experts fold over tensor and data ranks."""
+    inner = {
+        "tensor": np.ones(len(plans)),
+        "context": plans.tensor.astype(float),
+        "expert": np.ones(len(plans)),
+    }[transfer.group]
+    ranks = getattr(plans, transfer.group).astype(float)
+    size = sharded.gather(transfer.size_bytes)
+    if not np.any((ranks > 1) & (size > 0)):
+        return np.zeros(len(plans))
+    group = group_of(ranks, inner, plans, pool)
+    if transfer.collective == "all_to_all":
+        seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
+    else:
+        seconds = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
+    return np.where((ranks > 1) & (size > 0), seconds, 0.0)
+
+
+def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
+    """Activations to the next stage and gradients back, per micro-batch and virtual stage, on the critical path of
+    1F1B, (n,)."""
+    if not np.any(plans.pipeline > 1):
+        return np.zeros(len(plans))
+    group = group_of(
+        plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool
+    )
+    size = sharded.gather(sharded.graph.boundary_bytes)
+    one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
+    return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0), 0.0)

@@ -1,0 +1,213 @@
+"""What data parallelism exchanges in a step, and how much of it hides behind computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import collectives, frameworks, overlap
+from tilecast.collectives import Group
+from tilecast.constants import Constants
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.spec import Columns, Floats, Plans, Workload
+from tilecast.step.passes import MicroBatch
+from tilecast.step.placement import group_of
+from tilecast.step.weights import Held, reshards_weights, update_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSeconds(Columns):
+    """What data parallelism exchanges in a step, each collective alone and not hidden, (n,): the first bucket of the
+    gradients summed, and all others, the gradients scattered, the weights gathered, the updated weights gathered."""
+
+    first_s: Floats
+    reduce_s: Floats
+    scatter_s: Floats
+    gather_s: Floats
+    updated_s: Floats
+    first_share: Floats
+    """The share of the gradients that the first bucket holds."""
+    reduced: Floats
+    """How many buckets the others are."""
+    scattered: Floats
+    """How many buckets are scattered, and gathered once updated."""
+
+
+def sync_seconds(
+    workload: Workload,
+    sharded: Sharded,
+    whole: Held,
+    plans: Plans,
+    pool: Pool,
+    caps: overlap.Caps,
+    units: Floats,
+    fitted: Constants,
+) -> SyncSeconds:
+    """Data-parallel collectives over the fullest stage, whose weights are `whole`, (n,): gradients in buckets of at
+    most `caps`, weights of sharded models in so many `units`."""
+    everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
+    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans, pool))]
+    if experts.any():
+        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)))
+    ones, weight, gradient = np.ones(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
+    # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights in the byte in which they are held.
+    updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
+
+    def run(collective: str, sizes: Sequence[Floats], parts: Sequence[Floats]) -> Floats:
+        total = np.zeros(len(plans))
+        for (_, group), size, count in zip(groups, sizes, parts, strict=False):
+            seconds = _exchanged(workload, collective, size / count, group, pool)
+            total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
+        return total
+
+    def counted(sizes: Sequence[Floats], counts: Sequence[Floats]) -> Floats:
+        each = [np.where(size > 0, count, 0.0) for size, count in zip(sizes, counts, strict=True)]
+        return np.asarray(np.maximum(np.sum(each, axis=0), 1.0))
+
+    # What one rank holds alone is not exchanged.
+    held = [np.where(group.ranks > 1, parameters, 0.0) for parameters, group in groups]
+    sums = [parameters * gradient * whole.trainable for parameters in held]
+    first = np.minimum(caps.first, sums[0])
+    rest = [sums[0] - first, *sums[1:]]
+    reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
+
+    return SyncSeconds(
+        first_s=run("all_reduce", [first], [ones]) if caps.first.any() else np.zeros(len(plans)),
+        reduce_s=run("all_reduce", rest, reduced),
+        scatter_s=run("reduce_scatter", sums, scattered),
+        gather_s=run("all_gather", [parameters * whole.gathered_bytes for parameters in held], [units] * len(held)),
+        updated_s=run("all_gather", [parameters * updated * whole.trainable for parameters in held], scattered),
+        first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
+        reduced=counted(rest, reduced),
+        scattered=counted(sums, scattered),
+    )
+
+
+def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, pool: Pool) -> Floats:
+    """Seconds of a collective over replicas, (n,); sums of gradients may be the work of a parameter server."""
+    if collective != "all_reduce" or workload.gradient_sync == "allReduce":
+        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+    servers = workload.parameter_servers or group.nodes
+    waits = workload.server_updates == "synchronous"
+    return collectives.serve(size, group, pool.intra, pool.inter, servers, waits=waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(Held):
+    """What plans of equal degrees share, (n,): the collectives over their replicas, and what the weights of a rank
+    ask."""
+
+    first_s: Floats
+    """The parts of `SyncSeconds`, 0 without replicas."""
+    reduce_s: Floats
+    scatter_s: Floats
+    gather_s: Floats
+    updated_s: Floats
+    first_share: Floats
+    reduced: Floats
+    scattered: Floats
+    units: Floats
+    """Blocks of a stage that are gathered one after the other."""
+    update_s: Floats
+    """The optimizer on all parameters of a stage, and on the rank's own share of them."""
+    update_own_s: Floats
+    waited: Floats
+    """The slowest of so many ranks against their mean."""
+
+
+_LEAST_UNITS = 4
+"""Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
+
+
+def straggle(plans: Plans, fitted: Constants) -> Floats:
+    """Factor by which all wait for the slowest of the ranks, (n,): the expected largest of so many normal deviates."""
+    return np.asarray(1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
+
+
+def at_stage(zero_stage: int, plans: Plans) -> Plans:
+    """The same plans at that ZeRO stage."""
+    return replace(plans, zero_stage=np.full(len(plans), zero_stage))
+
+
+def shared_by_degrees(
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    fitted: Constants,
+    caps: overlap.Caps | None = None,
+) -> Shared:
+    """What plans share; their gradients are reduced in buckets of at most `caps`, or as the framework does."""
+    blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
+    units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
+    held = Held.of(workload, sharded, plans)
+    trained, own = held.parameters * held.trainable, held.own * held.trainable
+    active, nil = plans.replicas > 1, np.zeros(len(plans))
+    sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
+    if workload.training and active.any():
+        gradient = frameworks.gradient_bytes(workload)
+        block_bytes = trained * gradient / units
+        caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
+        sync = sync_seconds(workload, sharded, held, plans, pool, caps, units, fitted)
+    return Shared(
+        held.parameters,
+        held.own,
+        held.trainable,
+        held.gathered_bytes,
+        np.where(active, sync.first_s, 0.0),
+        np.where(active, sync.reduce_s, 0.0),
+        np.where(active, sync.scatter_s, 0.0),
+        np.where(active, sync.gather_s, 0.0),
+        np.where(active, sync.updated_s, 0.0),
+        sync.first_share,
+        sync.reduced,
+        sync.scattered,
+        units,
+        update_seconds(workload, trained, active, pool.gpu, fitted),
+        update_seconds(workload, own, np.zeros_like(active), pool.gpu, fitted),
+        straggle(plans, fitted),
+    )
+
+
+_FED = 0.147
+"""Bandwidth of NVLink of the third generation over that of the memory of an A100 with 80 GB."""
+
+
+def contention(pool: Pool) -> float:
+    """How much of a GPU's memory bandwidth the link inside a node can take, against A100 on NVLink, at most the same: a
+    bus that brings little disturbs little."""
+    return min(pool.intra.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
+
+
+def gradient_sync(
+    workload: Workload, plans: Plans, micro: MicroBatch, shared: Shared, fitted: Constants
+) -> tuple[Floats, Floats]:
+    """Exposed data-parallel communication of a step, and how much it slows computation down, at each ZeRO stage from 0
+    to 3, whatever the plans' own, (4, n)."""
+    repeats = plans.gradient_accumulation
+    backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
+    hides = float(overlap.hides(workload))
+    plain = overlap.exposed(shared.reduce_s, shared.reduced, backward * hides, shared.first_s, shared.first_share)
+    scattered = overlap.exposed(shared.scatter_s, shared.scattered, backward * hides)
+    updated = overlap.exposed(shared.updated_s, shared.scattered, forward * hides)
+    both = shared.gather_s + shared.scatter_s
+    gathered = overlap.exposed(shared.gather_s, shared.units, forward)
+    # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
+    reshards = reshards_weights(workload, at_stage(2, plans))
+    second = repeats * scattered + np.where(reshards, repeats * gathered, updated)
+    # The last bucket of gradients, which may hold several blocks, comes after the pass.
+    last = shared.scatter_s / shared.scattered
+    sharded = repeats * (gathered + np.maximum(overlap.exposed(both, shared.units, backward), last))
+    visible = np.stack([plain, scattered + updated, second, sharded])
+    busy = np.stack(
+        [
+            shared.first_s + shared.reduce_s,
+            shared.scatter_s + shared.updated_s,
+            repeats * shared.scatter_s + np.where(reshards, repeats * shared.gather_s, shared.updated_s),
+            repeats * (shared.gather_s + both),
+        ]
+    )
+    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown

@@ -1,0 +1,167 @@
+"""What the weights of a rank cost: copies and casts, the optimizer's update, the host's work once per step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import frameworks, fuse
+from tilecast.constants import Constants
+from tilecast.graph import KIND_NAMES, Graph
+from tilecast.hardware import Gpu
+from tilecast.models import Sharded
+from tilecast.spec import Columns, Floats, Plans, Workload
+from tilecast.step.blocks import host
+from tilecast.step.passes import MicroBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Columns):
+    """The weights of a rank, (n,)."""
+
+    parameters: Floats
+    """Of its stage."""
+    own: Floats
+    """Its share of them once ZeRO has spread them."""
+    trainable: Floats
+    """The share of either that has gradients."""
+    gathered_bytes: Floats
+    """Bytes of one as ranks gather it."""
+
+    @classmethod
+    def of(cls, workload: Workload, sharded: Sharded, plans: Plans) -> Held:
+        """The weights of the fullest rank of each plan."""
+        gathered = sharded.gathered_bytes(workload, plans)
+        return cls(*sharded.held_parameters(plans), sharded.trainable_share(plans), gathered)
+
+
+def copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
+    """Seconds of a micro-batch in which weights and gradients are copied and summed, (n,), at a share of the memory's
+    bandwidth."""
+    return np.asarray(copied_bytes(workload, held, plans) / bytes_per_s)
+
+
+def copied_bytes_per_s(gpu: Gpu, fitted: Constants) -> float:
+    """What copies and updates of weights reach of a GPU's memory."""
+    return gpu.memory_bandwidth_bytes_per_s * fitted.optimizer_efficiency
+
+
+def copied_bytes(workload: Workload, held: Held, plans: Plans) -> Floats:
+    """Bytes that every micro-batch moves beside its operators', (n,): casts of weights, conversion and accumulation of
+    gradients (behind the arithmetic of the product that is fused with it; of a rank's own share where it keeps no
+    other), and copies between shards and what is gathered."""
+    if not workload.training or workload.optimizer == "none":
+        return np.zeros(len(plans))
+    cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
+    trained = held.parameters * held.trainable
+    cast = 6.0 if workload.is_mixed and cells.weights == "autocast" else 0.0
+    fused = cells.fused_accumulation
+    is_widened = workload.is_mixed and gradient == 4.0 and not fused
+    converted = np.where(plans.zero_stage < 3, 2.0 + gradient if is_widened else 0.0, 0.0)
+    summed = 0.0 if fused else np.where(plans.gradient_accumulation > 1, 3 * gradient, 0.0)
+    sums = np.where(plans.zero_stage >= cells.gradients_stage, held.own * held.trainable, trained) * summed
+    # Out of a gather, which is read and written, for either pass, and into the scatter, which widens on the way.
+    gathered = 2 * gathers(workload, plans) * held.gathered_bytes * held.parameters
+    scattered = np.where(plans.zero_stage >= 3, workload.weight_bytes + gradient, 0.0)
+    return np.asarray((cast + converted + scattered) * trained + sums + gathered)
+
+
+def gathers(workload: Workload, plans: Plans) -> Floats:
+    """How often a micro-batch gathers the weights that ZeRO spreads, (n,): for either pass under ZeRO 3."""
+    return np.where(plans.zero_stage >= 3, 2.0, np.where(reshards_weights(workload, plans), 1.0, 0.0))
+
+
+def reshards_weights(workload: Workload, plans: Plans) -> npt.NDArray[np.bool_]:
+    """Whether every micro-batch gathers weights that its backward pass spreads again, though no pass spreads them in
+    between, (n,). Pipelines keep them whole (PyTorch, distributed/pipelining/stage.py)."""
+    each = frameworks.of(workload).reshards_weights
+    return np.asarray((plans.zero_stage == 2) & (plans.pipeline == 1) & each)
+
+
+_FUSED_OPTIMIZER_BYTES: Mapping[str, float] = {
+    "none": 0.0, "sgd": 8.0, "momentum": 16.0, "adam": 24.0, "adamw": 24.0, "lamb": 40.0,
+}  # fmt: skip
+"""Bytes that one optimizer step moves per parameter beside the gradient and the 16-bit copy, of states in FP32: the
+weight in and out (8), each moment in and out (8), and for LAMB's two norms weight and update once more (16)."""
+
+
+_STEPWISE_OPTIMIZER_BYTES: Mapping[str, float] = {
+    "none": 0.0, "sgd": 8.0, "momentum": 28.0, "adam": 68.0, "adamw": 76.0, "lamb": 96.0,
+}  # fmt: skip
+"""The same where every arithmetic step of the update is a pass of its own over FP32 arrays: 8 bytes to change an array
+in place or to write one from another, 4 for each further one that is read; the gradient's first reading is counted
+with the gradient. Momentum: decay (8), add (8), apply (12). Adam: first moment (8), second moment (8 + 12), its root
+(8), corrected (8), epsilon (8), apply (16); AdamW decays the weight besides (8). LAMB divides moment by root (12)
+instead of applying, adds the decayed weight (12), takes two norms (8) and applies (12)."""
+
+
+def optimizer_seconds(workload: Workload, sharded: Sharded, plans: Plans, gpu: Gpu, fitted: Constants) -> Floats:
+    """The weight update: bytes over bandwidth. Gradients are read, in FP32 where the framework casts them first; in
+    FP16 scaled back (read and written), and where their norm is limited read once more and scaled; 16-bit weights are
+    written beside their masters. Where the buckets of replicas are copies, gradients are copied there and back.
+    Offloaded, gradients and weights cross to the host and back, and the host's memory bounds the update."""
+    parameters, shared = sharded.held_parameters(plans)
+    own = np.where(plans.zero_stage >= 1, shared, parameters) * sharded.trainable_share(plans)
+    return update_seconds(workload, own, (plans.replicas > 1) & (plans.zero_stage == 0), gpu, fitted)
+
+
+def update_seconds(
+    workload: Workload, own: Floats, reduced: npt.NDArray[np.bool_], gpu: Gpu, fitted: Constants
+) -> Floats:
+    """The update of so many trainable parameters, (n,), whose gradients are `reduced` as a whole or not."""
+    if not workload.training or workload.optimizer == "none":
+        return np.zeros(len(own))
+    states = _FUSED_OPTIMIZER_BYTES if "optimizer" in fuse.passes(workload) else _STEPWISE_OPTIMIZER_BYTES
+    cells, gradient = frameworks.of(workload), frameworks.gradient_bytes(workload)
+    passes = 1.0 + 2.0 * (workload.precision == "fp16") + 3.0 * cells.clips_gradients
+    copies = np.where(reduced, 4.0 * (cells.gradient_copies - 1.0), 0.0)
+    cast, read = (gradient + 4.0, 4.0) if workload.is_mixed and cells.casts_gradients else (0.0, gradient)
+    copy = 2.0 if workload.is_mixed and cells.weights == "master" else 0.0
+    state = states[workload.optimizer] * cells.state_bytes(workload) / 4.0
+    moved = own * (state + cast + passes * read + copies * gradient + copy)
+    if workload.offload == "none":
+        return moved / copied_bytes_per_s(gpu, fitted)
+    crossing = own * 2.0 * workload.weight_bytes
+    return crossing / HOST_BYTES_PER_S + moved / _HOST_MEMORY_BYTES_PER_S
+
+
+_TENSORS = 300.0
+"""Weight tensors of a usual model (BERT-large has 400, ResNet-50 160): `step_ms` is for so many, and for Adam."""
+
+
+_CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "adamw": 9, "lamb": 12}
+"""Operators of one update of a list of tensors, as `_STEPWISE_OPTIMIZER_BYTES` counts them, and zeroing."""
+
+
+_WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
+
+
+def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
+    """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
+    lists, zeroing, limiting), of which an operator with weights has one, or two with a bias."""
+    operators = sum(
+        block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
+        for block in graph.blocks
+    )
+    calls = _CALLS[workload.optimizer] / _CALLS["adam"]
+    share = 0.125 + 0.875 * calls * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
+    return fitted.step_s[host(workload)] * share
+
+
+HOST_BYTES_PER_S = 10e9
+"""Copies between GPU and host through pinned memory, each GPU's share of a PCIe root."""
+
+
+_HOST_MEMORY_BYTES_PER_S = 25e9
+"""What an update on the CPU reads and writes, each GPU's share of a two-socket host. Assumed: no measured run of an
+offloaded optimizer was at hand."""
+
+
+def fetch_seconds(weights: Held, held: Floats, micro: MicroBatch) -> Floats:
+    """Seconds of a micro-batch in which weights that live on the host, so many a rank, are waited for: they come once
+    for the forward and once for the backward pass, the next block's while this one computes."""
+    crossing = 2.0 * weights.gathered_bytes * held / HOST_BYTES_PER_S
+    return np.maximum(crossing - micro.gpu_s, 0.0)
