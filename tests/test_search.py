@@ -350,3 +350,12 @@ def test_a_job_takes_equally_many_whole_nodes_of_each_domain(nodes: int, per_nod
     assert taken % per_node == 0
     assert per_node <= taken <= max(where.domain, per_node)
     assert taken == gpus or gpus > where.domain
+
+
+def test_blocks_of_diffusion_transformers_are_recomputed_where_memory_asks() -> None:
+    workload = Workload(models.preset("flux.1"), 256, 64)
+    found = search.find(workload, pool("a100-40", nodes=1))
+    modes = set(found.plans.checkpointing[found.fits])
+    assert CHECKPOINTING.index("full") in modes
+    plain = search.find(replace(workload, checkpointing="none"), pool("a100-40", nodes=1))
+    assert found.plans.micro_batch[found.fits].max() > plain.plans.micro_batch[plain.fits].max()

@@ -462,7 +462,7 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
     recompute = [0]
     if workload.checkpointing is not None:
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
-    elif workload.training and (model.hidden > 0 or model.trace is not None):
+    elif workload.training and models.recomputes(model):
         recompute = list(range(len(CHECKPOINTING)))
     sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")

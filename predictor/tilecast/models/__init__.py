@@ -27,6 +27,7 @@ from tilecast.models import (
     albert,
     cnn,
     deepseek,
+    diffusion,
     electra,
     flux,
     hybrid,
@@ -57,6 +58,7 @@ FAMILIES: Mapping[str, Builder] = {
     "vit": vision.build,
     "swin": vision.build_swin,
     "flux": flux.build,
+    "diffusion-transformer": diffusion.build,
     "hybrid": hybrid.build,
     "relative-encoder": relative.build,
     "sam": sam.build,
@@ -71,6 +73,11 @@ FAMILIES: Mapping[str, Builder] = {
 
 ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek", "hybrid")
 """Families that LoRA trains."""
+
+
+def recomputes(model: Model) -> bool:
+    """Whether activations can be recomputed layer by layer: the layers are alike, or a trace's segments are."""
+    return model.hidden > 0 or model.trace is not None or model.family in ("flux", "diffusion-transformer")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -311,6 +318,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "vit": ("layers", "hidden", "heads", "image", "patch"),
     "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
     "flux": flux.NEEDS,
+    "diffusion-transformer": diffusion.NEEDS,
     "query-encoder": ("layers", "hidden", "heads"),
     "sam": ("layers", "hidden", "heads", "image", "patch", "window"),
     "speech-encoder": ("layers", "hidden", "heads", "frames", "bands"),

@@ -1,0 +1,80 @@
+"""Pieces of diffusion transformers: norms and sums that a vector of time and text modulates (Peebles and Xie, arXiv
+2212.09748, section 3.2; Esser et al., arXiv 2403.03206, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tilecast.graph import Block, Shards
+from tilecast.models import layers
+from tilecast.models.cnn import attention
+from tilecast.models.cnn.walk import Walk
+from tilecast.models.layers import Numerics
+from tilecast.spec import Workload
+
+TIME_WIDTH = 256
+"""Sines and cosines of a time step."""
+
+
+def block(
+    name: str, repeat: int, tokens: float, write: Callable[[Walk], None], workload: Workload, shards: Shards
+) -> Block:
+    """What `write` writes over so many tokens of a sample, `repeat` times. Full recomputation keeps what the block
+    reads."""
+    width, batch = int(workload.model.extra["width"]), shards.micro_batch.astype(float)
+    walk = Walk(Numerics.of(workload), batch, width, (1, 1, 1))
+    write(walk)
+    kept = walk.kept * np.ones(len(shards))
+    read = batch * tokens * width * walk.numerics.element
+    return Block(
+        name,
+        repeat,
+        tuple(walk.ops),
+        np.full(len(shards), walk.parameters),
+        np.stack([kept, kept, np.minimum(kept, read)]),
+    )
+
+
+def vector(walk: Walk, inputs: int, outputs: int) -> None:
+    """A dense layer over the vector that says time and text, behind its activation."""
+    walk.ops += layers.pointwise("silu", walk.numerics, walk.batch * inputs)
+    attention.linear(walk, 1.0, inputs, outputs)
+
+
+def modulated(walk: Walk, tokens: float, width: int) -> None:
+    """A norm without weights, then a scale and an offset from the vector."""
+    elements = walk.batch * tokens * width
+    walk.keep(2 * elements)
+    walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
+    walk.ops += layers.pointwise("modulate", walk.numerics, elements, kernels=2, backward=(2.0, 1.0))
+
+
+def gated_sum(walk: Walk, tokens: float, width: int) -> None:
+    """The sum with the input of a part, whose output the vector scales."""
+    elements = walk.batch * tokens * width
+    walk.keep(elements)
+    walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
+
+
+def positions(walk: Walk, tokens: float, width: int, heads: int) -> None:
+    """Queries and keys are normed by head and rotated."""
+    elements = walk.batch * tokens * 2 * width
+    walk.keep(2 * elements)
+    walk.ops += layers.norm("query-key-norm", walk.numerics, elements * heads / width, width / heads, rms=True)
+    walk.ops += layers.pointwise("rotary", walk.numerics, elements, kernels=3, backward=(1.0, 1.0))
+    walk.parameters += 2 * width // heads
+
+
+def loss(walk: Walk, elements: float) -> None:
+    """The squared error of so many numbers a sample."""
+    if walk.numerics.training:
+        walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * elements, reads=2.0, kernels=3)
+
+
+def gelu(walk: Walk, tokens: float, width: int) -> None:
+    """A GELU over `width` numbers of each token."""
+    elements = walk.batch * tokens * width
+    walk.keep(elements)
+    walk.ops += layers.pointwise("gelu", walk.numerics, elements)
