@@ -14,9 +14,9 @@ from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
 from test_crds import FACTS, FAILING, PASSING
-from tilecast.manifests import gpupool, trainingjob
-from tilecast.manifests.door import Door
-from tilecast.manifests.gpupool import DISCOVERED
+from tilecast.api import gpu_pool, training_job
+from tilecast.api.base import Door
+from tilecast.api.gpu_pool import DISCOVERED
 from witness import account_kubeconfig
 
 pytestmark = pytest.mark.cluster
@@ -255,19 +255,19 @@ def test_unknown_accelerators_are_reported(own_cluster: Cluster, operator: Opera
 
 
 PLACES: dict[type[Door], tuple[str, str]] = {
-    trainingjob.Transformer: ("TrainingJob", "model.transformer"),
-    trainingjob.ModelSource: ("TrainingJob", "model"),
-    trainingjob.HuggingFace: ("TrainingJob", "model.huggingFace"),
-    trainingjob.Training: ("TrainingJob", "training"),
-    trainingjob.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
-    trainingjob.JobBaseline: ("TrainingJob", "baseline"),
-    trainingjob.JobConstraints: ("TrainingJob", "constraints"),
-    trainingjob.TargetRef: ("TrainingJob", "targetRef"),
-    trainingjob.TrainingJobSpec: ("TrainingJob", ""),
-    gpupool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
-    gpupool.GpuSource: ("GPUPool", "gpu"),
-    gpupool.Price: ("GPUPool", "price"),
-    gpupool.GPUPoolSpec: ("GPUPool", ""),
+    training_job.Transformer: ("TrainingJob", "model.transformer"),
+    training_job.ModelSource: ("TrainingJob", "model"),
+    training_job.HuggingFace: ("TrainingJob", "model.huggingFace"),
+    training_job.Training: ("TrainingJob", "training"),
+    training_job.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
+    training_job.JobBaseline: ("TrainingJob", "baseline"),
+    training_job.JobConstraints: ("TrainingJob", "constraints"),
+    training_job.TargetRef: ("TrainingJob", "targetRef"),
+    training_job.TrainingJobSpec: ("TrainingJob", ""),
+    gpu_pool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
+    gpu_pool.GpuSource: ("GPUPool", "gpu"),
+    gpu_pool.Price: ("GPUPool", "price"),
+    gpu_pool.GPUPoolSpec: ("GPUPool", ""),
 }
 """Kind and path of each model with rules."""
 AROUND: dict[str, dict[str, Any]] = {

@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import Field
 
 from tilecast import calibration
-from tilecast.manifests.door import Door, check
-from tilecast.manifests.trainingjob import MAX_GPUS, BaselinePlan
+from tilecast.api.base import Door, check
+from tilecast.api.training_job import MAX_GPUS, BaselinePlan
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"

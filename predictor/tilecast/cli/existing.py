@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilecast import jobs
 from tilecast.advise import Advice, Request
+from tilecast.api import documents
+from tilecast.api.edit import edited
 from tilecast.hardware import Pool
-from tilecast.manifests import candidates, commands, documents, jobs
-from tilecast.manifests.edit import edited
+from tilecast.jobs import candidates, commands
 from tilecast.spec import SpecError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilecast.api import gpu_pool
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
-from tilecast.manifests import gpupool
 from tilecast.spec import SpecError
 
 
@@ -28,10 +28,10 @@ class FoundPool:
     nodes: int
     gpus_total: int
     gpus_allocatable: int
-    facts: gpupool.Facts
+    facts: gpu_pool.Facts
     members: tuple[str, ...] = ()
     """Names of those nodes, sorted."""
-    note: gpupool.Discovery | None = None
+    note: gpu_pool.Discovery | None = None
     """What discovery knows it by; None for a pool that a user wrote."""
     spot: bool = False
     kueue_flavor: str = ""

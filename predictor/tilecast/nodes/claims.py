@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilecast.manifests import gpupool
-from tilecast.manifests.nodes.objects import Node
+from tilecast.api import gpu_pool
+from tilecast.nodes.objects import Node
 from tilecast.spec import SpecError
 
 
@@ -15,9 +15,9 @@ from tilecast.spec import SpecError
 class Claims:
     """Which GPUPool that a user wrote owns which node, and what discovery remembers."""
 
-    specs: dict[str, gpupool.GPUPoolSpec] = field(default_factory=dict)
+    specs: dict[str, gpu_pool.GPUPoolSpec] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
-    remembered: dict[str, tuple[gpupool.Discovery, gpupool.GPUPoolSpec]] = field(default_factory=dict)
+    remembered: dict[str, tuple[gpu_pool.Discovery, gpu_pool.GPUPoolSpec]] = field(default_factory=dict)
 
     def members(self, name: str) -> list[int]:
         """Positions of the nodes that a user's pool owns."""
@@ -29,13 +29,13 @@ def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple
     claims, invalid = Claims(), {}
     for position, document in enumerate(gpupools):
         try:
-            name, spec = gpupool.parse(document)
+            name, spec = gpu_pool.parse(document)
         except SpecError as error:
             metadata = document.get("metadata")
             given = metadata.get("name") if isinstance(metadata, Mapping) else None
             invalid[str(given or position + 1)[:253]] = error
         else:
-            note = gpupool.discovery(document, spec)
+            note = gpu_pool.discovery(document, spec)
             if note is None:
                 claims.specs[name] = spec
             else:
@@ -48,6 +48,6 @@ def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple
     return claims, invalid
 
 
-def wanted(spec: gpupool.GPUPoolSpec) -> Mapping[str, str]:
+def wanted(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
     """Labels of the nodes that a pool takes; none where it has no nodes of its own."""
-    return spec.selector or ({gpupool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})
+    return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from tilecast.api import gpu_pool
 from tilecast.hardware import Gpu, Link, Pool, find_link
-from tilecast.manifests import gpupool
-from tilecast.manifests.nodes.labels import labels
-from tilecast.manifests.nodes.looks import Look
-from tilecast.manifests.nodes.objects import Node
-from tilecast.manifests.nodes.report import FoundPool, Level
-from tilecast.manifests.nodes.usable import usable
+from tilecast.nodes.identification import Look
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
+from tilecast.nodes.report import FoundPool, Level
+from tilecast.nodes.usable import usable
 
 
 def group(
@@ -39,7 +39,7 @@ def group(
     use = usable(there, [looks[index] for index in members], counted=now)
     gpus_per_node = use.gpus_per_node if now else min(looks[index].gpus for index in members)
     intra, domain_layer = _inside([item for item in there if not (now and item.away)], first.gpu, gpus_per_node)
-    facts: gpupool.Facts = {
+    facts: gpu_pool.Facts = {
         "gpu": (first.gpu.name, first.gpu_layer),
         "gpusPerNode": (str(gpus_per_node), first.count_layer),
         "intraNode": (intra.name, "gpu"),

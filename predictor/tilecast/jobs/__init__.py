@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from tilecast.manifests.door import GROUP, check, shown
-from tilecast.manifests.nodes import choice_labels, gpu_resource
-from tilecast.manifests.trainingjob import MODES, TARGETS, Mode, TrainingJobSpec
+from tilecast.api.base import GROUP, check, shown
+from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.training_job import MODES, TARGETS, Mode, TrainingJobSpec
+from tilecast.nodes import choice_labels, gpu_resource
 from tilecast.spec import SpecError
-
-Document: TypeAlias = Mapping[str, Any]
-Path: TypeAlias = tuple[str | int, ...]
 
 ENABLED = f"{GROUP}/enabled"
 """Label of a job or a namespace that asks for advice."""
@@ -139,14 +137,6 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A field of the job and what it shall hold."""
-
-    path: Path
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class JobKind:
     """One kind of job: its API, and where it keeps what."""
 
@@ -159,7 +149,7 @@ class JobKind:
     """Whether the status tells of pods that run or ran."""
     finished: tuple[str, ...]
     """Conditions that end it."""
-    resize: Callable[[Document, int], list[Change]]
+    resize: Callable[[Document, int], list[FieldChange]]
     """What makes a manifest have so many pods; nothing where that takes more than a number."""
     is_resizable: Callable[[Document], bool]
     """Whether the API lets the number of pods change after creation, while suspended."""
@@ -225,7 +215,7 @@ def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_coun
     metadata = _mapping(document, "metadata", "job")
     status = _mapping(document, "status", "job")
     done = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
-    is_suspended = _at(document, kind.suspend) is True
+    is_suspended = value_at(document, kind.suspend) is True
     owners = metadata.get("ownerReferences") or ()
     return Job(
         kind=kind,
@@ -342,7 +332,7 @@ def mode_of(job: Job) -> Mode:
     raise SpecError(MODE, f"{shown(found)} is no mode", f"use one of {', '.join(MODES)}")
 
 
-def changes(document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True) -> list[Change]:
+def changes(document: Document, job: Job, placement: Placement, *, runtime_patches: bool = True) -> list[FieldChange]:
     """The fields that put a job where the placement says, each with its whole new value; only those that differ.
 
     Labels that choose nodes are replaced, every other label of a selector is kept; tolerations are added.
@@ -354,7 +344,7 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
         runtime_patches: whether the API of a TrainJob has `runtimePatches` (Trainer 2.2 and later) rather than
             `podTemplateOverrides`.
     """
-    wanted = list[Change]()
+    wanted = list[FieldChange]()
     if placement.pods is not None:
         wanted += job.kind.resize(document, placement.pods)
     if placement.gpus_per_pod is not None and placement.gpus_per_pod != job.gpus_per_pod:
@@ -364,10 +354,10 @@ def changes(document: Document, job: Job, placement: Placement, *, runtime_patch
     else:
         for pods in job.workers:
             if (chosen := selector(pods, placement.node_selector)) != dict(pods.node_selector):
-                wanted.append(Change((*pods.path, "nodeSelector"), chosen))
+                wanted.append(FieldChange((*pods.path, "nodeSelector"), chosen))
             if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
-                wanted.append(Change((*pods.path, "tolerations"), tolerations))
-    return [change for change in wanted if _at(document, change.path) != change.value]
+                wanted.append(FieldChange((*pods.path, "tolerations"), tolerations))
+    return [change for change in wanted if value_at(document, change.path) != change.value]
 
 
 def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
@@ -429,15 +419,6 @@ def _mapping(value: Document, key: str, where: str) -> Mapping[str, Any]:
     return inner
 
 
-def _at(value: Any, path: Path) -> Any:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
 def _count(value: object, otherwise: int = 1) -> int:
     text = str(value).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else otherwise
@@ -450,7 +431,7 @@ def requested(resources: Document | None) -> int:
 
 
 def _template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    required = _at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
+    required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
     return Pods(
         name=name,
         path=path,
@@ -470,12 +451,12 @@ def _job_pods(document: Document, runtime: Document | None) -> Iterator[Pods]:
     yield _template("", ("spec", "template", "spec"), count, spec["template"]["spec"])
 
 
-def _job_resize(document: Document, pods: int) -> list[Change]:
+def _job_resize(document: Document, pods: int) -> list[FieldChange]:
     """Of a Job whose pods all run at once."""
     spec = document["spec"]
     if spec.get("completions", 1) != spec.get("parallelism", 1):
         return []
-    return [Change(("spec", "parallelism"), pods), Change(("spec", "completions"), pods)]
+    return [FieldChange(("spec", "parallelism"), pods), FieldChange(("spec", "completions"), pods)]
 
 
 def _job_set_pods(document: Document, runtime: Document | None) -> Iterator[Pods]:
@@ -486,19 +467,21 @@ def _job_set_pods(document: Document, runtime: Document | None) -> Iterator[Pods
         yield _template(str(item["name"]), path, count, job["template"]["spec"])
 
 
-def _job_set_resize(document: Document, pods: int) -> list[Change]:
+def _job_set_resize(document: Document, pods: int) -> list[FieldChange]:
     """Of a JobSet with one group of GPU pods."""
     groups = [index for index, item in enumerate(_job_set_pods(document, None)) if item.gpus]
     if len(groups) != 1:
         return []
     path: Path = ("spec", "replicatedJobs", groups[0])
     below: Path = (*path, "template", "spec")
-    if _count(_at(document, (*below, "parallelism"))) == 1:
-        return [Change((*path, "replicas"), pods)]
-    if _count(_at(document, (*path, "replicas"))) > 1:
+    if _count(value_at(document, (*below, "parallelism"))) == 1:
+        return [FieldChange((*path, "replicas"), pods)]
+    if _count(value_at(document, (*path, "replicas"))) > 1:
         return []
-    more = [Change((*below, "completions"), pods)] if _at(document, (*below, "completions")) is not None else []
-    return [Change((*below, "parallelism"), pods), *more]
+    more = (
+        [FieldChange((*below, "completions"), pods)] if value_at(document, (*below, "completions")) is not None else []
+    )
+    return [FieldChange((*below, "parallelism"), pods), *more]
 
 
 _ROLES = ("Master", "Worker")
@@ -511,12 +494,12 @@ def _pytorch_pods(document: Document, runtime: Document | None) -> Iterator[Pods
         yield _template(role, path, _count(replicas[role].get("replicas", 1)), replicas[role]["template"]["spec"])
 
 
-def _pytorch_resize(document: Document, pods: int) -> list[Change]:
+def _pytorch_resize(document: Document, pods: int) -> list[FieldChange]:
     replicas = document["spec"]["pytorchReplicaSpecs"]
     workers = pods - 1 if "Master" in replicas else pods
     if "Worker" not in replicas or workers < 1:
         return []
-    return [Change(("spec", "pytorchReplicaSpecs", "Worker", "replicas"), workers)]
+    return [FieldChange(("spec", "pytorchReplicaSpecs", "Worker", "replicas"), workers)]
 
 
 def _train_job_pods(document: Document, runtime: Document | None) -> Iterator[Pods]:
@@ -524,16 +507,16 @@ def _train_job_pods(document: Document, runtime: Document | None) -> Iterator[Po
     trainer = spec.get("trainer") or {}
     beneath = ((runtime or {}).get("spec")) or {}
     template = _trainer_job(beneath)
-    pod = _at(template, ("template", "spec", "template", "spec")) or {}
+    pod = value_at(template, ("template", "spec", "template", "spec")) or {}
     container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
     resources = trainer.get("resourcesPerNode") or container.get("resources")
-    count = trainer.get("numNodes") or _at(beneath, ("mlPolicy", "numNodes")) or 1
+    count = trainer.get("numNodes") or value_at(beneath, ("mlPolicy", "numNodes")) or 1
     name = str(template.get("name", "node"))
     over = [_mapping(item, "spec", "podTemplateOverrides") for item in spec.get("podTemplateOverrides") or ()]
     over += [
-        _at(job, ("template", "spec", "template", "spec")) or {}
+        value_at(job, ("template", "spec", "template", "spec")) or {}
         for patch in spec.get("runtimePatches") or ()
-        for job in _at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
+        for job in value_at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
         if job.get("name") == name
     ]
     base = _template(name, (), _count(count), pod)
@@ -556,20 +539,20 @@ def _train_job_pods(document: Document, runtime: Document | None) -> Iterator[Po
 
 def _trainer_job(runtime_spec: Document) -> Mapping[str, Any]:
     """The replicated job of a runtime that trains: labelled so, or called node."""
-    jobs = _at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
+    jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     step = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
-    for item in (*(item for item in jobs if _at(item, step) == "trainer"), *jobs):
+    for item in (*(item for item in jobs if value_at(item, step) == "trainer"), *jobs):
         found: Mapping[str, Any] = item
-        if _at(item, step) == "trainer" or item.get("name") == "node":
+        if value_at(item, step) == "trainer" or item.get("name") == "node":
             return found
     return {}
 
 
-def _train_job_resize(document: Document, pods: int) -> list[Change]:
-    return [Change(("spec", "trainer", "numNodes"), pods)]
+def _train_job_resize(document: Document, pods: int) -> list[FieldChange]:
+    return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
 
-def _train_job(document: Document, job: Job, placement: Placement, runtime_patches: bool) -> list[Change]:
+def _train_job(document: Document, job: Job, placement: Placement, runtime_patches: bool) -> list[FieldChange]:
     pods = job.pods[0]
     chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
     if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
@@ -582,31 +565,33 @@ def _train_job(document: Document, job: Job, placement: Placement, runtime_patch
         jobs = {"spec": {"replicatedJobs": [{"name": pods.name, "template": pod}]}}
         entry: dict[str, Any] = {"manager": ADVISOR, "trainingRuntimeSpec": {"template": jobs}}
         others = [item for item in spec.get("runtimePatches") or () if item.get("manager") != ADVISOR]
-        return [Change(("spec", "runtimePatches"), [*others, entry])]
+        return [FieldChange(("spec", "runtimePatches"), [*others, entry])]
     before = list(spec.get("podTemplateOverrides") or ())
-    return [Change(("spec", "podTemplateOverrides"), [*before, {"targetJobs": [{"name": pods.name}], "spec": chosen}])]
+    return [
+        FieldChange(("spec", "podTemplateOverrides"), [*before, {"targetJobs": [{"name": pods.name}], "spec": chosen}])
+    ]
 
 
-def _gpus_per_pod(document: Document, job: Job, gpus: int) -> list[Change]:
+def _gpus_per_pod(document: Document, job: Job, gpus: int) -> list[FieldChange]:
     """GPUs of every GPU pod, where they are written; of a manifest that is not created yet."""
     resource = gpu_resource()
     if job.kind.kind == "TrainJob":
-        given = _at(document, ("spec", "trainer", "resourcesPerNode")) or {"limits": {}}
+        given = value_at(document, ("spec", "trainer", "resourcesPerNode")) or {"limits": {}}
         wanted = {part: {**(given[part] or {}), resource: gpus} for part in given}
-        found = [Change(("spec", "trainer", "resourcesPerNode"), wanted)]
+        found = [FieldChange(("spec", "trainer", "resourcesPerNode"), wanted)]
         processes: Path = ("spec", "trainer", "numProcPerNode")
     else:
         found = [
-            Change((*pods.path, "containers", index, "resources", part, resource), _like(old, gpus))
+            FieldChange((*pods.path, "containers", index, "resources", part, resource), _like(old, gpus))
             for pods in job.workers
-            for index, item in enumerate(_at(document, (*pods.path, "containers")))
+            for index, item in enumerate(value_at(document, (*pods.path, "containers")))
             for part in ("requests", "limits")
-            if _count(old := _at(item, ("resources", part, resource)), 0)
+            if _count(old := value_at(item, ("resources", part, resource)), 0)
         ]
         processes = ("spec", "nprocPerNode")
-    given_processes = _at(document, processes)
+    given_processes = value_at(document, processes)
     if _count(given_processes, 0):
-        found.append(Change(processes, _like(given_processes, gpus)))
+        found.append(FieldChange(processes, _like(given_processes, gpus)))
     return found
 
 

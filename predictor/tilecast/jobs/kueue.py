@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeAlias
+from typing import Any
 
-from tilecast.manifests.nodes import gpu_resource
+from tilecast.api.fields import Document
+from tilecast.api.fields import items as items
+from tilecast.api.fields import mapping as mapping
+from tilecast.nodes import gpu_resource
 from tilecast.spec import SpecError
-
-Document: TypeAlias = Mapping[str, Any]
 
 UNLIMITED = 2**31
 
@@ -167,16 +168,6 @@ def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
         for resource in items(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
                 yield str(flavor.get("name")), resource
-
-
-def mapping(value: object) -> Document:
-    """The same, or an empty one where it is no mapping."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: object) -> list[Document]:
-    """The mappings of a list; none where it is no list."""
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def whole(quantity: object, absent: int = 0) -> int:

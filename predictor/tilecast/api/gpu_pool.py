@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tilecast.api.base import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
+from tilecast.api.calibration import PoolCalibration, PoolError
+from tilecast.api.training_job import MAX_GPUS, Condition
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
-from tilecast.manifests.calibration import PoolCalibration, PoolError
-from tilecast.manifests.door import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
-from tilecast.manifests.instances import NodeType, default_network, find_type, network, with_gpus
-from tilecast.manifests.trainingjob import MAX_GPUS, Condition
+from tilecast.hardware.instances import NodeType, default_network, find_type, network, with_gpus
 from tilecast.spec import SpecError
 
 KIND = "GPUPool"

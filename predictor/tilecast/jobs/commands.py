@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilecast.manifests.jobs import Change, Document, Job, Path, requested
+from tilecast.api.fields import Document, FieldChange, Path
+from tilecast.jobs import Job, requested
 
 
 def program(document: Document, job: Job) -> tuple[str, ...]:
@@ -19,13 +20,13 @@ def program(document: Document, job: Job) -> tuple[str, ...]:
     return ()
 
 
-def running(document: Document, job: Job, script: str) -> list[Change]:
+def running(document: Document, job: Job, script: str) -> list[FieldChange]:
     """What makes every GPU container run a script for bash, with MASTER_ADDR, where the first pod is reached, as the
     job's kind names it."""
     meeting = _MEETINGS[job.kind.kind](document, job) if job.kind.kind in _MEETINGS else ""
     lines = f'export MASTER_ADDR="{meeting}"\n{script}' if meeting and "$MASTER_ADDR" in script else script
     words = {"command": ["bash", "-c"], "args": [lines]}
-    return [Change((*path, key), value) for path in _containers(document, job) for key, value in words.items()]
+    return [FieldChange((*path, key), value) for path in _containers(document, job) for key, value in words.items()]
 
 
 def _containers(document: Document, job: Job) -> dict[Path, Mapping[str, Any]]:

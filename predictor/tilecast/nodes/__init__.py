@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from tilecast.manifests import documents, gpupool
-from tilecast.manifests.door import shown
-from tilecast.manifests.nodes.discovery import discovered, pools
-from tilecast.manifests.nodes.labels import choice_labels, gpu_resource
-from tilecast.manifests.nodes.looks import RESOURCE_SLICE
-from tilecast.manifests.nodes.objects import Node, Slice, node, resource_slice
-from tilecast.manifests.nodes.report import FoundPool, LeftOut, Level, NodesReport
+from tilecast.api import documents, gpu_pool
+from tilecast.api.base import shown
+from tilecast.nodes.discovery import discovered, pools
+from tilecast.nodes.identification import RESOURCE_SLICE
+from tilecast.nodes.labels import choice_labels, gpu_resource
+from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.report import FoundPool, LeftOut, Level, NodesReport
 from tilecast.spec import SpecError
 
 __all__ = [
@@ -50,11 +50,11 @@ def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documen
     Raises:
         SpecError: the text is not YAML, or holds another kind.
     """
-    found: dict[str, Documents] = {"Node": [], gpupool.KIND: [], "ResourceSlice": []}
+    found: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
     for index, document in enumerate(documents.load(text, name)):
         kind = document.get("kind")
         if not isinstance(kind, str) or kind not in found:
             remedy = "give Node, GPUPool and ResourceSlice objects, as `kubectl get nodes,gpupools -o json` prints them"
             raise SpecError(f"{name}: document {index + 1}", f"kind {shown(kind)} is not a node", remedy)
         found[kind].append(document)
-    return found["Node"], found[gpupool.KIND], found["ResourceSlice"]
+    return found["Node"], found[gpu_pool.KIND], found["ResourceSlice"]

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
+from tilecast.api.base import Door, check
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
-from tilecast.manifests.door import Door, check
 from tilecast.spec import Precision, SpecError
 
 MAX_RUNS = 64

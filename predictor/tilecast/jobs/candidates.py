@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
-from tilecast.manifests.jobs import Job, Placement, Pods, is_choice
-from tilecast.manifests.kueue import Flavor, Queue
-from tilecast.manifests.nodes import gpu_resource
+from tilecast.jobs import Job, Placement, Pods, is_choice
+from tilecast.jobs.kueue import Flavor, Queue
+from tilecast.nodes import gpu_resource
 from tilecast.spec import SpecError
 
 Labels: TypeAlias = Mapping[str, str]

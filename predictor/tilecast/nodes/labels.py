@@ -141,7 +141,7 @@ class Labels(_Data):
 @cache
 def labels() -> Labels:
     """The table as it ships."""
-    text = files("tilecast.manifests").joinpath("labels.toml").read_text(encoding="utf-8")
+    text = files("tilecast.nodes").joinpath("labels.toml").read_text(encoding="utf-8")
     return Labels.model_validate(tomllib.loads(text))
 
 

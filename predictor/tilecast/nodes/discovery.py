@@ -11,14 +11,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tilecast.manifests import gpupool
-from tilecast.manifests.door import API_VERSION
-from tilecast.manifests.nodes import naming
-from tilecast.manifests.nodes.claims import Claims, claim, wanted
-from tilecast.manifests.nodes.grouping import group
-from tilecast.manifests.nodes.looks import Look, Problem, look
-from tilecast.manifests.nodes.objects import Node, Slice, node, resource_slice
-from tilecast.manifests.nodes.report import FoundPool, LeftOut, NodesReport
+from tilecast.api import gpu_pool
+from tilecast.api.base import API_VERSION
+from tilecast.nodes import naming
+from tilecast.nodes.claims import Claims, claim, wanted
+from tilecast.nodes.grouping import group
+from tilecast.nodes.identification import Look, Problem, look
+from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.report import FoundPool, LeftOut, NodesReport
 from tilecast.spec import SpecError
 
 
@@ -93,9 +93,9 @@ def _claimed(
         try:
             if members:
                 seen = group(members, nodes, looks, {}, spec.topology_keys, now=now and spec.max_nodes is None)
-                pool, facts = gpupool.override(name, spec, seen.pool, seen.facts, seen.spot)
+                pool, facts = gpu_pool.override(name, spec, seen.pool, seen.facts, seen.spot)
             else:
-                pool, facts = gpupool.override(name, spec)
+                pool, facts = gpu_pool.override(name, spec)
                 seen = FoundPool(pool, 0, 0, 0, facts)
             spot = seen.spot if spec.spot is None else spec.spot
             flavor = spec.kueue_flavor or ""
@@ -143,7 +143,7 @@ def _discovered(
             most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
         layer = looks[groups[identity][0]].gpu_layer
         pool = replace(item.pool, name=name, max_nodes=most)
-        out.append(replace(item, pool=pool, note=gpupool.Discovery(identity, layer)))
+        out.append(replace(item, pool=pool, note=gpu_pool.Discovery(identity, layer)))
     return sorted(out, key=lambda item: item.pool.name)
 
 
@@ -151,7 +151,7 @@ def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collec
     """Whether a remembered pool without nodes may have nodes again: none that exists, nor any that a user's pool
     would take, carries its labels."""
     spec = claims.remembered[name][1]
-    labels = {**wanted(spec), **({gpupool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
+    labels = {**wanted(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
     if name in forget or not labels or not spec.max_nodes:
         return False
     if any((own := wanted(mine)) and own.items() <= labels.items() for mine in claims.specs.values()):
@@ -159,9 +159,9 @@ def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collec
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 
 
-def _asleep(name: str, note: gpupool.Discovery, spec: gpupool.GPUPoolSpec) -> FoundPool:
+def _asleep(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
     """A remembered pool that has no nodes now."""
-    pool, facts = gpupool.override(name, spec, layer="discovered")
+    pool, facts = gpu_pool.override(name, spec, layer="discovered")
     spot = bool(spec.spot)
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 
@@ -182,8 +182,8 @@ def discovered(found: FoundPool) -> dict[str, Any] | None:
         "spot": found.spot or None,
     }
     present = {key: value for key, value in spec.items() if value is not None}
-    checked = gpupool.parse({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
-    return gpupool.discovered(pool.name, checked, found.note)
+    checked = gpu_pool.parse({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
+    return gpu_pool.discovered(pool.name, checked, found.note)
 
 
-_ENVELOPE = {"apiVersion": API_VERSION, "kind": gpupool.KIND}
+_ENVELOPE = {"apiVersion": API_VERSION, "kind": gpu_pool.KIND}

@@ -16,8 +16,9 @@ from pydantic_core import PydanticCustomError
 
 from tilecast import models
 from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
+from tilecast.api.base import Door, Rule, Toleration, check, envelope
+from tilecast.api.fields import mapping
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.manifests.door import Door, Rule, Toleration, check, envelope
 from tilecast.models import huggingface, traced
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
@@ -964,7 +965,7 @@ def content(found: Reference, config_map: Mapping[str, Any] | None) -> bytes:
     if config_map is None:
         remedy = f"create it beside the job, or {found.otherwise}"
         raise SpecError(f"{found.field}.name", f"there is no ConfigMap {found.name}", remedy)
-    text, binary = (_mapping(config_map.get(part)) for part in ("data", "binaryData"))
+    text, binary = (mapping(config_map.get(part)) for part in ("data", "binaryData"))
     if found.key in text:
         return str(text[found.key]).encode()
     if found.key not in binary:
@@ -976,10 +977,6 @@ def content(found: Reference, config_map: Mapping[str, Any] | None) -> bytes:
     except ValueError:
         problem = f"{found.key} of ConfigMap {found.name} is not base64"
         raise SpecError(f"{found.field}.key", problem, "store it with `kubectl create configmap --from-file`") from None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:

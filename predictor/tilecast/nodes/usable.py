@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilecast.manifests.door import shown
-from tilecast.manifests.nodes.labels import labels
-from tilecast.manifests.nodes.looks import Look
-from tilecast.manifests.nodes.objects import Node
+from tilecast.api.base import shown
+from tilecast.nodes.identification import Look
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
 
 MAX_NAMES = 3
 """Nodes that a remark names."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from tilecast.manifests.door import shown
-from tilecast.manifests.nodes.labels import count, labels
+from tilecast.api.base import shown
+from tilecast.nodes.labels import count, labels
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilecast.api import gpu_pool
+from tilecast.api.base import shown
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
-from tilecast.manifests import gpupool
-from tilecast.manifests.door import shown
-from tilecast.manifests.instances import NodeType, default_network, ethernet, find_type, with_gpus
-from tilecast.manifests.nodes.labels import Layer, count, labels
-from tilecast.manifests.nodes.objects import Node, profile_of
+from tilecast.hardware.instances import NodeType, default_network, ethernet, find_type, with_gpus
+from tilecast.nodes.labels import Layer, count, labels
+from tilecast.nodes.objects import Node, profile_of
 from tilecast.spec import SpecError
 
 RESOURCE_SLICE = "resource-slice"
@@ -71,7 +71,7 @@ class Problem:
     remedy: str
 
 
-def look(item: Node, spec: gpupool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]) -> Look | Problem | None:
+def look(item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]) -> Look | Problem | None:
     """What a node is; None if it has no GPU.
 
     Args:
@@ -129,7 +129,7 @@ def _partitioned(
     return None
 
 
-def _profile(item: Node, spec: gpupool.GPUPoolSpec | None) -> str | None:
+def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
     """The MIG profile whose slices a node offers; None where its GPUs are whole, or cut into several kinds of which
     nothing chooses one."""
     if spec is not None and spec.mig is not None:
@@ -173,7 +173,7 @@ def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
 
 
 def _identify(
-    item: Node, spec: gpupool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
 ) -> tuple[Gpu | None, str]:
     """The GPU and the layer that names it."""
     if spec is not None and spec.gpu is not None:
@@ -200,7 +200,7 @@ def _identify(
 
 
 def _counted(
-    item: Node, spec: gpupool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
 ) -> tuple[int, int, str] | None:
     """How many GPUs or slices the node has, how many of them pods may use, and the layer that says so; None where
     none does. A device plugin that offers none at all leaves the node with what labels say, and nothing to use."""

@@ -1,7 +1,7 @@
 """What `tilecast advise -o json` prints, as models: the source of `schemas/advice.schema.json`.
 
 They continue those of the TrainingJob's status, so that a word means the same in a cluster and without one. Write the
-file anew with `python -m tilecast.manifests.advice --output schemas/advice.schema.json`.
+file anew with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tilecast.manifests.door import Door
-from tilecast.manifests.trainingjob import (
+from tilecast.api.base import Door
+from tilecast.api.training_job import (
     Alternative,
     MemoryBytes,
     ModelVersion,
@@ -254,7 +254,7 @@ def text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the schema to a file."""
-    parser = argparse.ArgumentParser(prog="python -m tilecast.manifests.advice")
+    parser = argparse.ArgumentParser(prog="python -m tilecast.api.advice")
     parser.add_argument("--output", type=Path, required=True)
     parser.parse_args(arguments).output.write_text(text(), encoding="utf-8")
     return 0

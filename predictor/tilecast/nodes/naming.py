@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from tilecast.manifests.nodes.labels import labels
-from tilecast.manifests.nodes.objects import Node
-from tilecast.manifests.nodes.report import FoundPool
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
+from tilecast.nodes.report import FoundPool
 
 
 def names(found: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from tilecast.api.fields import value_at
 from tilecast.spec import SpecError
 
 GROUP = "tilecast.dev"
@@ -166,7 +167,7 @@ _BOUNDS: Mapping[str, str] = {
 def _translated(error: ErrorDetails, schema: type[Door], value: Mapping[str, Any], root: str) -> SpecError:
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part, quote=False)}" for part in loc)
-    got = _at(value, loc)
+    got = value_at(value, loc)
     if kind == "rule":
         return SpecError(path, str(context["problem"]), str(context["remedy"]))
     if kind == "extra_forbidden":
@@ -193,15 +194,6 @@ def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:")
         return f"did you mean {next(name for name in names if name.lower() == near[0])}?"
     listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"{otherwise} {listed}"
-
-
-def _at(value: Any, loc: tuple[int | str, ...]) -> Any:
-    for part in loc:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
 
 
 def _field(schema: type[Door], loc: tuple[int | str, ...]) -> tuple[type[Door] | None, FieldInfo | None]:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from tilecast.manifests.jobs import Change, Path
+from tilecast.api.fields import FieldChange, Path
 
 _Edit: TypeAlias = tuple[Path, Any]
 """A path and its new value; `_GONE` takes it out, `_More` appends to the list there."""
@@ -24,7 +24,7 @@ class _More(list[Any]):
 _GONE = object()
 
 
-def edited(text: str, changes: Sequence[Change], index: int = 0) -> str:
+def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
     """The text with each change made.
 
     Args:
