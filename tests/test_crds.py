@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tilecast.api import crds, gpu_pool, training_job
-from tilecast.api.base import Door
+from tilecast.api import crds, gpu_pool, job_kinds, model_source, training, training_job
+from tilecast.api.base import ApiModel
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
@@ -94,20 +94,20 @@ def test_examples_satisfy_the_schema(path: Path) -> None:
     jsonschema.Draft4Validator(schema).validate(document["spec"])
 
 
-PASSING: dict[type[Door], dict[str, Any]] = {
-    training_job.Transformer: {
+PASSING: dict[type[ApiModel], dict[str, Any]] = {
+    model_source.Transformer: {
         "layers": 2, "hiddenSize": 64, "attentionHeads": 4, "keyValueHeads": 2, "vocabularySize": 9
     },
-    training_job.ModelSource: {"preset": "gpt2"},
-    training_job.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
-    training_job.Training: {
+    model_source.ModelSource: {"preset": "gpt2"},
+    model_source.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
+    training.Training: {
         "globalBatchSize": 8, "globalBatchSizeRange": {"min": 4, "max": 16}, "microBatchSize": 2, "sequenceLength": 4,
         "tokens": 64, "allowedPrecisions": ["fp16", "bf16"],
     },
-    training_job.BatchRange: {"min": 4, "max": 8},
+    training.BatchRange: {"min": 4, "max": 8},
     training_job.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
     training_job.JobConstraints: {"gpus": 8, "maxGpus": 8},
-    training_job.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
+    job_kinds.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
     training_job.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
     },
@@ -121,13 +121,13 @@ FACTS = {
     "memoryBandwidthGbPerS": 1.0, "l2Mib": 1.0, "l2BandwidthGbPerS": 1.0, "boostClockMhz": 1.0, "tdpW": 1.0,
     "intraLink": "pcie4", "peakTflops": {"fp32": 1.0},
 }  # fmt: skip
-FAILING: dict[type[Door], list[dict[str, Any]]] = {
-    training_job.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
-    training_job.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
-    training_job.HuggingFace: [{"config": {"model_type": "gpt2"}}],
-    training_job.BatchRange: [{"min": 9}],
+FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
+    model_source.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
+    model_source.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
+    model_source.HuggingFace: [{"config": {"model_type": "gpt2"}}],
+    training.BatchRange: [{"min": 9}],
     training_job.JobBaseline: [{"gpus": 16}],
-    training_job.Training: [
+    training.Training: [
         {"microBatchSize": 3},
         {"steps": 5},
         {"sequenceLength": None},
@@ -138,7 +138,7 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"precision": "fp32"},
     ],
     training_job.JobConstraints: [{"gpus": 9}],
-    training_job.TargetRef: [{"kind": "JobSet"}],
+    job_kinds.TargetRef: [{"kind": "JobSet"}],
     training_job.TrainingJobSpec: [
         {"mode": "Initial"},
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
@@ -154,7 +154,7 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
 }
 
 
-def with_rules(model: type[Door]) -> set[type[Door]]:
+def with_rules(model: type[ApiModel]) -> set[type[ApiModel]]:
     return {item for item in crds.models(model) if item.rules}
 
 
@@ -166,7 +166,7 @@ def test_every_rule_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("model", PASSING, ids=lambda model: model.__name__)
-def test_each_rule_fails_alone(model: type[Door]) -> None:
+def test_each_rule_fails_alone(model: type[ApiModel]) -> None:
     model.model_validate(PASSING[model])
     for rule, change in zip(model.rules, FAILING[model], strict=True):
         with pytest.raises(ValueError, match="1 validation error") as caught:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tilecast import memory, models, search
 from tilecast.advise import advise
 from tilecast.api import documents, gpu_pool, training_job
+from tilecast.api.training import Training
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Plans, SpecError
 
@@ -185,9 +186,7 @@ def test_wrong_documents_name_field_and_remedy(document: dict[str, Any], field: 
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "rule", [*training_job.Training.rules, *training_job.JobConstraints.rules], ids=lambda rule: rule.cel
-)
+@pytest.mark.parametrize("rule", [*Training.rules, *training_job.JobConstraints.rules], ids=lambda rule: rule.cel)
 def test_rules_read_as_problem_and_remedy(rule: Any) -> None:
     assert rule.problem[0].islower() and rule.problem[-1] != "." and rule.remedy
 

@@ -14,7 +14,7 @@ from advice_values import advice, offer, pool, refused
 from tilecast import models, nodes
 from tilecast.advise import Advice, Request, advise
 from tilecast.api.gpu_pool import GPUPoolStatus
-from tilecast.api.training_job import TrainingJobStatus
+from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload

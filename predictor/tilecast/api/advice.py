@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tilecast.api.base import Door
-from tilecast.api.training_job import (
+from tilecast.api.base import ApiModel
+from tilecast.api.status import (
     Alternative,
     MemoryBytes,
     ModelVersion,
@@ -36,7 +36,7 @@ class DetailedOffer(Recommendation):
     memory: dict[str, int] = Field(description="The bill of the fullest GPU in bytes; it sums to memoryBytes.used.")
 
 
-class AppliedChange(Door):
+class AppliedChange(ApiModel):
     """The smallest change of one input that was tried and helps."""
 
     input: str = Field(description="Path of the input in the job or the pool.")
@@ -58,7 +58,7 @@ class DetailedPassedOver(PassedOver):
     change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
 
 
-class PricedModel(Door):
+class PricedModel(ApiModel):
     """The model that is trained, whole."""
 
     model: str = Field(description="Name of the model.")
@@ -66,7 +66,7 @@ class PricedModel(Door):
     parameters: int = Field(description="Its parameters, those of its encoders of images or sound among them.")
 
 
-class Provenance(Door):
+class Provenance(ApiModel):
     """What the advice rests on besides the predictor."""
 
     version: str = Field(description="Version of Tilecast.")
@@ -78,7 +78,7 @@ class Provenance(Door):
     )
 
 
-class PartOfGpu(Door):
+class PartOfGpu(ApiModel):
     """The job on part of a GPU."""
 
     kind: str = Field(description="How the GPU is shared.")
@@ -95,7 +95,7 @@ class PartOfGpu(Door):
     )
 
 
-class SharedGpu(Door):
+class SharedGpu(ApiModel):
     """The parts of a GPU that would do."""
 
     pool: str = Field(description="Name of the pool.")
@@ -104,7 +104,7 @@ class SharedGpu(Door):
     options: list[PartOfGpu] = Field(description="Every part that would do.")
 
 
-class OperatorLine(Door):
+class OperatorLine(ApiModel):
     """One operator of one micro-batch through every stage."""
 
     name: str = Field(description="Name of the operator.")
@@ -125,7 +125,7 @@ class OperatorLine(Door):
     waves: float = Field(description="In how many waves they run.")
 
 
-class ExchangeLine(Door):
+class ExchangeLine(ApiModel):
     """Data that ranks exchange for each micro-batch."""
 
     name: str = Field(description="What is exchanged.")
@@ -138,7 +138,7 @@ class ExchangeLine(Door):
     exposed: float = Field(description="The share that nothing hides.")
 
 
-class SyncLine(Door):
+class SyncLine(ApiModel):
     """A way of summing gradients over replicas."""
 
     gradient_sync: GradientSync = Field(description="Among replicas, or by parameter servers.")
@@ -150,7 +150,7 @@ class SyncLine(Door):
     step_seconds: float = Field(description="The step with it.")
 
 
-class StepSums(Door):
+class StepSums(ApiModel):
     """How compute and communication of a step are made of a micro-batch's."""
 
     stage_seconds: float = Field(description="A micro-batch's operators and copies on the fullest stage.")
@@ -161,7 +161,7 @@ class StepSums(Door):
     correction: float = Field(description="What runs seen on the cluster multiply the step by.")
 
 
-class Explained(Door):
+class Explained(ApiModel):
     """What --explain adds: the recommended plan taken apart."""
 
     plan: str = Field(description="The split in short.")
@@ -181,7 +181,7 @@ class Explained(Door):
     )
 
 
-class SuspectLine(Door):
+class SuspectLine(ApiModel):
     """One line of the breakdown, if it alone were off."""
 
     line: str = Field(description="The line; unstated is what the job leaves out.")
@@ -191,7 +191,7 @@ class SuspectLine(Door):
     plausible: bool = Field(description="Whether its own 90 % range reaches that far.")
 
 
-class Measured(Door):
+class Measured(ApiModel):
     """What --measured adds."""
 
     measured_seconds: float = Field(description="The step as measured.")
@@ -200,7 +200,7 @@ class Measured(Door):
     suspects: list[SuspectLine] = Field(description="The most probable first, what the job leaves out last.")
 
 
-class Launched(Door):
+class Launched(ApiModel):
     """What --launch adds: how to run the recommendation."""
 
     launcher: str = Field(description="What --launch named.")
@@ -212,7 +212,7 @@ class Launched(Door):
     notes: list[str] = Field(default_factory=list, description="What the reader has to know besides.")
 
 
-class AdviceDocument(Door):
+class AdviceDocument(ApiModel):
     """What `tilecast advise -o json` prints. Keys without a value are absent; keys may be added under one version."""
 
     schema_version: Literal["1"] = Field(description="Version of this schema.")

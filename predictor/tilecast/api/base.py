@@ -21,6 +21,12 @@ GROUP = "tilecast.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 MAX_NAME = 253
+MAX_BATCH = 2**24
+MAX_SEQUENCE = 2**24
+MAX_GPUS = 2**17
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""What the API server allows as a name. The operator asks for the object by it, so that nothing else may pass: a name
+with `../` in it would lead to the objects of another namespace."""
 
 
 def object_name(text: str) -> str:
@@ -32,7 +38,7 @@ def object_name(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ValidationRule:
     """A condition over several fields: once for the API server, once for this process."""
 
     cel: str
@@ -43,7 +49,7 @@ class Rule:
     remedy: str
 
 
-class Door(BaseModel):
+class ApiModel(BaseModel):
     """Base of everything that users write: camelCase keys, no unknown keys, no silent conversion."""
 
     model_config = ConfigDict(
@@ -55,17 +61,17 @@ class Door(BaseModel):
         hide_input_in_errors=True,
         defer_build=True,
     )
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[ValidationRule, ...]] = ()
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Door:
+    def _check_rules(self) -> ApiModel:
         for rule in self.rules:
             if not rule.holds(self):
                 raise PydanticCustomError("rule", "{problem}", {"problem": rule.problem, "remedy": rule.remedy})
         return self
 
 
-class Toleration(Door):
+class Toleration(ApiModel):
     """A taint that the job must tolerate to run on the pool."""
 
     key: str | None = Field(
@@ -87,7 +93,7 @@ class Toleration(Door):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-SchemaT = TypeVar("SchemaT", bound=Door)
+SchemaT = TypeVar("SchemaT", bound=ApiModel)
 
 
 def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
@@ -116,6 +122,20 @@ def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, 
         problem = "is missing" if spec is None else f"{shown(spec)} is not a mapping"
         raise SpecError("spec", problem, f"see the examples of a {kind}")
     return name, spec
+
+
+def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
+    """The mapping under a key; an empty one where the key is absent.
+
+    Raises:
+        SpecError: something else is there; `where` is what the message calls the value.
+    """
+    inner = value.get(key)
+    if inner is None:
+        return {}
+    if not isinstance(inner, Mapping):
+        raise SpecError(f"{where}: {key}", f"{shown(inner)} is not a mapping", remedy)
+    return inner
 
 
 def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
@@ -164,7 +184,7 @@ _BOUNDS: Mapping[str, str] = {
 }
 
 
-def _translated(error: ErrorDetails, schema: type[Door], value: Mapping[str, Any], root: str) -> SpecError:
+def _translated(error: ErrorDetails, schema: type[ApiModel], value: Mapping[str, Any], root: str) -> SpecError:
     kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
     path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part, quote=False)}" for part in loc)
     got = value_at(value, loc)
@@ -196,9 +216,9 @@ def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:")
     return f"{otherwise} {listed}"
 
 
-def _field(schema: type[Door], loc: tuple[int | str, ...]) -> tuple[type[Door] | None, FieldInfo | None]:
+def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
     """The model that a location lies in below `schema`, and the field it ends on."""
-    current: type[Door] | None = schema
+    current: type[ApiModel] | None = schema
     field: FieldInfo | None = None
     for part in loc:
         if current is None or isinstance(part, int):
@@ -208,18 +228,18 @@ def _field(schema: type[Door], loc: tuple[int | str, ...]) -> tuple[type[Door] |
     return current, field
 
 
-def _model_of(annotation: Any) -> type[Door] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Door):
+def _model_of(annotation: Any) -> type[ApiModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
     return next((found for item in getattr(annotation, "__args__", ()) if (found := _model_of(item))), None)
 
 
-def _known(schema: type[Door], loc: tuple[int | str, ...]) -> list[str]:
+def _known(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
     model, _ = _field(schema, loc)
     return [str(item.alias) for item in model.model_fields.values()] if model else []
 
 
-def _shape(schema: type[Door], loc: tuple[int | str, ...]) -> str:
+def _shape(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
     """How to write a mapping, by the keys that it needs or, where it needs none, may have."""
     model, _ = _field(schema, loc)
     fields = list((model or schema).model_fields.values())
@@ -228,7 +248,7 @@ def _shape(schema: type[Door], loc: tuple[int | str, ...]) -> str:
     return f"write a mapping with {keys}"
 
 
-def _described(schema: type[Door], loc: tuple[int | str, ...]) -> str:
+def _described(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
     _, field = _field(schema, loc)
     text = field.description if field and field.description else "see the field's description"
     return text[0].lower() + text[1:].split(". ")[0].rstrip(".")

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
-from tilecast.api.base import Door, check
+from tilecast.api.base import ApiModel, check
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
@@ -21,7 +21,7 @@ _PRECISIONS = "|".join(get_args(Precision))
 _SCALES = "|".join(name for _, name in SCALES)
 
 
-class RunRecord(Door):
+class RunRecord(ApiModel):
     """A job that ran on the pool: what was forecast for the plan that ran, uncorrected, and what was measured."""
 
     uid: str = Field(min_length=1, max_length=64, description="UID of the job.")
@@ -35,7 +35,7 @@ class RunRecord(Door):
     time: str = Field(max_length=32, description="When the last of them arrived, RFC 3339.")
 
 
-class CorrectionRecord(Door):
+class CorrectionRecord(ApiModel):
     """What a group of runs makes of a forecast."""
 
     precision: str | None = Field(default=None, max_length=8, description="Precision; absent stands for all.")
@@ -47,7 +47,7 @@ class CorrectionRecord(Door):
     observations: int = Field(ge=0, description="Reports of those runs.")
 
 
-class PoolCalibration(Door):
+class PoolCalibration(ApiModel):
     """What the pool's own runs teach. Runs are the state, corrections follow from those of every pool."""
 
     corrections: list[CorrectionRecord] = Field(
@@ -58,7 +58,7 @@ class PoolCalibration(Door):
     )
 
 
-class PoolError(Door):
+class PoolError(ApiModel):
     """How far forecasts for the pool's runs lie off, (predicted - observed) / observed."""
 
     raw_ratio: float | None = Field(default=None, description="Median signed relative error of the raw forecasts.")
@@ -152,7 +152,7 @@ def write(table: Calibration) -> str:
     return json.dumps({"corrections": [asdict(item) for item in table.corrections]}, indent=1) + "\n"
 
 
-class _Row(Door):
+class _Row(ApiModel):
     group: list[str] = Field(max_length=_WORKLOAD)
     ratio: float = Field(gt=0.01, lt=100)
     width: float = Field(gt=0.01, lt=100)
@@ -161,7 +161,7 @@ class _Row(Door):
     observations: int = Field(ge=0)
 
 
-class _File(Door):
+class _File(ApiModel):
     corrections: list[_Row]
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from tilecast.api import gpu_pool, training_job
-from tilecast.api.base import GROUP, VERSION, Door
+from tilecast.api.base import GROUP, VERSION, ApiModel
+from tilecast.api.status import TrainingJobStatus
 
 Schema = dict[str, Any]
 
@@ -47,8 +48,8 @@ class Resource:
     short_names: tuple[str, ...]
     scope: str
     description: str
-    spec: type[Door]
-    status: type[Door]
+    spec: type[ApiModel]
+    status: type[ApiModel]
     columns: tuple[Column, ...]
 
 
@@ -65,7 +66,7 @@ TRAINING_JOB = Resource(
     scope="Namespaced",
     description="A training run to be advised: which GPU pool to use and how to split the job.",
     spec=training_job.TrainingJobSpec,
-    status=training_job.TrainingJobStatus,
+    status=TrainingJobStatus,
     columns=(
         _summary("Pool", "pool", "Recommended pool."),
         _summary("GPUs", "gpus", "Nodes x GPUs per node."),
@@ -156,7 +157,7 @@ def crd(resource: Resource) -> Schema:
     }
 
 
-def schema(model: type[Door]) -> Schema:
+def schema(model: type[ApiModel]) -> Schema:
     """The structural schema of a model: references resolved, null unions dropped, rules as CEL."""
     raw = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(raw, raw.get("$defs", {}), {item.__name__: item for item in models(model)})
@@ -196,7 +197,7 @@ _KEPT = (
 )
 
 
-def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: Mapping[str, type[Door]]) -> Schema:
+def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: Mapping[str, type[ApiModel]]) -> Schema:
     merged: Schema = dict(node)
     rules: Schema = {}
     if "anyOf" in merged:
@@ -228,19 +229,19 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: 
     return out | {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")} | rules
 
 
-def _validations(model: type[Door]) -> Schema:
+def _validations(model: type[ApiModel]) -> Schema:
     found = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
     return {"x-kubernetes-validations": found} if found else {}
 
 
-def models(model: type[Door]) -> list[type[Door]]:
+def models(model: type[ApiModel]) -> list[type[ApiModel]]:
     """The model and every model its fields use."""
     found = [model]
     for field in model.model_fields.values():
         pending = [field.annotation]
         while pending:
             annotation: Any = pending.pop()
-            if isinstance(annotation, type) and issubclass(annotation, Door):
+            if isinstance(annotation, type) and issubclass(annotation, ApiModel):
                 found += models(annotation)
             pending += getattr(annotation, "__args__", ())
     return found

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tilecast.api.base import API_VERSION, GROUP, Door, Rule, Toleration, check, envelope, shown
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, ApiModel, Toleration, ValidationRule, check, envelope, shown
 from tilecast.api.calibration import PoolCalibration, PoolError
-from tilecast.api.training_job import MAX_GPUS, Condition
+from tilecast.api.status import Condition
 from tilecast.hardware import Gpu, GpuFile, Link, Pool, find_gpu, find_link, find_slice, links
 from tilecast.hardware.instances import NodeType, default_network, find_type, network, with_gpus
 from tilecast.spec import SpecError
@@ -33,7 +33,7 @@ GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
 """What a GPU may be called, as a regular expression: the same here, for the API server, and in GPU files."""
 
 
-class Rates(Door):
+class Rates(ApiModel):
     """One positive number per precision; leave out what the GPU cannot run. FP32 is always there."""
 
     fp32: float | None = Field(default=None, gt=0, le=1e6, description="Plain FP32.")
@@ -42,8 +42,8 @@ class Rates(Door):
     bf16: float | None = Field(default=None, gt=0, le=1e6, description="BF16 matrix units.")
     fp8: float | None = Field(default=None, gt=0, le=1e6, description="FP8 matrix units.")
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
             "has(self.fp32)",
             lambda m: m.fp32 is not None,
             "has no fp32, which every GPU can run",
@@ -52,7 +52,7 @@ class Rates(Door):
     )
 
 
-class GpuFacts(Door):
+class GpuFacts(ApiModel):
     """Data-sheet facts of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
 
     product: str = Field(min_length=1, max_length=128, description="Product name as the driver prints it.")
@@ -73,7 +73,7 @@ class GpuFacts(Door):
     peak_tflops: Rates = Field(description="Peak in 10^12 floating-point operations per second, by precision.")
 
 
-class GpuSource(Door):
+class GpuSource(ApiModel):
     """The pool's GPU: one that Tilecast knows by name or product, or its facts under a new name."""
 
     name: str = Field(
@@ -102,8 +102,8 @@ class GpuSource(Door):
             field = f"spec.gpu.{where}" if where == "name" else f"spec.gpu.facts.{where}"
             raise SpecError(field, first["msg"], "correct it after the data sheet") from None
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
             f"!has(self.facts) || self.name.matches('{GPU_NAME}')",
             lambda m: m.facts is None or re.fullmatch(GPU_NAME, m.name) is not None,
             "a new GPU's name has other characters than a-z, 0-9, dot and dash, or begins with a dot or dash",
@@ -112,7 +112,7 @@ class GpuSource(Door):
     )
 
 
-class PoolLinks(Door):
+class PoolLinks(ApiModel):
     """Links by name, as in tilecast's `hardware/links`."""
 
     intra_node: str | None = Field(
@@ -136,7 +136,7 @@ class PoolLinks(Door):
     )
 
 
-class Price(Door):
+class Price(ApiModel):
     """What one GPU costs. Replaces every price that Tilecast ships."""
 
     per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU, or of one slice, for one hour.")
@@ -145,8 +145,8 @@ class Price(Door):
     )
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$", max_length=3, description="ISO 4217 code.")
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
             "!has(self.spot) || self.spot <= self.perGpuHour",
             lambda m: m.spot is None or m.spot <= m.per_gpu_hour,
             "spot is above perGpuHour",
@@ -155,7 +155,7 @@ class Price(Door):
     )
 
 
-class GPUPoolSpec(Door):
+class GPUPoolSpec(ApiModel):
     """Which nodes the pool has, or could have, and what they are."""
 
     selector: dict[str, str] = Field(
@@ -212,8 +212,8 @@ class GPUPoolSpec(Door):
         description="Node labels that say which nodes are near each other, nearest first; empty takes the known ones.",
     )
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
             "has(self.selector) && size(self.selector) > 0 || has(self.nodeType) || has(self.gpu)",
             lambda m: bool(m.selector) or m.node_type is not None or m.gpu is not None,
             "says neither which nodes nor which GPU",
@@ -222,7 +222,7 @@ class GPUPoolSpec(Door):
     )
 
 
-class PoolGpus(Door):
+class PoolGpus(ApiModel):
     """GPUs of the pool's nodes."""
 
     total: int = Field(ge=0, description="Physical GPUs.")
@@ -232,7 +232,7 @@ class PoolGpus(Door):
     )
 
 
-class Fact(Door):
+class Fact(ApiModel):
     """A value and where it came from."""
 
     value: str = Field(max_length=253, description="The value.")
@@ -241,7 +241,7 @@ class Fact(Door):
     )
 
 
-class TopologyLevel(Door):
+class TopologyLevel(ApiModel):
     """How the pool's nodes lie under one topology label."""
 
     key: str = Field(max_length=317, description="The node label.")
@@ -249,7 +249,7 @@ class TopologyLevel(Door):
     largest: int = Field(ge=1, description="Nodes that share one value, at most.")
 
 
-class PoolSummary(Door):
+class PoolSummary(ApiModel):
     """Flat strings for `kubectl get`."""
 
     gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
@@ -261,7 +261,7 @@ class PoolSummary(Door):
     reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
 
 
-class GPUPoolStatus(Door):
+class GPUPoolStatus(ApiModel):
     """What was found. Written by the operator only."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was read.")

@@ -255,7 +255,7 @@ def onnx(target: str, sequence: int | None) -> Trace:
     Raises:
         SpecError: the sequence is no length, or the file is no graph that can be read.
     """
-    if sequence is not None and not 1 <= sequence <= training_job.MAX_SEQUENCE:
+    if sequence is not None and not 1 <= sequence <= base.MAX_SEQUENCE:
         raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
     return onnx_file.read(Path(target), sequence)
 

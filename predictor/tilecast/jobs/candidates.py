@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
-from tilecast.jobs import Job, Placement, Pods, is_choice
+from tilecast.jobs.interface import Job, Placement, Pods, is_choice
 from tilecast.jobs.kueue import Flavor, Queue
 from tilecast.nodes import gpu_resource
 from tilecast.spec import SpecError

@@ -6,14 +6,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from sys import intern
 from typing import Any
 
-from tilecast.api.base import shown
+from tilecast.api.base import mapping_in, shown
 from tilecast.nodes.labels import count, labels
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"
+_mapping = partial(mapping_in, remedy=_AS_PRINTED)
 _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
 
 
@@ -174,15 +176,6 @@ def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[M
         if labels().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
     )
     return next((f"tainted {shown(key, quote=False)}" for key in sorted(passing)), "")
-
-
-def _mapping(value: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    inner = value.get(key)
-    if inner is None:
-        return {}
-    if not isinstance(inner, Mapping):
-        raise SpecError(f"{where}: {key}", f"{shown(inner)} is not a mapping", _AS_PRINTED)
-    return inner
 
 
 def _mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:

@@ -1,0 +1,28 @@
+"""Numbers of pods and GPUs as jobs write them."""
+
+from __future__ import annotations
+
+from tilecast.api.fields import Document
+from tilecast.nodes import gpu_resource
+
+
+def whole_count(value: object, otherwise: int = 1) -> int:
+    """A whole number of at most nine digits, as a number or as text; `otherwise` for anything else."""
+    text = str(value).strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else otherwise
+
+
+def requested(resources: Document | None) -> int:
+    """GPUs of a `resources` block; Kubernetes takes the limit for both."""
+    found = resources or {}
+    return max(whole_count((found.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
+
+
+def like(old: object, new: int) -> int | str:
+    """The new number as the old one was written: text where that was text."""
+    return str(new) if isinstance(old, str) else new
+
+
+def any_count(status: Document, lists: str, *counts: str) -> bool:
+    """Whether an entry of a list in a status has one of the counts above zero."""
+    return any(whole_count(item.get(name), 0) for item in status.get(lists) or () for name in counts)
