@@ -15,6 +15,7 @@ from tilecast.advise import advise
 from tilecast.api import documents, gpu_pool, training_job
 from tilecast.api.training import Training
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.nodes.override import override
 from tilecast.spec import Plan, Plans, SpecError
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
@@ -278,12 +279,17 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
         assert "\n" not in str(error) and len(str(error)) < 500
 
 
+def pool_alone(document: dict[str, Any]) -> Pool:
+    """The pool of a GPUPool that no node belongs to."""
+    return override(*gpu_pool.parse(document))[0]
+
+
 def pool_of(**spec: Any) -> dict[str, Any]:
     return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
 
 
 def test_a_pool_scaled_to_zero_is_priced_from_its_type() -> None:
-    pool = gpu_pool.pool(pool_of(nodeType="p5.48xlarge", maxNodes=4))
+    pool = pool_alone(pool_of(nodeType="p5.48xlarge", maxNodes=4))
     assert (pool.name, pool.gpu.name, pool.gpus_per_node, pool.max_nodes) == ("mine", "h100-sxm", 8, 4)
     assert (pool.inter.name, pool.price_per_gpu_hour) == ("efa-3200", 6.88)
     assert pool.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
@@ -311,7 +317,7 @@ def with_facts(name: str = "x1", **changes: Any) -> dict[str, Any]:
 
 
 def test_inline_facts_make_a_new_gpu() -> None:
-    pool = gpu_pool.pool(with_facts())
+    pool = pool_alone(with_facts())
     assert pool.gpu.memory_bytes == 64 * 2**30
     assert pool.gpu.peak("bf16") == 400e12
     assert (pool.intra.name, pool.inter.name) == ("pcie5", "ethernet-100")
@@ -321,25 +327,25 @@ def test_inline_facts_make_a_new_gpu() -> None:
 @pytest.mark.parametrize("peaks", [{}, {"fp8": 100.0}, {"tf32": 100.0}], ids=str)
 def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
     with pytest.raises(SpecError, match="has no fp32") as caught:
-        gpu_pool.pool(with_facts(peakTflops=peaks))
+        pool_alone(with_facts(peakTflops=peaks))
     assert caught.value.field == "spec.gpu.facts.peakTflops"
 
 
 def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
-    pool = gpu_pool.pool(with_facts(peakTflops={"fp32": 50.0}))
+    pool = pool_alone(with_facts(peakTflops={"fp32": 50.0}))
     found = advise(training_job.read(job()), [pool])
     assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "train in fp32")]
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b-c", "x1" + "z" * 61])
 def test_names_of_new_gpus(name: str) -> None:
-    assert gpu_pool.pool(with_facts(name)).gpu.name == name
+    assert pool_alone(with_facts(name)).gpu.name == name
 
 
 @pytest.mark.parametrize("name", [".abc", "-abc", "X1", "a b", "a_b", "\u00e4", "a\n"])
 def test_wrong_names_of_new_gpus(name: str) -> None:
     with pytest.raises(SpecError, match="a new GPU's name") as caught:
-        gpu_pool.pool(with_facts(name))
+        pool_alone(with_facts(name))
     assert caught.value.field == "spec.gpu" and "\n" not in str(caught.value)
 
 
@@ -353,7 +359,7 @@ def test_any_fact_is_read_or_refused(field: str, value: Any) -> None:
     inner = document["spec"]["gpu"]
     (inner if field == "name" else inner["facts"])[field] = value
     try:
-        pool = gpu_pool.pool(document)
+        pool = pool_alone(document)
     except SpecError as error:
         assert "\n" not in str(error) and error.field.startswith("spec.gpu")
     else:
@@ -376,8 +382,8 @@ def test_facts_that_a_gpu_file_refuses_name_the_field() -> None:
 
 def test_a_pool_may_be_free_and_empty() -> None:
     spec = {"nodeType": "p5.48xlarge", "price": {"perGpuHour": 0, "spot": 0}}
-    free = gpu_pool.pool(pool_of(maxNodes=4, **spec))
-    empty = gpu_pool.pool({**pool_of(maxNodes=0, **spec), "metadata": {"name": "empty"}})
+    free = pool_alone(pool_of(maxNodes=4, **spec))
+    empty = pool_alone({**pool_of(maxNodes=0, **spec), "metadata": {"name": "empty"}})
     assert (free.price_per_gpu_hour, empty.price_per_gpu_hour, empty.max_gpus) == (0.0, 0.0, 0)
     for objective in ("time", "cost"):
         found = advise(training_job.read(job(objective=objective)), [free, empty])
@@ -387,7 +393,7 @@ def test_a_pool_may_be_free_and_empty() -> None:
 
 def test_a_price_of_ones_own_wins() -> None:
     document = pool_of(nodeType="p5.48xlarge", maxNodes=1, price={"perGpuHour": 1.5, "currency": "EUR"})
-    pool = gpu_pool.pool(document)
+    pool = pool_alone(document)
     assert (pool.price_per_gpu_hour, pool.currency) == (1.5, "EUR")
 
 
@@ -426,6 +432,6 @@ WRONG_POOLS = [
 @pytest.mark.parametrize(("document", "field", "remedy"), WRONG_POOLS, ids=[row[1] for row in WRONG_POOLS])
 def test_wrong_pools_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
     with pytest.raises(SpecError) as caught:
-        gpu_pool.pool(document)
+        pool_alone(document)
     assert caught.value.field == field
     assert remedy in caught.value.remedy

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tilecast.api.fields import items, mapping
-from tilecast.jobs.kueue import Quotas, whole
+from tilecast.jobs.kueue import Quotas
 from tilecast.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
+from tilecast.nodes.quantities import whole
 
 Document: TypeAlias = Mapping[str, Any]
 

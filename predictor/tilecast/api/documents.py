@@ -80,10 +80,10 @@ def written_out(text: str, name: str = "manifest") -> str:
     """
     if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER)):
         return text
-    return yaml.dump_all(_yaml(text, name), Dumper=_Whole, sort_keys=False, width=4096)
+    return yaml.dump_all(_yaml(text, name), Dumper=_NoAliasDumper, sort_keys=False, width=4096)
 
 
-class _Whole(yaml.SafeDumper):
+class _NoAliasDumper(yaml.SafeDumper):
     """Writes a value wherever it stands, and no alias."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -18,7 +18,7 @@ Labels: TypeAlias = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidatePool:
     """A pool that a job may use, as far as it may."""
 
     pool: Pool
@@ -36,7 +36,7 @@ class Candidate:
 class Candidates:
     """The pools of a job, why not the others, and where it goes without us."""
 
-    usable: tuple[Candidate, ...]
+    usable: tuple[CandidatePool, ...]
     rejections: tuple[Rejection, ...]
     baseline: Baseline | None
     """Its own request: the pool that its selectors or its queue's order of flavors lead to; None where they leave it
@@ -46,7 +46,7 @@ class Candidates:
     def pools(self) -> list[Pool]:
         return [item.pool for item in self.usable]
 
-    def of(self, pool: str) -> Candidate:
+    def of(self, pool: str) -> CandidatePool:
         """The candidate of that pool."""
         return next(item for item in self.usable if item.pool.name == pool)
 
@@ -65,10 +65,10 @@ def candidates(
             they are and may not pass by a taint that they do not tolerate.
     """
     kinds = _kinds(job, pools, nodes, queue)
-    usable, rejections = list[Candidate](), list[Rejection]()
+    usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
         found = _candidate(job, pool, kinds, queue, is_placed)
-        if isinstance(found, Candidate):
+        if isinstance(found, CandidatePool):
             usable.append(found)
         else:
             rejections.append(found)
@@ -144,7 +144,7 @@ def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queu
 
 def _candidate(
     job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
-) -> Candidate | Rejection:
+) -> CandidatePool | Rejection:
     if is_placed and pool.gpus_per_node < job.gpus_per_pod:
         message = f"a pod asks for {job.gpus_per_pod} GPUs, its nodes have {pool.gpus_per_node}"
         return Rejection(pool.name, "PodTooLarge", message, "ask for fewer GPUs in each of more pods")
@@ -178,14 +178,14 @@ def _candidate(
     return _narrowed(pool, nodes, flavor)
 
 
-def _narrowed(pool: Pool, nodes: int, flavor: Flavor | None) -> Candidate:
+def _narrowed(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
     limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
     if flavor is None:
-        return Candidate(limited, None, pool.node_selector, pool.tolerations)
+        return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
     per_node = min(pool.gpus_per_node, flavor.quota)
     limited = replace(limited, gpus_per_node=per_node, max_nodes=min(limited.max_nodes, flavor.quota // per_node))
     # Kueue adds the tolerations of a flavor itself.
-    return Candidate(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
+    return CandidatePool(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
 
 
 def _matches(flavor: Flavor, labels: Labels) -> bool:

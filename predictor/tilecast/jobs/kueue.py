@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from tilecast.api.fields import Document
 from tilecast.api.fields import items as items
 from tilecast.api.fields import mapping as mapping
 from tilecast.nodes import gpu_resource
+from tilecast.nodes.quantities import UNLIMITED, whole
 from tilecast.spec import SpecError
-
-UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +166,3 @@ def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
         for resource in items(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
                 yield str(flavor.get("name")), resource
-
-
-def whole(quantity: object, absent: int = 0) -> int:
-    """A count of GPUs from a quantity, which may be written 16, "16" or "1k"."""
-    if quantity is None:
-        return absent
-    text = str(quantity).strip()
-    scale = _SUFFIXES.get(text[-2:], _SUFFIXES.get(text[-1:]))
-    digits = text if scale is None else text.rstrip("kMGTPEim")
-    try:
-        return min(int(Decimal(digits) * (scale or 1)), UNLIMITED)
-    except (InvalidOperation, ValueError, OverflowError):
-        return absent
-
-
-_SUFFIXES = {"m": Decimal("0.001"), "k": Decimal(1000), "M": Decimal(10**6), "Ki": Decimal(1024), "Mi": Decimal(2**20)}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from tilecast.api.fields import Document
 from tilecast.nodes import gpu_resource
+from tilecast.nodes.quantities import count
+
+MAX_COUNT = 10**9 - 1
 
 
 def whole_count(value: object, otherwise: int = 1) -> int:
-    """A whole number of at most nine digits, as a number or as text; `otherwise` for anything else."""
-    text = str(value).strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else otherwise
+    """A whole number up to `MAX_COUNT`, as a number or as text; `otherwise` for anything else."""
+    found = count(value)
+    return otherwise if found is None or found > MAX_COUNT else found
 
 
 def requested(resources: Document | None) -> int:

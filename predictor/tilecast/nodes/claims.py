@@ -41,13 +41,13 @@ def claim(nodes: Sequence[Node], gpupools: Iterable[Mapping[str, Any]]) -> tuple
             else:
                 claims.remembered[name] = (note, spec)
     for name in sorted(claims.specs):
-        own = wanted(claims.specs[name])
+        own = selected_labels(claims.specs[name])
         for index, item in enumerate(nodes):
             if own and index not in claims.owner and own.items() <= item.labels.items():
                 claims.owner[index] = name
     return claims, invalid
 
 
-def wanted(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
+def selected_labels(spec: gpu_pool.GPUPoolSpec) -> Mapping[str, str]:
     """Labels of the nodes that a pool takes; none where it has no nodes of its own."""
     return spec.selector or ({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})

@@ -14,10 +14,11 @@ from typing import Any
 from tilecast.api import gpu_pool
 from tilecast.api.base import API_VERSION
 from tilecast.nodes import naming
-from tilecast.nodes.claims import Claims, claim, wanted
+from tilecast.nodes.claims import Claims, claim, selected_labels
 from tilecast.nodes.grouping import group
-from tilecast.nodes.identification import Look, Problem, look
+from tilecast.nodes.identification import NodeFacts, Problem, identify
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.override import override
 from tilecast.nodes.report import FoundPool, LeftOut, NodesReport
 from tilecast.spec import SpecError
 
@@ -48,21 +49,21 @@ def pools(
     """
     everyone = [item if isinstance(item, Node) else node(item) for item in nodes]
     offered = _offered(slices)
-    looks: dict[int, Look] = {}
+    node_facts: dict[int, NodeFacts] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     others = 0
     claims, invalid = claim(everyone, gpupools)
     for index, item in enumerate(everyone):
         owner = claims.owner.get(index)
-        seen = look(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
+        seen = identify(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
         if seen is None:
             others += 1
         elif isinstance(seen, Problem):
             problems[seen.code, seen.message, seen.remedy].append(item.name)
         else:
-            looks[index] = seen
-    claimed = _claimed(claims, everyone, looks, invalid, now=now)
-    found = _discovered(claims, everyone, looks, {*claims.specs, *invalid}, forget, now=now)
+            node_facts[index] = seen
+    claimed = _claimed(claims, everyone, node_facts, invalid, now=now)
+    found = _discovered(claims, everyone, node_facts, {*claims.specs, *invalid}, forget, now=now)
     left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     kept = {item.pool.name for item in found}
     obsolete = tuple(sorted(set(claims.remembered) - kept))
@@ -83,19 +84,24 @@ def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[tupl
 
 
 def _claimed(
-    claims: Claims, nodes: Sequence[Node], looks: Mapping[int, Look], invalid: dict[str, SpecError], *, now: bool
+    claims: Claims,
+    nodes: Sequence[Node],
+    node_facts: Mapping[int, NodeFacts],
+    invalid: dict[str, SpecError],
+    *,
+    now: bool,
 ) -> list[FoundPool]:
     """The pools that users wrote; what one says of its size stands, whatever its nodes do now."""
     found = []
     for name in sorted(claims.specs):
         spec = claims.specs[name]
-        members = [index for index in claims.members(name) if index in looks]
+        members = [index for index in claims.members(name) if index in node_facts]
         try:
             if members:
-                seen = group(members, nodes, looks, {}, spec.topology_keys, now=now and spec.max_nodes is None)
-                pool, facts = gpu_pool.override(name, spec, seen.pool, seen.facts, seen.spot)
+                seen = group(members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None)
+                pool, facts = override(name, spec, seen.pool, seen.facts, seen.spot)
             else:
-                pool, facts = gpu_pool.override(name, spec)
+                pool, facts = override(name, spec)
                 seen = FoundPool(pool, 0, 0, 0, facts)
             spot = seen.spot if spec.spot is None else spec.spot
             flavor = spec.kueue_flavor or ""
@@ -108,7 +114,7 @@ def _claimed(
 def _discovered(
     claims: Claims,
     nodes: Sequence[Node],
-    looks: Mapping[int, Look],
+    node_facts: Mapping[int, NodeFacts],
     taken: Collection[str],
     forget: Collection[str],
     *,
@@ -116,7 +122,7 @@ def _discovered(
 ) -> list[FoundPool]:
     """The pools of nodes that no user's pool has, and those that discovery remembers without nodes."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for index, seen in looks.items():
+    for index, seen in node_facts.items():
         if index not in claims.owner:
             groups[seen.identity].append(index)
     known: dict[str, str] = {}
@@ -124,24 +130,25 @@ def _discovered(
         known.setdefault(claims.remembered[name][0].identity, name)
     absent = [name for name in sorted(claims.remembered) if known.get(claims.remembered[name][0].identity) != name]
     absent += [name for identity, name in known.items() if identity not in groups]
-    asleep = [_asleep(name, *claims.remembered[name]) for name in absent if _can_return(name, claims, nodes, forget)]
+    returning = [name for name in absent if _can_return(name, claims, nodes, forget)]
+    without_nodes = [_without_nodes(name, *claims.remembered[name]) for name in returning]
     names = {identity: known[identity] for identity in groups if identity in known}
     old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
     select = naming.selectors(nodes, list(groups.values()), old)
     found = {
-        identity: group(members, nodes, looks, select[position], now=now)
+        identity: group(members, nodes, node_facts, select[position], now=now)
         for position, (identity, members) in enumerate(groups.items())
     }
     new = {identity: item for identity, item in found.items() if identity not in names}
-    used = {*taken, *names.values(), *(item.pool.name for item in asleep)}
+    used = {*taken, *names.values(), *(item.pool.name for item in without_nodes)}
     names |= dict(zip(new, naming.names(list(new.values()), used), strict=True))
-    out = list(asleep)
+    out = list(without_nodes)
     for identity, item in found.items():
         name, most = names[identity], item.pool.max_nodes
         if name not in forget and identity in known:
             away = item.unusable if now else 0
             most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
-        layer = looks[groups[identity][0]].gpu_layer
+        layer = node_facts[groups[identity][0]].gpu_layer
         pool = replace(item.pool, name=name, max_nodes=most)
         out.append(replace(item, pool=pool, note=gpu_pool.Discovery(identity, layer)))
     return sorted(out, key=lambda item: item.pool.name)
@@ -151,17 +158,17 @@ def _can_return(name: str, claims: Claims, nodes: Sequence[Node], forget: Collec
     """Whether a remembered pool without nodes may have nodes again: none that exists, nor any that a user's pool
     would take, carries its labels."""
     spec = claims.remembered[name][1]
-    labels = {**wanted(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
+    labels = {**selected_labels(spec), **({gpu_pool.NODE_TYPE_LABEL: spec.node_type} if spec.node_type else {})}
     if name in forget or not labels or not spec.max_nodes:
         return False
-    if any((own := wanted(mine)) and own.items() <= labels.items() for mine in claims.specs.values()):
+    if any((own := selected_labels(mine)) and own.items() <= labels.items() for mine in claims.specs.values()):
         return False
     return not any(spec.selector.items() <= item.labels.items() for item in nodes)
 
 
-def _asleep(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
+def _without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSpec) -> FoundPool:
     """A remembered pool that has no nodes now."""
-    pool, facts = gpu_pool.override(name, spec, layer="discovered")
+    pool, facts = override(name, spec, layer="discovered")
     spot = bool(spec.spot)
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 

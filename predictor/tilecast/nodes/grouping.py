@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilecast.api import gpu_pool
 from tilecast.hardware import Gpu, Link, Pool, find_link
-from tilecast.nodes.identification import Look
+from tilecast.nodes.identification import NodeFacts
 from tilecast.nodes.labels import labels
 from tilecast.nodes.objects import Node
-from tilecast.nodes.report import FoundPool, Level
+from tilecast.nodes.report import Facts, FoundPool, Level
 from tilecast.nodes.usable import usable
 
 
 def group(
     members: Sequence[int],
     nodes: Sequence[Node],
-    looks: Mapping[int, Look],
+    node_facts: Mapping[int, NodeFacts],
     selector: Mapping[str, str],
     keys: Sequence[str] = (),
     *,
@@ -29,27 +28,18 @@ def group(
     Args:
         members: positions of its nodes; the first one's look says what all of them share.
         nodes: every node.
-        looks: what nodes are, by position.
+        node_facts: what nodes are, by position.
         selector: labels that select the nodes.
         keys: topology labels that a user named; empty takes the known ones.
         now: whether to count only nodes that a job can use now.
     """
-    first, there = looks[members[0]], [nodes[index] for index in members]
+    first, there = node_facts[members[0]], [nodes[index] for index in members]
     types = {item.node_type for item in there}
-    use = usable(there, [looks[index] for index in members], counted=now)
-    gpus_per_node = use.gpus_per_node if now else min(looks[index].gpus for index in members)
+    use = usable(there, [node_facts[index] for index in members], counted=now)
+    gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
     intra, domain_layer = _inside([item for item in there if not (now and item.away)], first.gpu, gpus_per_node)
-    facts: gpu_pool.Facts = {
-        "gpu": (first.gpu.name, first.gpu_layer),
-        "gpusPerNode": (str(gpus_per_node), first.count_layer),
-        "intraNode": (intra.name, "gpu"),
-        "interNode": (first.inter.name, first.inter_layer),
-    }
-    if domain_layer:
-        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
     currency = first.kind.currency if first.kind else "USD"
-    if first.price is not None:
-        facts["price"] = (f"{first.price:g} {currency}", "instance type")
+    facts = _facts(first, gpus_per_node, intra, domain_layer, currency)
     taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
     pool = Pool(
         name=first.gpu.name,
@@ -68,15 +58,30 @@ def group(
     return FoundPool(
         pool,
         nodes=len(members),
-        gpus_total=sum(looks[index].gpus for index in members),
-        gpus_allocatable=sum(looks[index].usable for index in members if looks[index].is_offered),
+        gpus_total=sum(node_facts[index].gpus for index in members),
+        gpus_allocatable=sum(node_facts[index].usable for index in members if node_facts[index].is_offered),
         facts=facts,
         members=tuple(sorted(item.name for item in there)),
-        spot=all(looks[index].spot for index in members),
+        spot=all(node_facts[index].spot for index in members),
         topology=_levels(there, keys or labels().topology.keys),
         unusable=len(members) - use.nodes,
         remarks=use.remarks,
     )
+
+
+def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
+    """Value and layer of each fact of a pool, by one of its nodes."""
+    facts: Facts = {
+        "gpu": (first.gpu.name, first.gpu_layer),
+        "gpusPerNode": (str(gpus_per_node), first.count_layer),
+        "intraNode": (intra.name, "gpu"),
+        "interNode": (first.inter.name, first.inter_layer),
+    }
+    if domain_layer:
+        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
+    if first.price is not None:
+        facts["price"] = (f"{first.price:g} {currency}", "instance type")
+    return facts
 
 
 def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:

@@ -14,8 +14,9 @@ from tilecast.api import gpu_pool
 from tilecast.api.base import shown
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
 from tilecast.hardware.instances import NodeType, default_network, ethernet, find_type, with_gpus
-from tilecast.nodes.labels import Layer, count, labels
+from tilecast.nodes.labels import Layer, labels
 from tilecast.nodes.objects import Node, profile_of
+from tilecast.nodes.quantities import count
 from tilecast.spec import SpecError
 
 RESOURCE_SLICE = "resource-slice"
@@ -29,7 +30,7 @@ _UNCUT = "select them with a GPUPool that states mig, or disable MIG on the node
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NodeFacts:
     """What the layers say about one node."""
 
     gpu: Gpu
@@ -71,7 +72,9 @@ class Problem:
     remedy: str
 
 
-def look(item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]) -> Look | Problem | None:
+def identify(
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]
+) -> NodeFacts | Problem | None:
     """What a node is; None if it has no GPU.
 
     Args:
@@ -106,7 +109,7 @@ def look(item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[
         return Problem("SharedGpu", told, _UNSHARE)
     inter, inter_layer = _network(item, kind, gpu, gpus)
     spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
-    return Look(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
+    return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
 
 
 def _partitioned(

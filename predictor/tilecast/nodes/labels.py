@@ -10,22 +10,17 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict
 
 from tilecast.hardware import normalise
+from tilecast.nodes.quantities import count
 
 MEMORY_TOLERANCE = 0.1
 """Two sources state the same GPU's memory up to 7 % apart (L4: 22888, 23034 and 24576 MiB)."""
-
-
-def count(value: object) -> int | None:
-    """A whole number from a label or a resource quantity; None where it is none."""
-    text = str(value).strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 class _Data(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Value(_Data):
+class ProductAlias(_Data):
     """A product string that the GPU files do not list, and the GPU that it means."""
 
     value: str
@@ -42,7 +37,7 @@ class Layer(_Data):
     count: str = ""
     memory_mib: str = ""
     network_mbit_per_s: str = ""
-    values: tuple[Value, ...] = ()
+    values: tuple[ProductAlias, ...] = ()
 
     def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
         """The GPU's name or product that this layer's product string means; None where it is ambiguous."""
@@ -85,7 +80,7 @@ class Partitioned(_Data):
         )
 
 
-class Mark(_Data):
+class LabelValue(_Data):
     """A label with a value."""
 
     label: str
@@ -123,11 +118,11 @@ class Labels(_Data):
     dra_slice: str
     nvlink_domain: tuple[str, ...]
     other_gpu_resources: tuple[str, ...]
-    present: tuple[Mark, ...]
+    present: tuple[LabelValue, ...]
     node_pool: tuple[str, ...]
     layer: tuple[Layer, ...]
     partitioned: tuple[Partitioned, ...]
-    spot: tuple[Mark, ...]
+    spot: tuple[LabelValue, ...]
     transient_taints: Transient
     topology: Topology
 

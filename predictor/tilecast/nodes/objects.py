@@ -11,7 +11,8 @@ from sys import intern
 from typing import Any
 
 from tilecast.api.base import mapping_in, shown
-from tilecast.nodes.labels import count, labels
+from tilecast.nodes.labels import labels
+from tilecast.nodes.quantities import count
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"

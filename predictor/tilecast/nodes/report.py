@@ -10,6 +10,9 @@ from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 
+Facts = dict[str, tuple[str, str]]
+"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -28,7 +31,7 @@ class FoundPool:
     nodes: int
     gpus_total: int
     gpus_allocatable: int
-    facts: gpu_pool.Facts
+    facts: Facts
     members: tuple[str, ...] = ()
     """Names of those nodes, sorted."""
     note: gpu_pool.Discovery | None = None

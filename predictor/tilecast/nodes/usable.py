@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilecast.api.base import shown
-from tilecast.nodes.identification import Look
+from tilecast.nodes.identification import NodeFacts
 from tilecast.nodes.labels import labels
 from tilecast.nodes.objects import Node
 
@@ -25,19 +25,19 @@ class Usable:
     """What the pool's other nodes are, and what all of them ask of a job; a sentence each."""
 
 
-def usable(members: Sequence[Node], looks: Sequence[Look], *, counted: bool) -> Usable:
+def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> Usable:
     """The shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
 
     Args:
         members: the pool's nodes.
-        looks: what each of them is.
+        node_facts: what each of them is.
         counted: whether the pool counts the usable nodes alone, which the remarks then say.
     """
-    whole = min(found.gpus for found in looks)
-    size = _shape([found.usable for item, found in zip(members, looks, strict=True) if not item.away], whole)
+    whole = min(found.gpus for found in node_facts)
+    size = _shape([found.usable for item, found in zip(members, node_facts, strict=True) if not item.away], whole)
     remarks = []
     why = defaultdict[str, list[str]](list)
-    for item, found in zip(members, looks, strict=True):
+    for item, found in zip(members, node_facts, strict=True):
         if item.away:
             why[item.away].append(item.name)
         elif found.usable < size:
@@ -46,7 +46,7 @@ def usable(members: Sequence[Node], looks: Sequence[Look], *, counted: bool) -> 
         remarks.append(f"{_of(names, members)} {reason}{' and not counted' if counted else ''}")
     if counted and size < whole:
         remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
-    remarks += _unplugged(members, looks)
+    remarks += _unplugged(members, node_facts)
     remarks += _also_cut(members)
     remarks += _tainted(members)
     return Usable(size, len(members) - sum(map(len, why.values())), tuple(remarks))
@@ -77,17 +77,17 @@ def _verb(amount: int) -> str:
     return "is" if amount == 1 else "are"
 
 
-def _unplugged(members: Sequence[Node], looks: Sequence[Look]) -> list[str]:
+def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
     """Nodes whose GPUs no device plugin offers; ones of which only labels are given are taken at their word."""
     resource = labels().gpu_resource
     names = [
         item.name
-        for item, found in zip(members, looks, strict=True)
+        for item, found in zip(members, node_facts, strict=True)
         if item.gpus is None and item.has_capacity and not found.is_offered
     ]
     if not names:
         return []
-    layer = next(found.count_layer for found in looks)
+    layer = next(found.count_layer for found in node_facts)
     return [f"{_of(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
 
 
