@@ -14,7 +14,7 @@ from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
 from test_crds import FACTS, FAILING, PASSING
-from tilecast.api import gpu_pool, job_kinds, model_source, training, training_job
+from tilecast.api import gpu_pool, model_source, training, training_job
 from tilecast.api.base import ApiModel
 from tilecast.api.gpu_pool import DISCOVERED
 from witness import account_kubeconfig
@@ -262,7 +262,7 @@ PLACES: dict[type[ApiModel], tuple[str, str]] = {
     training.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
     training_job.JobBaseline: ("TrainingJob", "baseline"),
     training_job.JobConstraints: ("TrainingJob", "constraints"),
-    job_kinds.TargetRef: ("TrainingJob", "targetRef"),
+    training_job.TargetRef: ("TrainingJob", "targetRef"),
     training_job.TrainingJobSpec: ("TrainingJob", ""),
     gpu_pool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
     gpu_pool.GpuSource: ("GPUPool", "gpu"),

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tilecast.api import crds, gpu_pool, job_kinds, model_source, training, training_job
+from tilecast.api import crds, gpu_pool, model_source, training, training_job
 from tilecast.api.base import ApiModel
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +107,7 @@ PASSING: dict[type[ApiModel], dict[str, Any]] = {
     training.BatchRange: {"min": 4, "max": 8},
     training_job.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
     training_job.JobConstraints: {"gpus": 8, "maxGpus": 8},
-    job_kinds.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
+    training_job.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
     training_job.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
     },
@@ -138,7 +138,7 @@ FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
         {"precision": "fp32"},
     ],
     training_job.JobConstraints: [{"gpus": 9}],
-    job_kinds.TargetRef: [{"kind": "JobSet"}],
+    training_job.TargetRef: [{"kind": "JobSet"}],
     training_job.TrainingJobSpec: [
         {"mode": "Initial"},
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},

@@ -5,13 +5,8 @@ To add a kind, write its module in `tilecast/jobs/` and its line in `JOB_APIS`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeAlias
-
-from pydantic import Field
-
-from tilecast.api.base import OBJECT_NAME, ApiModel, ValidationRule
+from typing import NamedTuple
 
 
 class JobApi(NamedTuple):
@@ -31,26 +26,8 @@ JOB_APIS: Mapping[str, JobApi] = {
 }
 """Every kind of job, in the order in which messages name them."""
 
-if TYPE_CHECKING:
-    KindName: TypeAlias = str
-else:
-    KindName = Literal[tuple(JOB_APIS)]
 
-_VERSIONS = json.dumps({kind: api.version for kind, api in JOB_APIS.items()}).replace('"', "'")
-
-
-class TargetRef(ApiModel):
-    """A job of another kind in the same namespace."""
-
-    api_version: str = Field(min_length=1, max_length=63, description="API version of the kind, for instance batch/v1.")
-    kind: KindName = Field(description="Kind of the job.")
-    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the job.")
-
-    rules: ClassVar[tuple[ValidationRule, ...]] = (
-        ValidationRule(
-            f"{_VERSIONS}[self.kind] == self.apiVersion",
-            lambda m: JOB_APIS[m.kind].version == m.api_version,
-            "apiVersion is not that of kind",
-            f"write one of {', '.join(f'{api.version} {kind}' for kind, api in JOB_APIS.items())}",
-        ),
-    )
+def listed() -> str:
+    """The kinds as a sentence names them: "A, B or C"."""
+    *others, last = JOB_APIS
+    return f"{', '.join(others)} or {last}"

@@ -5,14 +5,15 @@ The models here are the source of `crds/trainingjobs.yaml`. A field exists only 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
 from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
-from tilecast.api.base import MAX_BATCH, MAX_GPUS, ApiModel, ValidationRule, check, envelope
-from tilecast.api.job_kinds import TargetRef
+from tilecast.api.base import MAX_BATCH, MAX_GPUS, OBJECT_NAME, ApiModel, ValidationRule, check, envelope
+from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
 from tilecast.api.stored_model import Reference as Reference
 from tilecast.api.stored_model import content as content
@@ -135,6 +136,31 @@ class JobBudget(ApiModel):
     amount: float = Field(gt=0, le=1e15, description="The amount.")
     currency: str = Field(
         default="USD", pattern="^[A-Z]{3}$", max_length=3, description="Its currency, that of the pools' prices."
+    )
+
+
+if TYPE_CHECKING:
+    KindName: TypeAlias = str
+else:
+    KindName = Literal[tuple(JOB_APIS)]
+
+_VERSIONS = json.dumps({kind: api.version for kind, api in JOB_APIS.items()}).replace('"', "'")
+
+
+class TargetRef(ApiModel):
+    """A job of another kind in the same namespace."""
+
+    api_version: str = Field(min_length=1, max_length=63, description="API version of the kind, for instance batch/v1.")
+    kind: KindName = Field(description="Kind of the job.")
+    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the job.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            f"{_VERSIONS}[self.kind] == self.apiVersion",
+            lambda m: JOB_APIS[m.kind].version == m.api_version,
+            "apiVersion is not that of kind",
+            f"write one of {', '.join(f'{api.version} {kind}' for kind, api in JOB_APIS.items())}",
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Files with a TrainJob, PyTorchJob, JobSet or Job: advised as they stand, and printed as they should be committed."""
+"""Files with a job of another kind: advised as they stand, and printed as they should be committed."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from tilecast import calibration, models
 from tilecast.advise import Request
 from tilecast.api import base, training_job
 from tilecast.api.base import API_VERSION
+from tilecast.api.job_kinds import listed
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
@@ -127,7 +128,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     """The job, and what is said of it beside a file."""
     parser.add_argument(
         "job",
-        help="a file with a TrainingJob, or with an annotated TrainJob, PyTorchJob, JobSet or Job; a Hugging Face "
+        help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
         "config.json, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
     )
     parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
@@ -418,7 +419,7 @@ def _from_file(options: argparse.Namespace) -> Job:
         ]
     own = own or found
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
-        remedy = "give a TrainingJob, TrainJob, PyTorchJob, JobSet or Job"
+        remedy = f"give a TrainingJob, {listed()}"
         raise SpecError(options.job, f"{kind} is not a kind of job that is read", remedy)
     if len(own) != 1:
         raise SpecError(options.job, f"holds {len(own)} jobs", "give a file with one TrainingJob")
