@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tilecast import nodes
 from tilecast.advise import advise
 from tilecast.api import documents, training_job
+from tilecast.api.base import check
 from tilecast.api.edit import edited
 from tilecast.api.fields import FieldChange
 from tilecast.cli import main
@@ -33,8 +34,9 @@ from tilecast.jobs import (
     TRAINING,
     Job,
     Placement,
-    advice_spec,
     changes,
+    described,
+    in_annotations,
     is_job,
     kueue,
     mode_of,
@@ -239,6 +241,14 @@ def test_hostile_documents_never_crash(kind: str, parts: dict[str, Any], beneath
 
 
 # --- what is asked
+
+
+def advice_spec(job: Job) -> training_job.TrainingJobSpec:
+    """The spec that a job's annotations are, checked as the CLI checks it."""
+    try:
+        return check(training_job.TrainingJobSpec, described(job), "spec")
+    except SpecError as error:
+        raise in_annotations(error) from None
 
 
 def asked(**marks: str) -> training_job.TrainingJobSpec:

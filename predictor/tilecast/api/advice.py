@@ -243,8 +243,8 @@ class AdviceDocument(ApiModel):
 
 def schema() -> dict[str, Any]:
     """The JSON schema of the document."""
-    found = AdviceDocument.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    generated = AdviceDocument.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 
 def text() -> str:

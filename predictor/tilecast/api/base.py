@@ -1,4 +1,4 @@
-"""What both custom resources share: strict models, cross-field rules, and errors a person can act on."""
+"""Base of all documents: strict models with camelCase keys, rules over several fields, and messages of one line."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, 
     """
     if not isinstance(document, Mapping):
         raise SpecError(kind, "is not a mapping", "write apiVersion, kind, metadata and spec")
-    for field, wanted in (("apiVersion", API_VERSION), ("kind", kind)):
-        got = document.get(field)
-        if got != wanted:
-            problem = "is missing" if got is None else f"{shown(got)} is not {wanted}"
-            raise SpecError(field, problem, f"write {field}: {wanted}")
+    for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
+        given = document.get(field)
+        if given != expected:
+            problem = "is missing" if given is None else f"{shown(given)} is not {expected}"
+            raise SpecError(field, problem, f"write {field}: {expected}")
     outer = ("apiVersion", "kind", "metadata", "spec", "status")
     for key in document:
         if key not in outer:
@@ -231,7 +231,7 @@ def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[Api
 def _model_of(annotation: Any) -> type[ApiModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, ApiModel):
         return annotation
-    return next((found for item in getattr(annotation, "__args__", ()) if (found := _model_of(item))), None)
+    return next((model for item in getattr(annotation, "__args__", ()) if (model := _model_of(item))), None)
 
 
 def _known(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:

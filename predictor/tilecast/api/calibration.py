@@ -1,4 +1,4 @@
-"""What measured steps taught, as it is kept: runs in the status of a GPUPool, corrections in a file of one's own."""
+"""Documents of the calibration: runs and corrections in the status of a GPUPool, corrections in a file."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Seen:
 def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
     """The runs in the status of a pool, oldest first. A record that cannot be meant is left out: the status is this
     program's own, but anyone with the right to it may have touched it."""
-    kept = status.get("calibration")
-    records = kept.get("runs") if isinstance(kept, Mapping) else None
-    found = []
+    calibration = status.get("calibration")
+    records = calibration.get("runs") if isinstance(calibration, Mapping) else None
+    runs = []
     for record in records if isinstance(records, list) else []:
         try:
             one = RunRecord.model_validate(record)
@@ -91,20 +91,20 @@ def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
             pool, gpu, one.precision, one.family, one.scale, one.workload,
             one.predicted_seconds, one.observed_seconds, one.observations,
         )  # fmt: skip
-        found.append(Seen(one.uid, one.time, run))
-    return found
+        runs.append(Seen(one.uid, one.time, run))
+    return runs
 
 
 def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[Seen]:
     """The runs in the statuses of GPUPool documents, oldest first."""
     gpus = {pool.name: pool.gpu.name for pool in pools}
-    found: list[Seen] = []
+    runs: list[Seen] = []
     for document in gpupools:
         metadata, status = document.get("metadata"), document.get("status")
         name = metadata.get("name") if isinstance(metadata, Mapping) else None
         if isinstance(name, str) and name in gpus and isinstance(status, Mapping):
-            found += seen(name, gpus[name], status)
-    return sorted(found, key=lambda item: (item.time, item.uid))
+            runs += seen(name, gpus[name], status)
+    return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
 def records(runs: Iterable[Seen]) -> list[dict[str, Any]]:
@@ -172,12 +172,12 @@ def read(text: str, name: str) -> Calibration:
         SpecError: the text is something else.
     """
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, Mapping):
+        document = None
+    if not isinstance(document, Mapping):
         raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
-    rows = check(_File, found, name).corrections
+    rows = check(_File, document, name).corrections
     return Calibration(
         tuple(Correction(_key(row.group), row.ratio, row.width, row.runs, row.own, row.observations) for row in rows)
     )

@@ -178,13 +178,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stale = []
     for resource in RESOURCES:
         path = options.output_dir / f"{resource.plural}.yaml"
-        wanted = text(resource)
+        expected = text(resource)
         if options.check:
-            if not path.is_file() or path.read_text(encoding="utf-8") != wanted:
+            if not path.is_file() or path.read_text(encoding="utf-8") != expected:
                 stale.append(path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted, encoding="utf-8")
+            path.write_text(expected, encoding="utf-8")
     for path in stale:
         sys.stderr.write(f"{path} differs from the models; run `make crds`\n")
     return 1 if stale else 0
@@ -230,21 +230,21 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: 
 
 
 def _validations(model: type[ApiModel]) -> Schema:
-    found = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
-    return {"x-kubernetes-validations": found} if found else {}
+    validations = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
+    return {"x-kubernetes-validations": validations} if validations else {}
 
 
 def models(model: type[ApiModel]) -> list[type[ApiModel]]:
     """The model and every model its fields use."""
-    found = [model]
+    used = [model]
     for field in model.model_fields.values():
         pending = [field.annotation]
         while pending:
             annotation: Any = pending.pop()
             if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-                found += models(annotation)
+                used += models(annotation)
             pending += getattr(annotation, "__args__", ())
-    return found
+    return used
 
 
 if __name__ == "__main__":

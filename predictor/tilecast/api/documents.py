@@ -45,8 +45,8 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
     if len(text) > limit:
         remedy = "split it" if is_json else "split it, or give it as JSON"
         raise SpecError(name, f"is longer than {limit / 2**20:.3g} MiB", remedy)
-    found = _json(text) if is_json else None
-    return list(_flatten(_yaml(text, name) if found is None else found, name))
+    value = _json(text) if is_json else None
+    return list(_flatten(_yaml(text, name) if value is None else value, name))
 
 
 def _json(text: str) -> list[Any] | None:

@@ -75,8 +75,8 @@ def _with_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str
     entry = next((pair for pair in mapping.value if pair[0].value == key), None)
     if mapping.flow_style or not mapping.value:
         plain = {**_plain(mapping), key: value}
-        kept = {name: item for name, item in plain.items() if item is not _GONE}
-        return text[: mapping.start_mark.index] + _flow(kept) + text[mapping.end_mark.index :]
+        remaining = {name: item for name, item in plain.items() if item is not _GONE}
+        return text[: mapping.start_mark.index] + _flow(remaining) + text[mapping.end_mark.index :]
     column = mapping.value[0][0].start_mark.column
     block = "" if value is _GONE else _block({key: value}, column, _is_indented(root) is not False)
     if entry is None:
@@ -134,19 +134,19 @@ def _content_end(text: str, node: Any, key: Any = None) -> int:
 
 
 def _line_end(text: str, index: int) -> int:
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found
+    end = text.find("\n", index)
+    return len(text) if end < 0 else end
 
 
 def _is_indented(node: Any) -> bool | None:
     """Whether lists stand deeper than their keys, as the first one shows; None where there is none."""
     if isinstance(node, yaml.SequenceNode):
-        return next((found for item in node.value if (found := _is_indented(item)) is not None), None)
+        return next((answer for item in node.value if (answer := _is_indented(item)) is not None), None)
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(value, yaml.SequenceNode) and not value.flow_style:
             return bool(value.start_mark.column > key.start_mark.column)
-        if (found := _is_indented(value)) is not None:
-            return found
+        if (answer := _is_indented(value)) is not None:
+            return answer
     return None
 
 

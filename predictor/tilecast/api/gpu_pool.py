@@ -316,27 +316,27 @@ def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | Non
     """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
     metadata = document.get("metadata")
     labels, annotations = (
-        found if isinstance(metadata, Mapping) and isinstance(found := metadata.get(part), Mapping) else {}
+        value if isinstance(metadata, Mapping) and isinstance(value := metadata.get(part), Mapping) else {}
         for part in ("labels", "annotations")
     )
     try:
-        noted = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
-        found = Discovery(str(noted["identity"]), str(noted["layer"]))
-        return found if noted["spec"] == _digest(spec) else None
+        note = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
+        value = Discovery(str(note["identity"]), str(note["layer"]))
+        return value if note["spec"] == _digest(spec) else None
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
     """The GPUPool object that discovery writes."""
-    noted = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
+    fields = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
             "name": name,
             "labels": {DISCOVERED: "true"},
-            "annotations": {DISCOVERY: json.dumps(noted, separators=(",", ":"))},
+            "annotations": {DISCOVERY: json.dumps(fields, separators=(",", ":"))},
         },
         "spec": _plain(spec),
     }
@@ -344,8 +344,8 @@ def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
 
 def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
     """The spec without what is left open, as it is written."""
-    found: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
-    return found
+    fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
+    return fields
 
 
 def _digest(spec: GPUPoolSpec) -> str:

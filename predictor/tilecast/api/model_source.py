@@ -150,13 +150,13 @@ class HuggingFace(ApiModel):
 
 def _is_deeper(value: object, levels: int) -> bool:
     """Whether anything lies more than `levels` below the value."""
-    found = [value]
+    level = [value]
     for _ in range(levels + 1):
         inner = [
-            each.values() if isinstance(each, Mapping) else each for each in found if isinstance(each, Mapping | list)
+            each.values() if isinstance(each, Mapping) else each for each in level if isinstance(each, Mapping | list)
         ]
-        found = [each for children in inner for each in children]
-        if not found:
+        level = [each for children in inner for each in children]
+        if not level:
             return False
     return True
 

@@ -265,8 +265,8 @@ def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any
     name, _ = envelope(document, KIND)
     spec = parse(document)
     stored = None
-    if (found := reference(spec)) is not None:
-        stored = content(found, (config_maps or {}).get(found.name))
+    if (place := reference(spec)) is not None:
+        stored = content(place, (config_maps or {}).get(place.name))
     return request(name, spec, stored)
 
 

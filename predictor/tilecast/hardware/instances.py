@@ -42,10 +42,10 @@ class NodeType:
 @cache
 def node_types() -> Mapping[str, NodeType]:
     """Every instance type that ships with Tilecast, by name."""
-    found: dict[str, NodeType] = {}
+    types: dict[str, NodeType] = {}
     for table in _tables().values():
         for row in table.get("nodes", ()):
-            found[row["type"]] = NodeType(
+            types[row["type"]] = NodeType(
                 row["type"],
                 row["gpu"],
                 row["gpus"],
@@ -54,7 +54,7 @@ def node_types() -> Mapping[str, NodeType]:
                 table["currency"],
                 row.get("any_size", False),
             )
-    return found
+    return types
 
 
 def _network(row: Mapping[str, Any]) -> Link | None:

@@ -5,7 +5,7 @@
 which pools that leaves, `changes` and `commands` what an advice writes. Everything here is pure on dictionaries.
 """
 
-from tilecast.jobs.annotations import advice_spec, described, in_annotations, in_words, mode_of
+from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of
 from tilecast.jobs.changes import changes
 from tilecast.jobs.interface import Job, JobKind, Placement, Pods, is_choice, selector, tolerated
 from tilecast.jobs.keys import (
@@ -37,7 +37,6 @@ __all__ = [
     "JobKind",
     "Placement",
     "Pods",
-    "advice_spec",
     "bare",
     "changes",
     "described",

@@ -1,4 +1,4 @@
-"""What the annotations of a job ask for, in the terms of a TrainingJob."""
+"""The annotations of a job, read as the spec of a TrainingJob."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.api.base import check, shown
-from tilecast.api.training_job import MODES, Mode, TrainingJobSpec
+from tilecast.api.base import shown
+from tilecast.api.training_job import MODES, Mode
 from tilecast.jobs.interface import Job
 from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, TRAINING
 from tilecast.spec import SpecError
@@ -19,36 +19,23 @@ def described(job: Job) -> dict[str, Any]:
     Raises:
         SpecError: an annotation is missing or cannot be read; the message names it.
     """
-    marks = job.annotations
-    name = marks.get(MODEL, "").strip()
+    annotations = job.annotations
+    name = annotations.get(MODEL, "").strip()
     if not name:
         raise SpecError(MODEL, "is missing", f"annotate the job with a model, for instance {MODEL}: llama-2-7b")
-    if TRAINING not in marks:
+    if TRAINING not in annotations:
         remedy = f"annotate the job, for instance {TRAINING}: " + '{"sequenceLength": 4096, "globalBatchSize": 256}'
         raise SpecError(TRAINING, "is missing", remedy)
-    found: dict[str, Any] = {"model": _model(name), "training": _json(marks, TRAINING)}
-    if CONSTRAINTS in marks:
-        found["constraints"] = _json(marks, CONSTRAINTS)
-    if OBJECTIVE in marks:
-        found["objective"] = marks[OBJECTIVE]
-    return found
-
-
-def advice_spec(job: Job) -> TrainingJobSpec:
-    """The same, checked.
-
-    Raises:
-        SpecError: an annotation is missing or wrong; the message names it.
-    """
-    found = described(job)
-    try:
-        return check(TrainingJobSpec, found, "spec")
-    except SpecError as error:
-        raise in_annotations(error) from None
+    spec: dict[str, Any] = {"model": _model(name), "training": _json(annotations, TRAINING)}
+    if CONSTRAINTS in annotations:
+        spec["constraints"] = _json(annotations, CONSTRAINTS)
+    if OBJECTIVE in annotations:
+        spec["objective"] = annotations[OBJECTIVE]
+    return spec
 
 
 def in_annotations(error: SpecError) -> SpecError:
-    """The same error with the annotation's name in place of the field of a TrainingJob."""
+    """An error about a field of the spec, with the annotation's name in place of the field."""
     for field_, mark in _FIELDS.items():
         if error.field == field_ or error.field.startswith(f"{field_}."):
             return SpecError(mark + error.field.removeprefix(field_), error.problem, error.remedy)
@@ -57,8 +44,8 @@ def in_annotations(error: SpecError) -> SpecError:
 
 def in_words(text: str) -> str:
     """The message of an error about a TrainingJob, with the annotation's name in place of the field."""
-    found = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
-    return text if found is None else _FIELDS[found] + text.removeprefix(found)
+    name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
+    return text if name is None else _FIELDS[name] + text.removeprefix(name)
 
 
 _FIELDS = {
@@ -75,11 +62,11 @@ def mode_of(job: Job) -> Mode:
     Raises:
         SpecError: there is no such mode.
     """
-    found = job.annotations.get(MODE, "Advise")
+    given = job.annotations.get(MODE, "Advise")
     for mode in MODES:
-        if found == mode:
+        if given == mode:
             return mode
-    raise SpecError(MODE, f"{shown(found)} is no mode", f"use one of {', '.join(MODES)}")
+    raise SpecError(MODE, f"{shown(given)} is no mode", f"use one of {', '.join(MODES)}")
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -93,11 +80,13 @@ def _model(name: str) -> dict[str, Any]:
     return {"graphRef" if is_graph else "huggingFace": reference}
 
 
-def _json(marks: Mapping[str, str], mark: str) -> dict[str, Any]:
+def _json(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
-        found = json.loads(marks[mark])
+        value = json.loads(annotations[key])
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise SpecError(mark, f"{shown(marks[mark])} is no JSON mapping", 'write for instance {"globalBatchSize": 256}')
-    return found
+        value = None
+    if not isinstance(value, dict):
+        raise SpecError(
+            key, f"{shown(annotations[key])} is no JSON mapping", 'write for instance {"globalBatchSize": 256}'
+        )
+    return value

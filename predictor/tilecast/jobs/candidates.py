@@ -1,4 +1,4 @@
-"""Which pools a job may use, as its own pods, its queue and its mode allow, and what it would run on by itself."""
+"""The pools that a job may use, by its pods, its queue and its mode, and the pool that it would run on unadvised."""
 
 from __future__ import annotations
 
@@ -67,47 +67,47 @@ def candidates(
     kinds = _kinds(job, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
-        found = _candidate(job, pool, kinds, queue, is_placed)
-        if isinstance(found, CandidatePool):
-            usable.append(found)
+        candidate = _candidate(job, pool, kinds, queue, is_placed)
+        if isinstance(candidate, CandidatePool):
+            usable.append(candidate)
         else:
-            rejections.append(found)
+            rejections.append(candidate)
     return Candidates(tuple(usable), tuple(rejections), _baseline(job, [item.pool for item in usable], kinds, queue))
 
 
-def request(wanted: Request, job: Job, found: Candidates, *, is_placed: bool) -> Request:
+def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
     """The request of a job with its own GPUs as the baseline. Where the advice will be written into it, the number of
     GPUs stays as it is, unless the kind can be resized and the user said how many are welcome.
 
     Raises:
         SpecError: every pool that the user allows is rejected.
     """
-    limits = wanted.constraints
+    limits = asked.constraints
     is_open = job.is_resizable and (limits.gpus is not None or limits.max_gpus is not None)
     if is_placed and job.gpus and not is_open:
         limits = replace(limits, gpus=job.gpus, max_gpus=None, max_nodes=None)
-    why = {item.pool: item for item in found.rejections}
+    why = {item.pool: item for item in possible.rejections}
     if limits.allowed_pools and why.keys() >= set(limits.allowed_pools):
         first = why[limits.allowed_pools[0]]
         raise SpecError("spec.constraints.allowedPools", f"{first.pool}: {first.message}", first.remedy)
     limits = replace(limits, allowed_pools=tuple(name for name in limits.allowed_pools if name not in why))
-    return replace(wanted, name=job.name, constraints=limits, baseline=wanted.baseline or found.baseline)
+    return replace(asked, name=job.name, constraints=limits, baseline=asked.baseline or possible.baseline)
 
 
-def settled(advice: Advice, found: Candidates) -> Advice:
+def settled(advice: Advice, possible: Candidates) -> Advice:
     """The advice of a job: offers whose quota is free come first, and the pools that it may not use are rejected."""
-    now = [offer for offer in advice.offers if found.of(offer.pool.name).has_room(offer.gpus)]
+    now = [offer for offer in advice.offers if possible.of(offer.pool.name).has_room(offer.gpus)]
     later = [
-        replace(offer, reason=f"{offer.reason}; waits for quota of {_flavor_name(found, offer)}")
+        replace(offer, reason=f"{offer.reason}; waits for quota of {_flavor_name(possible, offer)}")
         for offer in advice.offers
         if offer not in now
     ]
-    return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *found.rejections))
+    return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
 
 
-def placement(offer: Offer, job: Job, found: Candidates) -> Placement | None:
+def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
     """How an offer is written into a job; None where its GPUs are no whole number of the job's pods."""
-    candidate = found.of(offer.pool.name)
+    candidate = possible.of(offer.pool.name)
     pods = None
     if offer.gpus != job.gpus:
         if not job.is_resizable or offer.gpus % job.gpus_per_pod:
@@ -116,17 +116,17 @@ def placement(offer: Offer, job: Job, found: Candidates) -> Placement | None:
     return Placement(candidate.node_selector, candidate.tolerations, pods)
 
 
-def exported(offer: Offer, job: Job, found: Candidates) -> Placement:
+def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
     """How an offer is written into a manifest that is not created yet: with its nodes as pods, where that is only a
     number, each with the GPUs of a node."""
-    candidate = found.of(offer.pool.name)
+    candidate = possible.of(offer.pool.name)
     if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
         return Placement(candidate.node_selector, candidate.tolerations)
     return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
 
 
-def _flavor_name(found: Candidates, offer: Offer) -> str:
-    flavor = found.of(offer.pool.name).flavor
+def _flavor_name(possible: Candidates, offer: Offer) -> str:
+    flavor = possible.of(offer.pool.name).flavor
     return flavor.name if flavor else ""
 
 
@@ -137,8 +137,8 @@ def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queu
     keys |= {key for pods in job.workers for key in pods.node_selector}
     for pods in job.workers:
         keys |= {str(item.get("key")) for term in pods.affinity for item in term.get("matchExpressions") or ()}
-    wanted = sorted(keys)
-    counted = Counter(tuple((key, labels[key]) for key in wanted if key in labels) for labels in nodes)
+    sorted_keys = sorted(keys)
+    counted = Counter(tuple((key, labels[key]) for key in sorted_keys if key in labels) for labels in nodes)
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
 
 
@@ -203,8 +203,8 @@ def _baseline(
         allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_matches(f, labels) for labels in own)))
         first = allowed.first(job.gpus)
         own = [labels for labels in own if first is not None and _matches(first, labels)]
-    found = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
-    return Baseline(found.pop(), job.gpus) if len(found) == 1 else None
+    names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
+    return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
 
 
 def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
@@ -241,8 +241,8 @@ def _number(text: str | None) -> int | None:
 
 
 def _above(value: str | None, values: list[str], sign: int) -> bool:
-    found, bound = _number(value), _number(values[0] if values else None)
-    return found is not None and bound is not None and sign * found > sign * bound
+    number, bound = _number(value), _number(values[0] if values else None)
+    return number is not None and bound is not None and sign * number > sign * bound
 
 
 _OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {

@@ -1,4 +1,4 @@
-"""What the containers of a job with GPUs run: the program that they name, and a script in its place."""
+"""Commands of the containers with GPUs: the Python program that they run, and a script in its place."""
 
 from __future__ import annotations
 

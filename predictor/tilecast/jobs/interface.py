@@ -1,4 +1,4 @@
-"""What every kind of job has to say: `JobKind`, the interface, and the values that a job is read into.
+"""`JobKind`, the interface of a kind of job, and the values that a job is read into.
 
 Field names are those of Kubernetes 1.36, JobSet v1alpha2, Kubeflow Trainer v1alpha1 (2.1 to 2.3) and the training
 operator's v1. Everything is pure on dictionaries.
@@ -39,7 +39,7 @@ class Pods:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What matters of a job of any kind."""
+    """A job of any kind, as far as an advice depends on it."""
 
     kind: JobKind
     namespace: str
@@ -181,13 +181,13 @@ class JobKind(ABC):
             placement: where it shall run.
             runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
         """
-        found = []
+        changes = []
         for pods in job.workers:
             if (chosen := selector(pods, placement.node_selector)) != dict(pods.node_selector):
-                found.append(FieldChange((*pods.path, "nodeSelector"), chosen))
+                changes.append(FieldChange((*pods.path, "nodeSelector"), chosen))
             if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
-                found.append(FieldChange((*pods.path, "tolerations"), tolerations))
-        return found
+                changes.append(FieldChange((*pods.path, "tolerations"), tolerations))
+        return changes
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         """What gives each pod with GPUs so many of them, where they are written, in a manifest that is not created
@@ -217,8 +217,8 @@ class JobKind(ABC):
 
 def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
     """The node selector of pods after a choice: what is not about the kind of node stays."""
-    kept = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
-    return kept | dict(chosen)
+    others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
+    return others | dict(chosen)
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Labels and annotations of a job that mean something here."""
+"""Labels and annotations that Tilecast and Kueue read on a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kueue would let a job use: the flavors that its LocalQueue reaches, their quota, and what is left of it.
+"""The flavors that a LocalQueue of Kueue reaches, their quota, and the part of it that is free.
 
 Pure on the objects of `kueue.x-k8s.io` (v1beta1 and v1beta2 spell what is read here alike, but for the cohort).
 """
@@ -76,15 +76,15 @@ def queue(objects: Objects, namespace: str, name: str) -> Queue:
         raise SpecError(
             label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
         )
-    found = tuple(
+    flavors = tuple(
         _flavor(objects, owner, siblings, str(item["name"]), item)
         for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
         if gpu_resource() in (group.get("coveredResources") or ())
         for item in group.get("flavors") or ()
     )
-    if not found:
+    if not flavors:
         raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
-    return Queue(name, owner, found)
+    return Queue(name, owner, flavors)
 
 
 def _flavors(cluster_queue: Document) -> set[str]:

@@ -11,14 +11,14 @@ MAX_COUNT = 10**9 - 1
 
 def whole_count(value: object, otherwise: int = 1) -> int:
     """A whole number up to `MAX_COUNT`, as a number or as text; `otherwise` for anything else."""
-    found = count(value)
-    return otherwise if found is None or found > MAX_COUNT else found
+    number = count(value)
+    return otherwise if number is None or number > MAX_COUNT else number
 
 
 def requested(resources: Document | None) -> int:
     """GPUs of a `resources` block; Kubernetes takes the limit for both."""
-    found = resources or {}
-    return max(whole_count((found.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
+    parts = resources or {}
+    return max(whole_count((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
 
 
 def like(old: object, new: int) -> int | str:

@@ -66,8 +66,8 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
     def runtime_of(self, document: Document) -> tuple[str, str] | None:
-        found = (document.get("spec") or {}).get("runtimeRef") or {}
-        return str(found.get("kind") or "ClusterTrainingRuntime"), str(found.get("name") or "")
+        reference = (document.get("spec") or {}).get("runtimeRef") or {}
+        return str(reference.get("kind") or "ClusterTrainingRuntime"), str(reference.get("name") or "")
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
         """An entry of our own in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
@@ -104,9 +104,9 @@ def _trainer_job(runtime_spec: Document) -> Document:
     """The replicated job of a runtime that trains: labelled so, or called node."""
     jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
     for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
-        found: Document = item
+        job: Document = item
         if value_at(item, _STEP) == "trainer" or item.get("name") == "node":
-            return found
+            return job
     return {}
 
 

@@ -50,11 +50,11 @@ def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documen
     Raises:
         SpecError: the text is not YAML, or holds another kind.
     """
-    found: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
+    by_kind: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
     for index, document in enumerate(documents.load(text, name)):
         kind = document.get("kind")
-        if not isinstance(kind, str) or kind not in found:
+        if not isinstance(kind, str) or kind not in by_kind:
             remedy = "give Node, GPUPool and ResourceSlice objects, as `kubectl get nodes,gpupools -o json` prints them"
             raise SpecError(f"{name}: document {index + 1}", f"kind {shown(kind)} is not a node", remedy)
-        found[kind].append(document)
-    return found["Node"], found[gpu_pool.KIND], found["ResourceSlice"]
+        by_kind[kind].append(document)
+    return by_kind["Node"], by_kind[gpu_pool.KIND], by_kind["ResourceSlice"]

@@ -1,4 +1,4 @@
-"""The pools that nodes form, and what discovery remembers of them.
+"""The pools that nodes form, and the GPUPools that discovery writes for them.
 
 GPUPools that discovery made are its memory: a pool keeps its name and its selector, and what it can grow to, while its
 nodes come and go.
@@ -47,37 +47,39 @@ def pools(
     Raises:
         SpecError: an object is not shaped like a Node. A wrong GPUPool does not raise, it is in `invalid`.
     """
-    everyone = [item if isinstance(item, Node) else node(item) for item in nodes]
+    all_nodes = [item if isinstance(item, Node) else node(item) for item in nodes]
     offered = _offered(slices)
     node_facts: dict[int, NodeFacts] = {}
     problems: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     others = 0
-    claims, invalid = claim(everyone, gpupools)
-    for index, item in enumerate(everyone):
+    claims, invalid = claim(all_nodes, gpupools)
+    for index, item in enumerate(all_nodes):
         owner = claims.owner.get(index)
-        seen = identify(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
-        if seen is None:
+        identity = identify(item, claims.specs[owner] if owner else None, offered.get(item.name, ()))
+        if identity is None:
             others += 1
-        elif isinstance(seen, Problem):
-            problems[seen.code, seen.message, seen.remedy].append(item.name)
+        elif isinstance(identity, Problem):
+            problems[identity.code, identity.message, identity.remedy].append(item.name)
         else:
-            node_facts[index] = seen
-    claimed = _claimed(claims, everyone, node_facts, invalid, now=now)
-    found = _discovered(claims, everyone, node_facts, {*claims.specs, *invalid}, forget, now=now)
+            node_facts[index] = identity
+    claimed = _claimed(claims, all_nodes, node_facts, invalid, now=now)
+    discovered_pools = _discovered(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
     left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
-    kept = {item.pool.name for item in found}
+    kept = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - kept))
-    return NodesReport((*claimed, *found), left_out, invalid, others, obsolete)
+    return NodesReport((*claimed, *discovered_pools), left_out, invalid, others, obsolete)
 
 
 def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[tuple[str, str]]]:
     """Devices of each node, by the newest generation of each pool of slices."""
-    found = [one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None]
+    read_slices = [
+        one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None
+    ]
     newest: dict[tuple[str, str], int] = {}
-    for item in found:
+    for item in read_slices:
         newest[item.node, item.pool] = max(item.generation, newest.get((item.node, item.pool), 0))
     out: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for item in found:
+    for item in read_slices:
         if item.generation == newest[item.node, item.pool]:
             out[item.node] += item.devices
     return out
@@ -92,23 +94,23 @@ def _claimed(
     now: bool,
 ) -> list[FoundPool]:
     """The pools that users wrote; what one says of its size stands, whatever its nodes do now."""
-    found = []
+    pools = []
     for name in sorted(claims.specs):
         spec = claims.specs[name]
         members = [index for index in claims.members(name) if index in node_facts]
         try:
             if members:
-                seen = group(members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None)
-                pool, facts = override(name, spec, seen.pool, seen.facts, seen.spot)
+                observed = group(members, nodes, node_facts, {}, spec.topology_keys, now=now and spec.max_nodes is None)
+                pool, facts = override(name, spec, observed.pool, observed.facts, observed.spot)
             else:
                 pool, facts = override(name, spec)
-                seen = FoundPool(pool, 0, 0, 0, facts)
-            spot = seen.spot if spec.spot is None else spec.spot
+                observed = FoundPool(pool, 0, 0, 0, facts)
+            spot = observed.spot if spec.spot is None else spec.spot
             flavor = spec.kueue_flavor or ""
-            found.append(replace(seen, pool=pool, facts=facts, spot=spot, kueue_flavor=flavor))
+            pools.append(replace(observed, pool=pool, facts=facts, spot=spot, kueue_flavor=flavor))
         except SpecError as error:
             invalid[name] = error
-    return found
+    return pools
 
 
 def _discovered(
@@ -122,9 +124,9 @@ def _discovered(
 ) -> list[FoundPool]:
     """The pools of nodes that no user's pool has, and those that discovery remembers without nodes."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for index, seen in node_facts.items():
+    for index, facts in node_facts.items():
         if index not in claims.owner:
-            groups[seen.identity].append(index)
+            groups[facts.identity].append(index)
     known: dict[str, str] = {}
     for name in sorted(claims.remembered):
         known.setdefault(claims.remembered[name][0].identity, name)
@@ -135,15 +137,15 @@ def _discovered(
     names = {identity: known[identity] for identity in groups if identity in known}
     old = [claims.remembered[names[identity]][1].selector if identity in names else {} for identity in groups]
     select = naming.selectors(nodes, list(groups.values()), old)
-    found = {
+    grouped = {
         identity: group(members, nodes, node_facts, select[position], now=now)
         for position, (identity, members) in enumerate(groups.items())
     }
-    new = {identity: item for identity, item in found.items() if identity not in names}
+    new = {identity: item for identity, item in grouped.items() if identity not in names}
     used = {*taken, *names.values(), *(item.pool.name for item in without_nodes)}
     names |= dict(zip(new, naming.names(list(new.values()), used), strict=True))
     out = list(without_nodes)
-    for identity, item in found.items():
+    for identity, item in grouped.items():
         name, most = names[identity], item.pool.max_nodes
         if name not in forget and identity in known:
             away = item.unusable if now else 0
@@ -173,11 +175,11 @@ def _without_nodes(name: str, note: gpu_pool.Discovery, spec: gpu_pool.GPUPoolSp
     return FoundPool(pool, 0, 0, 0, facts, note=note, spot=spot)
 
 
-def discovered(found: FoundPool) -> dict[str, Any] | None:
+def discovered(source: FoundPool) -> dict[str, Any] | None:
     """The GPUPool that discovery writes for a pool; None for one that a user wrote."""
-    if found.note is None:
+    if source.note is None:
         return None
-    pool = found.pool
+    pool = source.pool
     spec: dict[str, Any] = {
         "selector": dict(sorted(pool.node_selector.items())),
         "gpu": {"name": pool.gpu.name},
@@ -186,11 +188,11 @@ def discovered(found: FoundPool) -> dict[str, Any] | None:
         "maxNodes": pool.max_nodes,
         "links": {"interNode": pool.inter.name},
         "tolerations": [dict(item) for item in pool.tolerations[:16]] or None,
-        "spot": found.spot or None,
+        "spot": source.spot or None,
     }
     present = {key: value for key, value in spec.items() if value is not None}
     checked = gpu_pool.parse({**_ENVELOPE, "metadata": {"name": pool.name}, "spec": present})[1]
-    return gpu_pool.discovered(pool.name, checked, found.note)
+    return gpu_pool.discovered(pool.name, checked, source.note)
 
 
 _ENVELOPE = {"apiVersion": API_VERSION, "kind": gpu_pool.KIND}

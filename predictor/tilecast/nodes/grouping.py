@@ -101,8 +101,8 @@ def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link
 
 
 def _levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Level, ...]:
-    found = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
-    return tuple(Level(key, len(counts), max(counts.values())) for key, counts in found if counts)[:16]
+    counted = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
+    return tuple(Level(key, len(counts), max(counts.values())) for key, counts in counted if counts)[:16]
 
 
 def _toleration(key: str, value: str, effect: str) -> dict[str, str]:

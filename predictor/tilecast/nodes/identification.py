@@ -1,4 +1,4 @@
-"""What one node is: its GPU, how many, over which network, by the first layer that says so.
+"""The GPU of a node, the number of GPUs and the network, each by the first layer that states it.
 
 A user's GPUPool comes first, then the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery,
 then the clouds'), the instance types of `hardware/nodes`. Where none answers the node has a problem, and nothing is
@@ -105,8 +105,8 @@ def identify(
     kind = kind or with_gpus(item.node_type, gpu, gpus)
     physical = _labelled(item) or (None if kind is None else kind.gpus)
     if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
-        told = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
-        return Problem("SharedGpu", told, _UNSHARE)
+        message = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
+        return Problem("SharedGpu", message, _UNSHARE)
     inter, inter_layer = _network(item, kind, gpu, gpus)
     spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
     return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
@@ -170,8 +170,8 @@ def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
         return Problem(code, f"no label says which GPU they have{kind}", _INSTALL)
     mark = next((mark for mark in table.present if item.labels.get(mark.label) == mark.value), None)
     if mark is not None:
-        told = f"label {mark.label} says that they have GPUs, which no device plugin offers and no label names"
-        return Problem(code, told, "install the driver and the device plugin, or write a GPUPool that selects them")
+        message = f"label {mark.label} says that they have GPUs, which no device plugin offers and no label names"
+        return Problem(code, message, "install the driver and the device plugin, or write a GPUPool that selects them")
     return None
 
 
@@ -215,9 +215,9 @@ def _counted(
     if devices:
         return devices, devices, RESOURCE_SLICE
     named = _named(item)
-    told = count(item.labels.get(named.count)) if named is not None else None
-    if named is not None and told:
-        total, layer = told, named.name
+    labelled = count(item.labels.get(named.count)) if named is not None else None
+    if named is not None and labelled:
+        total, layer = labelled, named.name
     elif kind is not None and not kind.any_size:
         total, layer = kind.gpus, "instance type"
     elif spec is not None and spec.gpus_per_node:
@@ -229,8 +229,8 @@ def _counted(
 
 def _labelled(item: Node) -> int | None:
     """GPUs that the node is made of, by its labels; None where they do not say."""
-    told = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
-    return next((number for number in told if number), None)
+    counts = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
+    return next((number for number in counts if number), None)
 
 
 def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
@@ -238,7 +238,7 @@ def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Li
     if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
         return kind.inter, "instance type"
     rates = ((layer, count(item.labels.get(layer.network_mbit_per_s))) for layer in labels().layer)
-    told = next(((layer, rate) for layer, rate in rates if rate), None)
-    if told is not None:
-        return ethernet(told[1] / 1000), told[0].name
+    labelled = next(((layer, rate) for layer, rate in rates if rate), None)
+    if labelled is not None:
+        return ethernet(labelled[1] / 1000), labelled[0].name
     return default_network(gpu, _labelled(item) or gpus), "default"

@@ -47,8 +47,8 @@ class Layer(_Data):
         for row in rows:
             if row.memory_gib is None:
                 return row.gpu
-            wanted = row.memory_gib * 1024
-            if memory_mib and abs(memory_mib - wanted) <= MEMORY_TOLERANCE * wanted:
+            expected = row.memory_gib * 1024
+            if memory_mib and abs(memory_mib - expected) <= MEMORY_TOLERANCE * expected:
                 return row.gpu
         return rows[0].gpu if len({row.gpu for row in rows}) == 1 and not memory_mib else None
 

@@ -10,19 +10,19 @@ from tilecast.nodes.objects import Node
 from tilecast.nodes.report import FoundPool
 
 
-def names(found: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
+def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
     """Short names: the GPU, then what tells pools of one GPU apart, then a number."""
-    pools = [item.pool for item in found]
-    base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in found]
+    pools = [item.pool for item in unnamed]
+    base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
     shape = [f"{name}-{pool.gpus_per_node}x" for name, pool in zip(base, pools, strict=True)]
     typed = [
         f"{name}-{''.join(ch if ch.isalnum() else '-' for ch in (pool.node_type or pool.inter.name).lower())}"
         for name, pool in zip(base, pools, strict=True)
     ]
     used, out = set(taken), list[str]()
-    for index in range(len(found)):
+    for index in range(len(unnamed)):
         choices = (names[index] for names in (base, shape, typed) if names.count(names[index]) == 1)
-        numbered = (f"{shape[index][:56]}-{number}" for number in range(2, len(found) + len(used) + 3))
+        numbered = (f"{shape[index][:56]}-{number}" for number in range(2, len(unnamed) + len(used) + 3))
         short = (name[:63].rstrip("-.") for name in (*choices, *numbered))
         name = next(name for name in short if name not in used)
         used.add(name)

@@ -127,24 +127,24 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
     if not isinstance(devices, list) or not all(isinstance(item, Mapping) for item in devices):
         remedy = "give the slice as the API server prints it"
         raise SpecError(f"{where}: spec.devices", "is not a list of mappings", remedy)
-    found = []
+    read_devices = []
     for device in devices:
         attributes = _mapping(_mapping(device, "basic", where) or device, "attributes", f"{where}: device")
         kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
-        found.append((intern(str(kind or table.dra_whole)), intern(str(product or ""))))
+        read_devices.append((intern(str(kind or table.dra_whole)), intern(str(product or ""))))
     return Slice(
         name,
         intern(str(spec["nodeName"])[:253]),
         str(owner.get("name", ""))[:253],
         count(owner.get("generation")) or 0,
-        tuple(sorted(found)),
+        tuple(sorted(read_devices)),
     )
 
 
 def profile_of(text: str) -> str:
     """The MIG profile in a label or a resource, without what media extensions add: 1g.10gb of `mig-1g.10gb.me`."""
-    found = _PROFILE.search(text)
-    return found[0].lower() if found else text
+    match = _PROFILE.search(text)
+    return match[0].lower() if match else text
 
 
 def _is_share(resource: str) -> bool:
@@ -180,10 +180,10 @@ def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[M
 
 
 def _mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
-    found = value or []
-    if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
+    listed = value or []
+    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
         raise SpecError(where, "is not a list of mappings", _AS_PRINTED)
-    return found
+    return listed
 
 
 def _text(value: object) -> str:

@@ -16,7 +16,7 @@ from tilecast.spec import SpecError
 def override(
     name: str,
     spec: GPUPoolSpec,
-    found: Pool | None = None,
+    observed: Pool | None = None,
     facts: Facts | None = None,
     spot: bool = False,
     layer: str = "override",
@@ -26,8 +26,8 @@ def override(
     Args:
         name: name of the GPUPool.
         spec: what the user wrote.
-        found: the pool as its nodes show it; None if there are none now.
-        facts: the layers of `found`.
+        observed: the pool as its nodes show it; None if there are none now.
+        facts: the layers of `observed`.
         spot: whether every node of the pool is sold as spot, where the spec does not say.
         layer: what facts of the spec are called.
 
@@ -40,17 +40,17 @@ def override(
     layers = dict(facts or {})
     kind = find_type(spec.node_type) if spec.node_type else None
     spot = spot if spec.spot is None else spec.spot
-    gpu = _gpu(spec, kind, found, layers, layer)
-    gpus_per_node, max_nodes = _size(spec, gpu, kind, found, layers, layer)
+    gpu = _gpu(spec, kind, observed, layers, layer)
+    gpus_per_node, max_nodes = _size(spec, gpu, kind, observed, layers, layer)
     kind = kind or with_gpus(spec.node_type or "", gpu, gpus_per_node)
-    intra, inter = _links(spec, gpu, gpus_per_node, kind, found, layers, layer)
-    price, currency = _price(spec, gpu, kind, found, spot, layers, layer)
-    node_type = spec.node_type or (found.node_type if found else "")
-    selector = dict(spec.selector) or (dict(found.node_selector) if found else {NODE_TYPE_LABEL: node_type})
+    intra, inter = _links(spec, gpu, gpus_per_node, kind, observed, layers, layer)
+    price, currency = _price(spec, gpu, kind, observed, spot, layers, layer)
+    node_type = spec.node_type or (observed.node_type if observed else "")
+    selector = dict(spec.selector) or (dict(observed.node_selector) if observed else {NODE_TYPE_LABEL: node_type})
     if spec.tolerations is not None:
         tolerations: tuple[Mapping[str, str], ...] = tuple(item.plain() for item in spec.tolerations)
     else:
-        tolerations = found.tolerations if found else ()
+        tolerations = observed.tolerations if observed else ()
     return Pool(
         name=name,
         gpu=gpu,
@@ -64,22 +64,22 @@ def override(
         price_per_gpu_hour=price,
         currency=currency,
         layers={name: layer for name, (_, layer) in layers.items()},
-        free_gpus=found.free_gpus if found else None,
+        free_gpus=observed.free_gpus if observed else None,
     ), layers
 
 
 def _size(
-    spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, found: Pool | None, layers: Facts, word: str
+    spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str
 ) -> tuple[int, int]:
     """GPUs of a node, and how many nodes the pool can have."""
     gpus_per_node = spec.gpus_per_node or (
-        found.gpus_per_node if found else kind.gpus * gpu.instances if kind else None
+        observed.gpus_per_node if observed else kind.gpus * gpu.instances if kind else None
     )
     if gpus_per_node is None:
         raise SpecError("spec.gpusPerNode", "is missing and no node shows it", "write how many GPUs a node has")
-    if spec.gpus_per_node or found is None:
-        layers["gpusPerNode"] = (str(gpus_per_node), word if spec.gpus_per_node else "instance type")
-    max_nodes = spec.max_nodes if spec.max_nodes is not None else (found.max_nodes if found else None)
+    if spec.gpus_per_node or observed is None:
+        layers["gpusPerNode"] = (str(gpus_per_node), spec_layer if spec.gpus_per_node else "instance type")
+    max_nodes = spec.max_nodes if spec.max_nodes is not None else (observed.max_nodes if observed else None)
     if max_nodes is None:
         raise SpecError("spec.maxNodes", "is missing and the pool has no nodes", "write how many nodes it can have")
     return gpus_per_node, max_nodes
@@ -92,12 +92,12 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
         raise SpecError("spec.mig", error.problem, error.remedy) from None
 
 
-def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: Facts, word: str) -> Gpu:
-    gpu, source = None, word
+def _gpu(spec: GPUPoolSpec, kind: NodeType | None, observed: Pool | None, layers: Facts, spec_layer: str) -> Gpu:
+    gpu, source = None, spec_layer
     if spec.gpu is not None:
         gpu = spec.gpu.gpu()
-    elif found is not None:
-        gpu, source = found.gpu, layers["gpu"][1]
+    elif observed is not None:
+        gpu, source = observed.gpu, layers["gpu"][1]
     elif kind is not None:
         gpu, source = find_gpu(kind.gpu), "instance type"
     if gpu is not None:
@@ -112,38 +112,44 @@ def _gpu(spec: GPUPoolSpec, kind: NodeType | None, found: Pool | None, layers: F
 
 
 def _links(
-    spec: GPUPoolSpec, gpu: Gpu, gpus_per_node: int, kind: NodeType | None, found: Pool | None, layers: Facts, word: str
+    spec: GPUPoolSpec,
+    gpu: Gpu,
+    gpus_per_node: int,
+    kind: NodeType | None,
+    observed: Pool | None,
+    layers: Facts,
+    spec_layer: str,
 ) -> tuple[Link, Link]:
-    wanted = spec.links or PoolLinks()
-    if wanted.intra_node:
-        intra, layer = named_link(wanted.intra_node, "spec.links.intraNode", per_node=False), word
-    elif found and found.intra.name == gpu.intra_link:
-        intra, layer = found.intra, ""
+    stated = spec.links or PoolLinks()
+    if stated.intra_node:
+        intra, layer = named_link(stated.intra_node, "spec.links.intraNode", per_node=False), spec_layer
+    elif observed and observed.intra.name == gpu.intra_link:
+        intra, layer = observed.intra, ""
     else:
         intra, layer = find_link(gpu.intra_link), "gpu"
     if layer:
         layers["intraNode"] = (intra.name, layer)
         layers.pop("nvlinkDomain", None)
-    if wanted.nvlink_domain:
-        intra = _reaching(intra, wanted.nvlink_domain)
-        layers["nvlinkDomain"] = (str(intra.domain), word)
+    if stated.nvlink_domain:
+        intra = _reaching(intra, stated.nvlink_domain)
+        layers["nvlinkDomain"] = (str(intra.domain), spec_layer)
     elif layer and not gpu.mig and intra.domain > gpus_per_node and intra.beyond is None:
         layers["nvlinkDomain"] = (str(intra.domain), layer)
     typed = kind.inter if kind else None
-    if wanted.inter_node and typed and typed.name == wanted.inter_node:
-        inter, layer = typed, word
-    elif wanted.inter_node:
-        inter, layer = named_link(wanted.inter_node, "spec.links.interNode", per_node=True), word
-    elif found:
-        inter, layer = found.inter, ""
+    if stated.inter_node and typed and typed.name == stated.inter_node:
+        inter, layer = typed, spec_layer
+    elif stated.inter_node:
+        inter, layer = named_link(stated.inter_node, "spec.links.interNode", per_node=True), spec_layer
+    elif observed:
+        inter, layer = observed.inter, ""
     elif typed:
         inter, layer = typed, "instance type"
     else:
         inter, layer = default_network(gpu, gpus_per_node), "default"
     if layer:
         layers["interNode"] = (inter.name, layer)
-    if wanted.nics_per_node:
-        inter = replace(inter, nics=wanted.nics_per_node)
+    if stated.nics_per_node:
+        inter = replace(inter, nics=stated.nics_per_node)
     return intra, inter
 
 
@@ -156,14 +162,20 @@ def _reaching(intra: Link, domain: int) -> Link:
 
 
 def _price(
-    spec: GPUPoolSpec, gpu: Gpu, kind: NodeType | None, found: Pool | None, spot: bool, layers: Facts, word: str
+    spec: GPUPoolSpec,
+    gpu: Gpu,
+    kind: NodeType | None,
+    observed: Pool | None,
+    spot: bool,
+    layers: Facts,
+    spec_layer: str,
 ) -> tuple[float | None, str]:
     if spec.price is not None:
         own = spec.price.spot if spot and spec.price.spot is not None else spec.price.per_gpu_hour
-        layers["price"] = (f"{own:g} {spec.price.currency}", word)
+        layers["price"] = (f"{own:g} {spec.price.currency}", spec_layer)
         return own, spec.price.currency
-    if found is not None:
-        return found.price_per_gpu_hour, found.currency
+    if observed is not None:
+        return observed.price_per_gpu_hour, observed.currency
     if kind is not None and kind.price_per_gpu_hour is not None and not spot:
         price = kind.price_per_gpu_hour * gpu.share
         layers["price"] = (f"{price:g} {kind.currency}", "instance type")

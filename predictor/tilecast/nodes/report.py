@@ -1,4 +1,4 @@
-"""What a list of nodes and GPUPools amounts to."""
+"""The result of discovery: pools, nodes that no pool has, and GPUPools that are wrong."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class NodesReport:
-    """What a list of nodes and GPUPools amounts to."""
+    """The pools of a list of nodes and GPUPools, and what belongs to none."""
 
     found: tuple[FoundPool, ...]
     left_out: tuple[LeftOut, ...]
@@ -77,8 +77,8 @@ class NodesReport:
 
     def calibrated(self, table: Calibration) -> NodesReport:
         """The same, with what a cluster's runs teach about every pool."""
-        found = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.found)
-        return replace(self, found=tuple(found))
+        calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.found)
+        return replace(self, found=tuple(calibrated))
 
     def require(self) -> tuple[Pool, ...]:
         """The pools, for a caller that cannot go on without.
@@ -93,8 +93,8 @@ class NodesReport:
         if self.found and len(empty) < len(self.found):
             return self.pools
         if empty:
-            told = f"no usable GPU: pool {empty[0].pool.name}: {'; '.join(empty[0].remarks)}"
-            raise SpecError("nodes", told, "uncordon or mend the nodes, or state maxNodes in a GPUPool")
+            problem = f"no usable GPU: pool {empty[0].pool.name}: {'; '.join(empty[0].remarks)}"
+            raise SpecError("nodes", problem, "uncordon or mend the nodes, or state maxNodes in a GPUPool")
         if self.left_out:
             first = self.left_out[0]
             count = "1 node" if len(first.nodes) == 1 else f"{len(first.nodes)} nodes"

@@ -1,4 +1,4 @@
-"""Which nodes of a pool a job can use now, in which shape, and what is to be said of the others."""
+"""The nodes of a pool that a job can use now, their shape, and remarks about the others."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted:
         node_facts: what each of them is.
         counted: whether the pool counts the usable nodes alone, which the remarks then say.
     """
-    whole = min(found.gpus for found in node_facts)
-    size = _shape([found.usable for item, found in zip(members, node_facts, strict=True) if not item.away], whole)
+    whole = min(facts.gpus for facts in node_facts)
+    size = _shape([facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.away], whole)
     remarks = []
     why = defaultdict[str, list[str]](list)
-    for item, found in zip(members, node_facts, strict=True):
+    for item, facts in zip(members, node_facts, strict=True):
         if item.away:
             why[item.away].append(item.name)
-        elif found.usable < size:
-            why[f"short of GPUs (pods may use {found.usable} of {found.gpus})"].append(item.name)
+        elif facts.usable < size:
+            why[f"short of GPUs (pods may use {facts.usable} of {facts.gpus})"].append(item.name)
     for reason, names in sorted(why.items()):
         remarks.append(f"{_of(names, members)} {reason}{' and not counted' if counted else ''}")
     if counted and size < whole:
@@ -62,9 +62,9 @@ def _shape(offers: Iterable[int], whole: int) -> int:
 
 def _of(names: Sequence[str], members: Sequence[Node]) -> str:
     """How many nodes, and their names."""
-    told = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
+    examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
     more = ", …" if len(names) > MAX_NAMES else ""
-    return f"{_share(len(names), len(members))} ({told}{more}) {_verb(len(names))}"
+    return f"{_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
 
 
 def _share(amount: int, total: int) -> str:
@@ -82,12 +82,12 @@ def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list
     resource = labels().gpu_resource
     names = [
         item.name
-        for item, found in zip(members, node_facts, strict=True)
-        if item.gpus is None and item.has_capacity and not found.is_offered
+        for item, facts in zip(members, node_facts, strict=True)
+        if item.gpus is None and item.has_capacity and not facts.is_offered
     ]
     if not names:
         return []
-    layer = next(found.count_layer for found in node_facts)
+    layer = next(facts.count_layer for facts in node_facts)
     return [f"{_of(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
 
 
@@ -99,17 +99,19 @@ def _also_cut(members: Sequence[Node]) -> list[str]:
     amounts = Counter[str]()
     for item in both:
         amounts.update({profile: total for profile, total, _ in item.slices})
-    told = ", ".join(f"{amount} x {profile}" for profile, amount in sorted(amounts.items()))
+    slices = ", ".join(f"{amount} x {profile}" for profile, amount in sorted(amounts.items()))
     names = [item.name for item in both]
-    return [f"{_of(names, members)} cut in part ({told}): only whole GPUs are counted; a GPUPool with mig takes slices"]
+    return [
+        f"{_of(names, members)} cut in part ({slices}): only whole GPUs are counted; a GPUPool with mig takes slices"
+    ]
 
 
 def _tainted(members: Sequence[Node]) -> list[str]:
     """Taints that a job has to tolerate."""
-    found = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
-    told = []
-    for (key, value, effect), amount in sorted(found.items()):
+    taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
+    remarks = []
+    for (key, value, effect), amount in sorted(taints.items()):
         text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
         which = "all nodes are" if amount == len(members) else f"{_share(amount, len(members))} {_verb(amount)}"
-        told.append(f"{which} tainted {text}, which a job has to tolerate")
-    return told
+        remarks.append(f"{which} tainted {text}, which a job has to tolerate")
+    return remarks
