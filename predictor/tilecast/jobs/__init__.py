@@ -7,7 +7,7 @@ which pools that leaves, `changes` and `commands` what an advice writes. Everyth
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of
 from tilecast.jobs.changes import changes
-from tilecast.jobs.interface import Job, JobKind, Placement, Pods, is_choice, selector, tolerated
+from tilecast.jobs.interface import Job, Placement, selector, tolerated
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
     ADVISOR,
@@ -19,7 +19,7 @@ from tilecast.jobs.keys import (
     QUEUE,
     TRAINING,
 )
-from tilecast.jobs.kinds import JOB_KINDS, is_job, kind_of, runtime_of
+from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
 from tilecast.jobs.reading import bare, read, require_gpus
 
 __all__ = [
@@ -34,17 +34,13 @@ __all__ = [
     "QUEUE",
     "TRAINING",
     "Job",
-    "JobKind",
     "Placement",
-    "Pods",
     "bare",
     "changes",
     "described",
     "in_annotations",
     "in_words",
-    "is_choice",
     "is_job",
-    "kind_of",
     "mode_of",
     "read",
     "require_gpus",
