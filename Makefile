@@ -35,8 +35,8 @@ types: $(SETUP)
 	$(BIN)/mypy
 
 crds: $(SETUP)
-	$(BIN)/python -m tilecast.manifests.crds --output-dir crds
-	$(BIN)/python -m tilecast.manifests.advice --output schemas/advice.schema.json
+	$(BIN)/python -m tilecast.api.crds --output-dir crds
+	$(BIN)/python -m tilecast.api.advice --output schemas/advice.schema.json
 
 dashboards: $(SETUP)
 	$(BIN)/python tools/dashboards.py

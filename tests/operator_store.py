@@ -14,7 +14,7 @@ from typing import Any
 from advice_values import advice, offer
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
-from tilecast.manifests.jobs import JOB_KINDS
+from tilecast.jobs import JOB_KINDS
 from tilecast_operator.api import ApiError
 from tilecast_operator.reconcile import Corridor
 from tilecast_operator.report.annotations import KEYS

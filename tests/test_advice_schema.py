@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tilecast.api import advice
 from tilecast.cli import main
-from tilecast.manifests import advice
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())

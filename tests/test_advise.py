@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilecast import memory, models, uncertainty
+from tilecast import memory, models, nodes, uncertainty
 from tilecast.advise import Baseline, Constraints, Request, advise, choose, rank
 from tilecast.advise.boards import settle
+from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.manifests import documents, nodes, trainingjob
 from tilecast.render.document import FORMATS, document, to_json
 from tilecast.spec import OBJECTIVES, SpecError, Workload
 
@@ -191,7 +191,7 @@ def test_jobs_give_the_reviewed_advice(job: Path) -> None:
     """`tests/advice/` holds the advice for every job of `examples/jobs` and `tests/jobs` on the mixed cluster. After an
     intended change: delete the file, run the test once to write it anew, and review the difference."""
     (manifest,) = documents.load(job.read_text(), job.name)
-    advice = advise(trainingjob.read(manifest), mixed(job))
+    advice = advise(training_job.read(manifest), mixed(job))
     assert {offer.pool.name for offer in advice.offers} | {item.pool for item in advice.rejections} == {
         "a100-80", "h100-sxm", "l4", "t4"
     }  # fmt: skip
@@ -207,7 +207,7 @@ def test_every_reviewed_advice_has_its_job() -> None:
 
 
 def test_reviewed_jobs_cover_every_objective() -> None:
-    jobs = [trainingjob.parse(documents.load(job.read_text(), job.name)[0]) for job in JOBS]
+    jobs = [training_job.parse(documents.load(job.read_text(), job.name)[0]) for job in JOBS]
     assert {job.objective for job in jobs} == set(OBJECTIVES)
     for given in ("global_batch_size_range", "framework", "allowed_precisions"):
         assert any(getattr(job.training, given) for job in jobs), given

@@ -481,9 +481,9 @@ def test_a_manifest_keeps_its_program_and_its_arguments(tmp_path: Path, capsys: 
 
 def test_a_preset_on_gpus_imports_nothing_that_reads_files() -> None:
     advise = "advise bert-large --seq 512 --batch 256 --gpus h100-sxm:8"
-    readers = ("yaml", "tilecast.manifests.nodes", "tilecast.manifests.jobs", "tilecast.explain", "tilecast.perlayer")
+    readers = ("yaml", "tilecast.nodes", "tilecast.jobs", "tilecast.explain", "tilecast.perlayer")
     code = f"import sys; from tilecast.cli import main; main({advise.split()!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
-    assert "tilecast.manifests.trainingjob" in loaded
+    assert "tilecast.api.training_job" in loaded
     assert loaded.isdisjoint(readers), loaded.intersection(readers)

@@ -14,9 +14,9 @@ from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
 from test_crds import FACTS, FAILING, PASSING
-from tilecast.manifests import gpupool, trainingjob
-from tilecast.manifests.door import Door
-from tilecast.manifests.gpupool import DISCOVERED
+from tilecast.api import gpu_pool, model_source, training, training_job
+from tilecast.api.base import ApiModel
+from tilecast.api.gpu_pool import DISCOVERED
 from witness import account_kubeconfig
 
 pytestmark = pytest.mark.cluster
@@ -254,20 +254,20 @@ def test_unknown_accelerators_are_reported(own_cluster: Cluster, operator: Opera
     assert 'tilecast_unknown_accelerator_nodes{reason="UnknownAccelerator"} 1.0' in operator.get("/metrics")
 
 
-PLACES: dict[type[Door], tuple[str, str]] = {
-    trainingjob.Transformer: ("TrainingJob", "model.transformer"),
-    trainingjob.ModelSource: ("TrainingJob", "model"),
-    trainingjob.HuggingFace: ("TrainingJob", "model.huggingFace"),
-    trainingjob.Training: ("TrainingJob", "training"),
-    trainingjob.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
-    trainingjob.JobBaseline: ("TrainingJob", "baseline"),
-    trainingjob.JobConstraints: ("TrainingJob", "constraints"),
-    trainingjob.TargetRef: ("TrainingJob", "targetRef"),
-    trainingjob.TrainingJobSpec: ("TrainingJob", ""),
-    gpupool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
-    gpupool.GpuSource: ("GPUPool", "gpu"),
-    gpupool.Price: ("GPUPool", "price"),
-    gpupool.GPUPoolSpec: ("GPUPool", ""),
+PLACES: dict[type[ApiModel], tuple[str, str]] = {
+    model_source.Transformer: ("TrainingJob", "model.transformer"),
+    model_source.ModelSource: ("TrainingJob", "model"),
+    model_source.HuggingFace: ("TrainingJob", "model.huggingFace"),
+    training.Training: ("TrainingJob", "training"),
+    training.BatchRange: ("TrainingJob", "training.globalBatchSizeRange"),
+    training_job.JobBaseline: ("TrainingJob", "baseline"),
+    training_job.JobConstraints: ("TrainingJob", "constraints"),
+    training_job.TargetRef: ("TrainingJob", "targetRef"),
+    training_job.TrainingJobSpec: ("TrainingJob", ""),
+    gpu_pool.Rates: ("GPUPool", "gpu.facts.peakTflops"),
+    gpu_pool.GpuSource: ("GPUPool", "gpu"),
+    gpu_pool.Price: ("GPUPool", "price"),
+    gpu_pool.GPUPoolSpec: ("GPUPool", ""),
 }
 """Kind and path of each model with rules."""
 AROUND: dict[str, dict[str, Any]] = {
@@ -279,7 +279,7 @@ AROUND: dict[str, dict[str, Any]] = {
 """What stands beside a sample."""
 
 
-def inside(model: type[Door], sample: dict[str, Any]) -> dict[str, Any]:
+def inside(model: type[ApiModel], sample: dict[str, Any]) -> dict[str, Any]:
     """A whole object that holds a sample."""
     kind, path = PLACES[model]
     spec: dict[str, Any] = {"model": AROUND["model"], "training": AROUND["training"]} if kind == "TrainingJob" else {}
@@ -304,7 +304,7 @@ RULES = [(model, index) for model in PASSING for index in range(len(model.rules)
 
 
 @pytest.mark.parametrize(("model", "index"), RULES, ids=[f"{model.__name__}-{index}" for model, index in RULES])
-def test_the_api_server_knows_every_rule(own_cluster: Cluster, model: type[Door], index: int) -> None:
+def test_the_api_server_knows_every_rule(own_cluster: Cluster, model: type[ApiModel], index: int) -> None:
     def create(sample: dict[str, Any]) -> str:
         document = json.dumps(inside(model, {key: value for key, value in sample.items() if value is not None}))
         return own_cluster.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=document)

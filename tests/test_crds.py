@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tilecast.manifests import crds, gpupool, trainingjob
-from tilecast.manifests.door import Door
+from tilecast.api import crds, gpu_pool, model_source, training, training_job
+from tilecast.api.base import ApiModel
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
@@ -90,44 +90,44 @@ def test_names() -> None:
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_examples_satisfy_the_schema(path: Path) -> None:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    schema = crds.schema(trainingjob.TrainingJobSpec)
+    schema = crds.schema(training_job.TrainingJobSpec)
     jsonschema.Draft4Validator(schema).validate(document["spec"])
 
 
-PASSING: dict[type[Door], dict[str, Any]] = {
-    trainingjob.Transformer: {
+PASSING: dict[type[ApiModel], dict[str, Any]] = {
+    model_source.Transformer: {
         "layers": 2, "hiddenSize": 64, "attentionHeads": 4, "keyValueHeads": 2, "vocabularySize": 9
     },
-    trainingjob.ModelSource: {"preset": "gpt2"},
-    trainingjob.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
-    trainingjob.Training: {
+    model_source.ModelSource: {"preset": "gpt2"},
+    model_source.HuggingFace: {"configMapKeyRef": {"name": "my-model"}},
+    training.Training: {
         "globalBatchSize": 8, "globalBatchSizeRange": {"min": 4, "max": 16}, "microBatchSize": 2, "sequenceLength": 4,
         "tokens": 64, "allowedPrecisions": ["fp16", "bf16"],
     },
-    trainingjob.BatchRange: {"min": 4, "max": 8},
-    trainingjob.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
-    trainingjob.JobConstraints: {"gpus": 8, "maxGpus": 8},
-    trainingjob.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
-    trainingjob.TrainingJobSpec: {
+    training.BatchRange: {"min": 4, "max": 8},
+    training_job.JobBaseline: {"pool": "a100-80", "gpus": 8, "plan": {"data": 4, "tensor": 2}},
+    training_job.JobConstraints: {"gpus": 8, "maxGpus": 8},
+    training_job.TargetRef: {"apiVersion": "batch/v1", "kind": "Job", "name": "train"},
+    training_job.TrainingJobSpec: {
         "workload": "inference", "model": {"preset": "gpt2"}, "training": {"globalBatchSize": 1, "optimizer": "none"}
     },
-    gpupool.Rates: {"fp32": 60.0, "bf16": 990.0},
-    gpupool.GpuSource: {"name": "h100-sxm"},
-    gpupool.Price: {"perGpuHour": 2.0, "spot": 1.0},
-    gpupool.GPUPoolSpec: {"nodeType": "p5.48xlarge"},
+    gpu_pool.Rates: {"fp32": 60.0, "bf16": 990.0},
+    gpu_pool.GpuSource: {"name": "h100-sxm"},
+    gpu_pool.Price: {"perGpuHour": 2.0, "spot": 1.0},
+    gpu_pool.GPUPoolSpec: {"nodeType": "p5.48xlarge"},
 }  # fmt: skip
 FACTS = {
     "product": "x", "architecture": "x", "computeCapability": 9.0, "smCount": 1, "memoryGib": 1.0,
     "memoryBandwidthGbPerS": 1.0, "l2Mib": 1.0, "l2BandwidthGbPerS": 1.0, "boostClockMhz": 1.0, "tdpW": 1.0,
     "intraLink": "pcie4", "peakTflops": {"fp32": 1.0},
 }  # fmt: skip
-FAILING: dict[type[Door], list[dict[str, Any]]] = {
-    trainingjob.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
-    trainingjob.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
-    trainingjob.HuggingFace: [{"config": {"model_type": "gpt2"}}],
-    trainingjob.BatchRange: [{"min": 9}],
-    trainingjob.JobBaseline: [{"gpus": 16}],
-    trainingjob.Training: [
+FAILING: dict[type[ApiModel], list[dict[str, Any]]] = {
+    model_source.Transformer: [{"hiddenSize": 65}, {"keyValueHeads": 3}],
+    model_source.ModelSource: [{"graphRef": {"configMapKeyRef": {"name": "my-model"}}}],
+    model_source.HuggingFace: [{"config": {"model_type": "gpt2"}}],
+    training.BatchRange: [{"min": 9}],
+    training_job.JobBaseline: [{"gpus": 16}],
+    training.Training: [
         {"microBatchSize": 3},
         {"steps": 5},
         {"sequenceLength": None},
@@ -137,9 +137,9 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"globalBatchSize": 32},
         {"precision": "fp32"},
     ],
-    trainingjob.JobConstraints: [{"gpus": 9}],
-    trainingjob.TargetRef: [{"kind": "JobSet"}],
-    trainingjob.TrainingJobSpec: [
+    training_job.JobConstraints: [{"gpus": 9}],
+    training_job.TargetRef: [{"kind": "JobSet"}],
+    training_job.TrainingJobSpec: [
         {"mode": "Initial"},
         {"training": {"globalBatchSize": 1, "optimizer": "adam"}},
         {"training": {"globalBatchSize": 1, "activationCheckpointing": "full"}},
@@ -147,14 +147,14 @@ FAILING: dict[type[Door], list[dict[str, Any]]] = {
         {"deadlineSeconds": 3600},
         {"budget": {"amount": 5.0}},
     ],
-    gpupool.Rates: [{"fp32": None}],
-    gpupool.GpuSource: [{"name": ".abc", "facts": FACTS}],
-    gpupool.Price: [{"spot": 3.0}],
-    gpupool.GPUPoolSpec: [{"nodeType": None}],
+    gpu_pool.Rates: [{"fp32": None}],
+    gpu_pool.GpuSource: [{"name": ".abc", "facts": FACTS}],
+    gpu_pool.Price: [{"spot": 3.0}],
+    gpu_pool.GPUPoolSpec: [{"nodeType": None}],
 }
 
 
-def with_rules(model: type[Door]) -> set[type[Door]]:
+def with_rules(model: type[ApiModel]) -> set[type[ApiModel]]:
     return {item for item in crds.models(model) if item.rules}
 
 
@@ -166,7 +166,7 @@ def test_every_rule_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("model", PASSING, ids=lambda model: model.__name__)
-def test_each_rule_fails_alone(model: type[Door]) -> None:
+def test_each_rule_fails_alone(model: type[ApiModel]) -> None:
     model.model_validate(PASSING[model])
     for rule, change in zip(model.rules, FAILING[model], strict=True):
         with pytest.raises(ValueError, match="1 validation error") as caught:

@@ -15,10 +15,11 @@ from prometheus_client import generate_latest
 
 from operator_store import JOBS as TRAINING_JOBS
 from operator_store import QUICK, Store, node, operator, patched, settled
+from tilecast import nodes
 from tilecast.advise import Advice, Request, advise
+from tilecast.api import documents
 from tilecast.hardware import Pool
-from tilecast.manifests import documents, nodes
-from tilecast.manifests.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL
 from tilecast.spec import SpecError
 from tilecast_operator import jobs as desk_module
 from tilecast_operator.api import ApiError

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast.manifests import gpupool, nodes
-from tilecast.manifests.gpupool import DISCOVERED, DISCOVERY
+from tilecast import nodes
+from tilecast.api import gpu_pool
+from tilecast.api.gpu_pool import DISCOVERED, DISCOVERY
 from tilecast.spec import SpecError
 
 PRODUCT = "nvidia.com/gpu.product"
@@ -66,9 +67,9 @@ def test_what_is_written_is_a_gpupool_that_says_who_made_it() -> None:
         "links": {"interNode": "efa-3200"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     }
-    name, spec = gpupool.parse(document)
-    note = gpupool.discovery(document, spec)
-    assert note == gpupool.Discovery("8 x h100-sxm, efa-3200, 6.88", "gpu-feature-discovery") and name == "h100-sxm"
+    name, spec = gpu_pool.parse(document)
+    note = gpu_pool.discovery(document, spec)
+    assert note == gpu_pool.Discovery("8 x h100-sxm, efa-3200, 6.88", "gpu-feature-discovery") and name == "h100-sxm"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -140,7 +141,7 @@ def test_whoever_edits_a_pool_owns_it(change: str) -> None:
 def test_spelling_out_a_default_is_no_edit() -> None:
     (document,) = written(nodes.pools(cluster("h100")))
     document["spec"]["topologyKeys"] = []
-    assert gpupool.discovery(document, gpupool.parse(document)[1]) is not None
+    assert gpu_pool.discovery(document, gpu_pool.parse(document)[1]) is not None
 
 
 @pytest.mark.parametrize("spec", [{"selector": {PRODUCT: "NVIDIA-H100-80GB-HBM3"}}, {"nodeType": "p5.48xlarge"}])

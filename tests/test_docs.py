@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from tilecast import collectives, models
+from tilecast.api import gpu_pool, training_job
 from tilecast.cli import main
 from tilecast.collectives import Group
 from tilecast.hardware import find_link, load_gpu
 from tilecast.kernels import utilization
-from tilecast.manifests import gpupool, trainingjob
 from tilecast.spec import SpecError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,7 +77,7 @@ def test_a_command_of_the_pages_runs(
 
 
 def test_the_objects_of_the_pages_are_ours() -> None:
-    readers = {"TrainingJob": trainingjob.parse, "GPUPool": gpupool.parse}
+    readers = {"TrainingJob": training_job.parse, "GPUPool": gpu_pool.parse}
     seen = set()
     for page in PAGES:
         for document in (one for text in blocks(page, "yaml") for one in yaml.safe_load_all(text)):

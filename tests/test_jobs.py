@@ -13,13 +13,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilecast import nodes
 from tilecast.advise import advise
+from tilecast.api import documents, training_job
+from tilecast.api.base import check
+from tilecast.api.edit import edited
+from tilecast.api.fields import FieldChange
 from tilecast.cli import main
 from tilecast.hardware import Pool
-from tilecast.manifests import documents, kueue, nodes, trainingjob
-from tilecast.manifests.candidates import Candidates, candidates, exported, placement, request, settled
-from tilecast.manifests.edit import edited
-from tilecast.manifests.jobs import (
+from tilecast.jobs import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,
@@ -30,17 +32,19 @@ from tilecast.manifests.jobs import (
     MODEL,
     QUEUE,
     TRAINING,
-    Change,
     Job,
     Placement,
-    advice_spec,
     changes,
+    described,
+    in_annotations,
     is_job,
+    kueue,
     mode_of,
     read,
     require_gpus,
     runtime_of,
 )
+from tilecast.jobs.candidates import Candidates, candidates, exported, placement, request, settled
 from tilecast.spec import SpecError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -239,7 +243,15 @@ def test_hostile_documents_never_crash(kind: str, parts: dict[str, Any], beneath
 # --- what is asked
 
 
-def asked(**marks: str) -> trainingjob.TrainingJobSpec:
+def advice_spec(job: Job) -> training_job.TrainingJobSpec:
+    """The spec that a job's annotations are, checked as the CLI checks it."""
+    try:
+        return check(training_job.TrainingJobSpec, described(job), "spec")
+    except SpecError as error:
+        raise in_annotations(error) from None
+
+
+def asked(**marks: str) -> training_job.TrainingJobSpec:
     document = example("job")
     own = {key.replace("_", "/"): value for key, value in marks.items()}
     document["metadata"]["annotations"] = {"tilecast.dev/" + key: value for key, value in own.items()}
@@ -254,10 +266,10 @@ def test_annotations_are_the_spec_of_a_training_job() -> None:
     assert spec.model.preset == "llama-2-7b" and spec.objective == "cost"
     assert spec.training.global_batch_size == 8 and spec.constraints and spec.constraints.max_gpus == 8
     hub = asked(model="openai-community/gpt2-xl", training=TOLD)
-    assert trainingjob.request("x", hub).workload.model.name == "gpt2-xl"
-    config = trainingjob.reference(asked(model="configmap:mine/config.json", training=TOLD))
+    assert training_job.request("x", hub).workload.model.name == "gpt2-xl"
+    config = training_job.reference(asked(model="configmap:mine/config.json", training=TOLD))
     assert config and (config.name, config.key) == ("mine", "config.json") and "huggingFace" in config.field
-    graph = trainingjob.reference(asked(model="configmap:mine/model.onnx", training=TOLD))
+    graph = training_job.reference(asked(model="configmap:mine/model.onnx", training=TOLD))
     assert graph and "graphRef" in graph.field
 
 
@@ -410,7 +422,7 @@ def advised(name: str, queue: kueue.Queue | None = None, *, is_placed: bool = Tr
     document = example(name) | changed
     job = read(document)
     found = usable(job, queue, is_placed=is_placed)
-    wanted = request(trainingjob.request("x", advice_spec(job)), job, found, is_placed=is_placed)
+    wanted = request(training_job.request("x", advice_spec(job)), job, found, is_placed=is_placed)
     return document, job, found, settled(advise(wanted, found.pools), found)
 
 
@@ -440,7 +452,7 @@ def test_pods_change_only_where_the_user_says_how_many() -> None:
     assert advice.best.gpus == 16
     made = placement(advice.best, job, found)
     assert made and made.pods == 4
-    assert Change(("spec", "parallelism"), 4) in changes(document, job, made)
+    assert FieldChange(("spec", "parallelism"), 4) in changes(document, job, made)
     assert placement(replace(advice.best, nodes=1, gpus_per_node=6), job, found) is None
 
 
@@ -465,7 +477,7 @@ def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
 def test_older_trainers_are_given_overrides() -> None:
     document = example("trainjob")
     (change,) = changes(document, read(document), Placement(H100), runtime_patches=False)
-    assert change == Change(
+    assert change == FieldChange(
         ("spec", "podTemplateOverrides"), [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": H100}}]
     )
     document["spec"]["podTemplateOverrides"] = change.value
@@ -597,7 +609,7 @@ deep:
 )  # fmt: skip
 def test_an_edit_touches_its_place_only(path: tuple[str | int, ...], value: Any, before: str, after: str) -> None:
     assert HAND.count(before) == 1
-    assert edited(HAND, [Change(path, value)]) == HAND.replace(before, after)
+    assert edited(HAND, [FieldChange(path, value)]) == HAND.replace(before, after)
 
 
 KEYS = st.sampled_from(["a", "b c", "nvidia.com/gpu.product", "8"])
@@ -622,7 +634,7 @@ def test_an_edited_text_means_what_the_edited_value_means(
             node[key] = {}
         node = node[key]
     node[path[-1]] = new
-    assert yaml.safe_load(edited(text, [Change(tuple(path), new)])) == wanted
+    assert yaml.safe_load(edited(text, [FieldChange(tuple(path), new)])) == wanted
 
 
 def test_every_example_is_a_job() -> None:

@@ -20,7 +20,7 @@ from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm, ensure_or_fail
 from controllers import Controllers
 from operator_process import Operator
-from tilecast.manifests.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
 from tilecast_operator.report.annotations import HASH, KEYS, NODE_SELECTOR, POOL
 
 pytestmark = pytest.mark.cluster

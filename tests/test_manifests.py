@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tilecast import memory, models, search
 from tilecast.advise import advise
+from tilecast.api import documents, gpu_pool, training_job
+from tilecast.api.training import Training
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.manifests import documents, gpupool, trainingjob
+from tilecast.nodes.override import override
 from tilecast.spec import Plan, Plans, SpecError
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
@@ -39,7 +41,7 @@ def training(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_is_a_request(path: Path) -> None:
     (document,) = documents.load(path.read_text(encoding="utf-8"))
-    request = trainingjob.read(document)
+    request = training_job.read(document)
     assert request.name == path.stem
     assert request.workload.global_batch == document["spec"]["training"]["globalBatchSize"]
     assert request.workload.model.name
@@ -54,22 +56,22 @@ def test_examples_are_plain_block_yaml() -> None:
 
 
 def test_defaults() -> None:
-    workload = trainingjob.read(job()).workload
+    workload = training_job.read(job()).workload
     assert (workload.precision, workload.optimizer, workload.checkpointing) == ("bf16", "adamw", None)
     assert workload.training and workload.steps is None
 
 
 def test_tokens_become_steps_rounded_up() -> None:
-    assert trainingjob.read(training(tokens=4096 * 64 * 10 + 1)).workload.steps == 11
+    assert training_job.read(training(tokens=4096 * 64 * 10 + 1)).workload.steps == 11
 
 
 def test_inference_has_neither_optimizer_nor_recomputation() -> None:
-    workload = trainingjob.read(job(workload="inference")).workload
+    workload = training_job.read(job(workload="inference")).workload
     assert (workload.training, workload.optimizer, workload.checkpointing) == (False, "none", "none")
 
 
 def test_constraints_and_baseline_arrive() -> None:
-    request = trainingjob.read(
+    request = training_job.read(
         job(
             constraints={"gpus": 8, "maxNodes": 2, "maxTensorParallel": 4, "allowedPools": ["t4"]},
             baseline={"pool": "t4", "gpus": 4},
@@ -84,7 +86,7 @@ def test_constraints_and_baseline_arrive() -> None:
 
 
 def test_explicit_dimensions_equal_the_preset() -> None:
-    explicit = trainingjob.read(
+    explicit = training_job.read(
         job(
             model={
                 "transformer": {
@@ -102,13 +104,13 @@ def test_explicit_dimensions_equal_the_preset() -> None:
             }
         )
     ).workload.model
-    preset = trainingjob.read(job()).workload.model
+    preset = training_job.read(job()).workload.model
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "gated_mlp", "rotary"):
         assert getattr(explicit, name) == getattr(preset, name), name
 
 
 def test_quantized_weights_are_the_frozen_ones() -> None:
-    lora, qlora = (trainingjob.read(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"}))
+    lora, qlora = (training_job.read(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"}))
     assert (lora.frozen_bits, qlora.frozen_bits) == (16, 4)
     plans = Plans.of(Plan(data=8, micro_batch=1, zero_stage=3), Plan(data=8, micro_batch=1))
     found = find_gpu("a100-80")
@@ -179,15 +181,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("document", "field", "remedy"), WRONG, ids=[f"{row[1]}-{i}" for i, row in enumerate(WRONG)])
 def test_wrong_documents_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
     with pytest.raises(SpecError) as caught:
-        trainingjob.read(document)
+        training_job.read(document)
     assert caught.value.field == field
     assert remedy in caught.value.remedy
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "rule", [*trainingjob.Training.rules, *trainingjob.JobConstraints.rules], ids=lambda rule: rule.cel
-)
+@pytest.mark.parametrize("rule", [*Training.rules, *training_job.JobConstraints.rules], ids=lambda rule: rule.cel)
 def test_rules_read_as_problem_and_remedy(rule: Any) -> None:
     assert rule.problem[0].islower() and rule.problem[-1] != "." and rule.remedy
 
@@ -236,7 +236,7 @@ def test_hostile_text_is_refused_in_one_line(text: str) -> None:
 def test_a_megabyte_of_names_is_refused_by_bounds() -> None:
     document = job(constraints={"allowedPools": ["p" * 1000] * 1000})
     with pytest.raises(SpecError, match="allowedPools"):
-        trainingjob.read(document)
+        training_job.read(document)
 
 
 def test_lists_and_streams_are_flattened() -> None:
@@ -274,17 +274,22 @@ def test_any_value_anywhere_is_read_or_refused(path: tuple[str, ...], value: Any
         inner = inner[key]
     inner[path[-1]] = value
     try:
-        trainingjob.read(document)
+        training_job.read(document)
     except SpecError as error:
         assert "\n" not in str(error) and len(str(error)) < 500
 
 
-def gpu_pool(**spec: Any) -> dict[str, Any]:
+def pool_alone(document: dict[str, Any]) -> Pool:
+    """The pool of a GPUPool that no node belongs to."""
+    return override(*gpu_pool.parse(document))[0]
+
+
+def pool_of(**spec: Any) -> dict[str, Any]:
     return {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
 
 
 def test_a_pool_scaled_to_zero_is_priced_from_its_type() -> None:
-    pool = gpupool.pool(gpu_pool(nodeType="p5.48xlarge", maxNodes=4))
+    pool = pool_alone(pool_of(nodeType="p5.48xlarge", maxNodes=4))
     assert (pool.name, pool.gpu.name, pool.gpus_per_node, pool.max_nodes) == ("mine", "h100-sxm", 8, 4)
     assert (pool.inter.name, pool.price_per_gpu_hour) == ("efa-3200", 6.88)
     assert pool.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
@@ -308,11 +313,11 @@ FACTS = {
 
 def with_facts(name: str = "x1", **changes: Any) -> dict[str, Any]:
     gpu = {"name": name, "facts": {**FACTS, **changes}}
-    return gpu_pool(gpu=gpu, gpusPerNode=4, maxNodes=2, links={"interNode": "ethernet-100"})
+    return pool_of(gpu=gpu, gpusPerNode=4, maxNodes=2, links={"interNode": "ethernet-100"})
 
 
 def test_inline_facts_make_a_new_gpu() -> None:
-    pool = gpupool.pool(with_facts())
+    pool = pool_alone(with_facts())
     assert pool.gpu.memory_bytes == 64 * 2**30
     assert pool.gpu.peak("bf16") == 400e12
     assert (pool.intra.name, pool.inter.name) == ("pcie5", "ethernet-100")
@@ -322,25 +327,25 @@ def test_inline_facts_make_a_new_gpu() -> None:
 @pytest.mark.parametrize("peaks", [{}, {"fp8": 100.0}, {"tf32": 100.0}], ids=str)
 def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
     with pytest.raises(SpecError, match="has no fp32") as caught:
-        gpupool.pool(with_facts(peakTflops=peaks))
+        pool_alone(with_facts(peakTflops=peaks))
     assert caught.value.field == "spec.gpu.facts.peakTflops"
 
 
 def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
-    pool = gpupool.pool(with_facts(peakTflops={"fp32": 50.0}))
-    found = advise(trainingjob.read(job()), [pool])
+    pool = pool_alone(with_facts(peakTflops={"fp32": 50.0}))
+    found = advise(training_job.read(job()), [pool])
     assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "train in fp32")]
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b-c", "x1" + "z" * 61])
 def test_names_of_new_gpus(name: str) -> None:
-    assert gpupool.pool(with_facts(name)).gpu.name == name
+    assert pool_alone(with_facts(name)).gpu.name == name
 
 
 @pytest.mark.parametrize("name", [".abc", "-abc", "X1", "a b", "a_b", "\u00e4", "a\n"])
 def test_wrong_names_of_new_gpus(name: str) -> None:
     with pytest.raises(SpecError, match="a new GPU's name") as caught:
-        gpupool.pool(with_facts(name))
+        pool_alone(with_facts(name))
     assert caught.value.field == "spec.gpu" and "\n" not in str(caught.value)
 
 
@@ -354,7 +359,7 @@ def test_any_fact_is_read_or_refused(field: str, value: Any) -> None:
     inner = document["spec"]["gpu"]
     (inner if field == "name" else inner["facts"])[field] = value
     try:
-        pool = gpupool.pool(document)
+        pool = pool_alone(document)
     except SpecError as error:
         assert "\n" not in str(error) and error.field.startswith("spec.gpu")
     else:
@@ -362,11 +367,11 @@ def test_any_fact_is_read_or_refused(field: str, value: Any) -> None:
 
 
 def test_facts_that_a_gpu_file_refuses_name_the_field() -> None:
-    facts = gpupool.GpuFacts.model_validate(FACTS)
+    facts = gpu_pool.GpuFacts.model_validate(FACTS)
     for source, field in (
-        (gpupool.GpuSource.model_construct(name=".abc", facts=facts), "spec.gpu.name"),
+        (gpu_pool.GpuSource.model_construct(name=".abc", facts=facts), "spec.gpu.name"),
         (
-            gpupool.GpuSource(name="x1", facts=facts.model_copy(update={"l2_mib": 0.0})),
+            gpu_pool.GpuSource(name="x1", facts=facts.model_copy(update={"l2_mib": 0.0})),
             "spec.gpu.facts.l2Mib",
         ),
     ):
@@ -377,48 +382,56 @@ def test_facts_that_a_gpu_file_refuses_name_the_field() -> None:
 
 def test_a_pool_may_be_free_and_empty() -> None:
     spec = {"nodeType": "p5.48xlarge", "price": {"perGpuHour": 0, "spot": 0}}
-    free = gpupool.pool(gpu_pool(maxNodes=4, **spec))
-    empty = gpupool.pool({**gpu_pool(maxNodes=0, **spec), "metadata": {"name": "empty"}})
+    free = pool_alone(pool_of(maxNodes=4, **spec))
+    empty = pool_alone({**pool_of(maxNodes=0, **spec), "metadata": {"name": "empty"}})
     assert (free.price_per_gpu_hour, empty.price_per_gpu_hour, empty.max_gpus) == (0.0, 0.0, 0)
     for objective in ("time", "cost"):
-        found = advise(trainingjob.read(job(objective=objective)), [free, empty])
+        found = advise(training_job.read(job(objective=objective)), [free, empty])
         assert [offer.cost_per_1000_steps for offer in found.offers] == [0.0]
         assert [(item.pool, item.code) for item in found.rejections] == [("empty", "EmptyPool")]
 
 
 def test_a_price_of_ones_own_wins() -> None:
-    document = gpu_pool(nodeType="p5.48xlarge", maxNodes=1, price={"perGpuHour": 1.5, "currency": "EUR"})
-    pool = gpupool.pool(document)
+    document = pool_of(nodeType="p5.48xlarge", maxNodes=1, price={"perGpuHour": 1.5, "currency": "EUR"})
+    pool = pool_alone(document)
     assert (pool.price_per_gpu_hour, pool.currency) == (1.5, "EUR")
 
 
 WRONG_POOLS = [
-    (gpu_pool(), "spec", "selector"),
-    (gpu_pool(gpu={"name": "h101-sxm"}, gpusPerNode=8, maxNodes=1), "spec.gpu.name", "did you mean"),
-    (gpu_pool(nodeType="z9.large", maxNodes=1), "spec.nodeType", "spec.gpu.name"),
+    (pool_of(), "spec", "selector"),
+    (pool_of(gpu={"name": "h101-sxm"}, gpusPerNode=8, maxNodes=1), "spec.gpu.name", "did you mean"),
+    (pool_of(nodeType="z9.large", maxNodes=1), "spec.nodeType", "spec.gpu.name"),
     (with_facts(intraLink="nvlink9"), "spec.gpu.facts.intraLink", "known"),
-    (gpu_pool(gpu={"name": "t4"}, maxNodes=1), "spec.gpusPerNode", "how many"),
-    (gpu_pool(gpu={"name": "t4"}, gpusPerNode=1), "spec.maxNodes", "how many"),
+    (pool_of(gpu={"name": "t4"}, maxNodes=1), "spec.gpusPerNode", "how many"),
+    (pool_of(gpu={"name": "t4"}, gpusPerNode=1), "spec.maxNodes", "how many"),
     (
-        gpu_pool(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "carrier-pigeon"}),
+        pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "carrier-pigeon"}),
         "spec.links.interNode",
         "known",
     ),
     (
-        gpu_pool(nodeType="p5.48xlarge", maxNodes=1, links={"intraNode": "ethernet-100"}),
+        pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"intraNode": "ethernet-100"}),
         "spec.links.intraNode",
         "use one of nvlink2",
     ),
-    (gpu_pool(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "nvlink4"}), "spec.links.interNode", "efa-3200"),
-    (gpu_pool(gpu="h100-sxm"), "spec.gpu", "a mapping with name"),
-    (gpu_pool(nodeType="p5.48xlarge", price={"perGpuHour": -1.0}), "spec.price.perGpuHour", "0 or more"),
-    (gpu_pool(nodeType="p5.48xlarge", price={"perGpuHour": 1.0, "currency": "euro"}), "spec.price.currency", "4217"),
+    (
+        pool_of(nodeType="p5.48xlarge", maxNodes=1, links={"interNode": "nvlink4"}),
+        "spec.links.interNode",
+        "efa-3200",
+    ),
+    (pool_of(gpu="h100-sxm"), "spec.gpu", "a mapping with name"),
+    (pool_of(nodeType="p5.48xlarge", price={"perGpuHour": -1.0}), "spec.price.perGpuHour", "0 or more"),
+    (
+        pool_of(nodeType="p5.48xlarge", price={"perGpuHour": 1.0, "currency": "euro"}),
+        "spec.price.currency",
+        "4217",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("document", "field", "remedy"), WRONG_POOLS, ids=[row[1] for row in WRONG_POOLS])
 def test_wrong_pools_name_field_and_remedy(document: dict[str, Any], field: str, remedy: str) -> None:
     with pytest.raises(SpecError) as caught:
-        gpupool.pool(document)
+        pool_alone(document)
     assert caught.value.field == field
     assert remedy in caught.value.remedy

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tilecast import nodes
 from tilecast.cli import main
-from tilecast.manifests import nodes
-from tilecast.manifests.instances import node_types
+from tilecast.hardware.instances import node_types
 from tilecast.spec import SpecError
 
 TYPE = "node.kubernetes.io/instance-type"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilecast import nodes
 from tilecast.hardware import find_gpu, gpus
-from tilecast.manifests import nodes
-from tilecast.manifests.instances import default_gpus_per_node, default_network, node_types
+from tilecast.hardware.instances import default_gpus_per_node, default_network, node_types
 from tilecast.spec import SpecError
 
 CLUSTERS = sorted((Path(__file__).parent.parent / "examples" / "clusters").glob("*.yaml"))

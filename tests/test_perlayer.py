@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import chain, constants, memory, models, perlayer, search
+from tilecast.api import training_job
 from tilecast.cli import main
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.manifests import trainingjob
 from tilecast.search import Dimension
 from tilecast.spec import Model, Plan, Plans, SpecError, Workload
 from tilecast.step.weights import once_seconds
@@ -118,7 +118,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
 
 
 def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[str]) -> None:
-    workload = trainingjob.read(yaml.safe_load(EXAMPLE.read_text())).workload
+    workload = training_job.read(yaml.safe_load(EXAMPLE.read_text())).workload
     found = perlayer.best(workload, pool("t4", nodes=1), 8)
     assert found is not None
     assert found.saving is not None

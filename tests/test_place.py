@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operator_store import patched
-from tilecast.manifests import documents
-from tilecast.manifests.jobs import (
+from tilecast.api import documents
+from tilecast.jobs import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,

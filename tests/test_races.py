@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
+from tilecast import nodes
 from tilecast.advise import Advice, Request, inputs_hash
+from tilecast.api import training_job
 from tilecast.hardware import Pool
-from tilecast.manifests import nodes, trainingjob
 from tilecast.spec import SpecError
 from tilecast_operator import pods, verdicts, watches
 from tilecast_operator.api import Api, ApiError, Connection
@@ -121,14 +122,14 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures, read = [MemoryError()], trainingjob.request
+    failures, read = [MemoryError()], training_job.request
 
     def failing(*arguments: Any) -> Request:
         if failures:
             raise failures.pop()
         return read(*arguments)
 
-    monkeypatch.setattr(trainingjob, "request", failing)
+    monkeypatch.setattr(training_job, "request", failing)
     store = Store()
     store.put(f"{JOBS}/a", job())
     async with operator(store) as corridor:
@@ -198,13 +199,13 @@ def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
 def test_a_config_map_s_name_leads_nowhere_else(name: str) -> None:
     model = {"huggingFace": {"configMapKeyRef": {"name": name}}}
     with pytest.raises(SpecError, match=r"spec\.model\.huggingFace\.configMapKeyRef\.name"):
-        trainingjob.parse(job(model=model))
+        training_job.parse(job(model=model))
 
 
 @pytest.mark.parametrize("key", ["../x", "a b", "a/b"])
 def test_a_config_map_s_key_is_one(key: str) -> None:
     with pytest.raises(SpecError, match=r"configMapKeyRef\.key"):
-        trainingjob.parse(job(model={"graphRef": {"configMapKeyRef": {"name": "a", "key": key}}}))
+        training_job.parse(job(model={"graphRef": {"configMapKeyRef": {"name": "a", "key": key}}}))
 
 
 def test_an_annotation_of_any_size_takes_no_room() -> None:

@@ -20,9 +20,9 @@ from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operato
 from tilecast import kernels
 from tilecast.advise import Advice, Request, advise
 from tilecast.advise.incumbent import MARGIN, Incumbent, hold
+from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.hardware import Pool
-from tilecast.manifests import kueue
-from tilecast.manifests.gpupool import DISCOVERED
+from tilecast.jobs import kueue
 from tilecast.render import document
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, reconcile

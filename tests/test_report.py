@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advice_values import advice, offer, pool, refused
-from tilecast import constants, models
+from tilecast import constants, models, nodes
 from tilecast.advise import Advice, Request, advise
+from tilecast.api.gpu_pool import GPUPoolStatus
+from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
-from tilecast.manifests import nodes
-from tilecast.manifests.gpupool import GPUPoolStatus
-from tilecast.manifests.trainingjob import TrainingJobStatus
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload
 from tilecast_operator.capacity import Free

@@ -16,10 +16,10 @@ import pytest
 
 from tilecast import models, search
 from tilecast.advise import Request, advise
+from tilecast.api import documents, training_job
 from tilecast.cli import main
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.manifests import documents, trainingjob
 from tilecast.models import traced
 from tilecast.models.traced import document, onnx_file, torch_export
 from tilecast.models.traced.operators import OPERATORS
@@ -534,7 +534,7 @@ def stored(content: bytes, **training: Any) -> Request:
     model = {"graphRef": {"configMapKeyRef": {"name": "m", "key": "g"}}}
     spec = {"model": model, "training": {"globalBatchSize": 8, **training}}
     job = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
-    return trainingjob.read(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})
+    return training_job.read(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})
 
 
 def test_a_graph_in_a_job_says_its_sequence_length() -> None:

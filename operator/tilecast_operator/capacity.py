@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tilecast.manifests.kueue import Quotas, items, mapping, whole
-from tilecast.manifests.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
+from tilecast.api.fields import items, mapping
+from tilecast.jobs.kueue import Quotas
+from tilecast.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
+from tilecast.nodes.quantities import whole
 
 Document: TypeAlias = Mapping[str, Any]
 

@@ -19,8 +19,8 @@ import kopf
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import errors, watching
 
-from tilecast.manifests.door import GROUP, VERSION
-from tilecast.manifests.jobs import JOB_KINDS
+from tilecast.api.base import GROUP, VERSION
+from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, server, settings, watches
 from tilecast_operator.api import Api, Connection

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from tilecast import jobs
 from tilecast.advise import Advice, Request, advise
-from tilecast.manifests import candidates, jobs, kueue, trainingjob
-from tilecast.manifests.door import API_VERSION
-from tilecast.manifests.jobs import JOB_KINDS, Job, Placement
-from tilecast.manifests.nodes import Node, NodesReport
+from tilecast.api import training_job as trainingjob
+from tilecast.api.base import API_VERSION
+from tilecast.jobs import JOB_KINDS, Job, Placement, candidates, kueue
+from tilecast.nodes import Node, NodesReport
 from tilecast.spec import SpecError
 from tilecast_operator import observe, place
 from tilecast_operator.api import UNREACHABLE, ApiError, retry_s

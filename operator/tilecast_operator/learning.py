@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tilecast import calibration
+from tilecast.api import calibration as kept
+from tilecast.api.calibration import MAX_RUNS, Seen
 from tilecast.calibration import LEVELS, Calibration, Run
-from tilecast.manifests import calibration as kept
-from tilecast.manifests.calibration import MAX_RUNS, Seen
 from tilecast.spec import Floats
 from tilecast_operator.observe import Window
 

@@ -18,8 +18,9 @@ import numpy as np
 from pydantic import Field
 
 from tilecast import calibration
-from tilecast.manifests.door import Door, check
-from tilecast.manifests.trainingjob import MAX_GPUS, BaselinePlan
+from tilecast.api.base import MAX_GPUS, check
+from tilecast.api.base import ApiModel as Door
+from tilecast.api.training_job import BaselinePlan
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"

@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tilecast.manifests.jobs import (
-    ADMISSION_GATES,
-    ADVISOR,
-    APPLIED,
-    Change,
-    Job,
-    Path,
-    Placement,
-    selector,
-    tolerated,
-)
+from tilecast.api.fields import FieldChange as Change
+from tilecast.api.fields import Path
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, Job, Placement, selector, tolerated
 
 Document: TypeAlias = Mapping[str, Any]
 Operation: TypeAlias = dict[str, Any]

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from tilecast import nodes
 from tilecast.advise import Advice, advise
-from tilecast.manifests import gpupool, kueue, nodes, trainingjob
-from tilecast.manifests.door import API_VERSION, GROUP, VERSION
+from tilecast.api import gpu_pool as gpupool
+from tilecast.api import training_job as trainingjob
+from tilecast.api.base import API_VERSION, GROUP, VERSION
+from tilecast.jobs import kueue
 from tilecast.spec import SpecError
 from tilecast_operator import capacity, observe
 from tilecast_operator.api import UNREACHABLE, ApiError, retry_s

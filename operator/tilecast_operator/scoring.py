@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecast.advise.ran import Ran
 from tilecast.hardware import normalise
-from tilecast.manifests.nodes import NodesReport
+from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import SpecError, Stated
 from tilecast_operator import observe

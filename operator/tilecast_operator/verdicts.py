@@ -20,9 +20,9 @@ from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.advise.incumbent import Incumbent, hold
 from tilecast.advise.ran import Ran, ran
+from tilecast.api import training_job as trainingjob
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.manifests import trainingjob
-from tilecast.manifests.nodes import NodesReport
+from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.api import ApiError

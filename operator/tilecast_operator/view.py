@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from tilecast.manifests import gpupool, trainingjob
-from tilecast.manifests.door import API_VERSION, GROUP, VERSION
+from tilecast.api import gpu_pool as gpupool
+from tilecast.api import training_job as trainingjob
+from tilecast.api.base import API_VERSION, GROUP, VERSION
 from tilecast_operator.report import annotations as marks
 
 Document: TypeAlias = Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advise import Advice
-from tilecast.manifests.door import GROUP
+from tilecast.api.base import GROUP
 from tilecast.render import document
 
 NODE_TYPE = f"{GROUP}/recommended-node-type"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast.manifests.door import API_VERSION, GROUP
+from tilecast.api.base import API_VERSION, GROUP
 from tilecast.render import units
 from tilecast_operator.report.status import Refusal, Verdict, message, reason, short_plan
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 import tilecast
 from tilecast.advise import Advice
-from tilecast.manifests.nodes import NodesReport
+from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast_operator import observe
 from tilecast_operator.api import ApiError

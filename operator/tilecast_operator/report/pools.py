@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tilecast.manifests.nodes import FoundPool
+from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
 from tilecast_operator.capacity import Free
 from tilecast_operator.report.status import Status, condition

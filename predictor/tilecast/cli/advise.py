@@ -25,7 +25,7 @@ from tilecast.spec import Plans, SpecError, Stated
 
 if TYPE_CHECKING:
     from tilecast.cli.existing import Source
-    from tilecast.manifests.candidates import Candidates
+    from tilecast.jobs.candidates import Candidates
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         advice = _noted(_best(requests, pools), notes)
         text = _text(options, advice, pools)
     else:
-        from tilecast.manifests.candidates import settled
+        from tilecast.jobs.candidates import settled
 
         narrowed = [job.source.narrowed(one, pools, inputs.node_labels(options)) for one in requests]
         found = narrowed[0][1]

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from tilecast import calibrate, calibration
+from tilecast.api import calibration as calibration_file
 from tilecast.cli import EXIT_OK
 from tilecast.hardware import NAME, find_gpu, find_link
-from tilecast.manifests import calibration as calibration_file
 from tilecast.spec import SpecError
 from tilecast.validate import calibration as curves
 from tilecast.validate import runs

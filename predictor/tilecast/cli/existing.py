@@ -1,14 +1,16 @@
-"""Files with a TrainJob, PyTorchJob, JobSet or Job: advised as they stand, and printed as they should be committed."""
+"""Files with a job of another kind: advised as they stand, and printed as they should be committed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tilecast import jobs
 from tilecast.advise import Advice, Request
+from tilecast.api import documents
+from tilecast.api.edit import edited
 from tilecast.hardware import Pool
-from tilecast.manifests import candidates, commands, documents, jobs
-from tilecast.manifests.edit import edited
+from tilecast.jobs import candidates, commands
 from tilecast.spec import SpecError
 
 

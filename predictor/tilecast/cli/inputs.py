@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilecast import calibration, models
 from tilecast.advise import Request
-from tilecast.hardware import Gpu, Pool, find_gpu, find_link
-from tilecast.manifests import door, instances, trainingjob
-from tilecast.manifests.door import API_VERSION
+from tilecast.api import base, training_job
+from tilecast.api.base import API_VERSION
+from tilecast.api.job_kinds import listed
+from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
@@ -40,9 +41,9 @@ from tilecast.spec import (
 from tilecast.trace import Trace
 
 if TYPE_CHECKING:
+    from tilecast.api.documents import Document
     from tilecast.cli.existing import Source
-    from tilecast.manifests.documents import Document
-    from tilecast.manifests.nodes import NodesReport
+    from tilecast.nodes import NodesReport
 
 _BARE: Mapping[str, str] = {
     "seq": "sequenceLength",
@@ -89,10 +90,10 @@ class Job:
             SpecError: the job cannot be meant; what a flag said is named by the flag.
         """
         try:
-            return trainingjob.read(self.document, self.config_maps)
+            return training_job.read(self.document, self.config_maps)
         except SpecError as error:
             if error.field not in self.flags:
-                from tilecast.manifests import jobs
+                from tilecast import jobs
 
                 raise (jobs.in_annotations(error) if self.source else error) from None
             raise SpecError(self.flags[error.field], error.problem, error.remedy) from None
@@ -127,7 +128,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     """The job, and what is said of it beside a file."""
     parser.add_argument(
         "job",
-        help="a file with a TrainingJob, or with an annotated TrainJob, PyTorchJob, JobSet or Job; a Hugging Face "
+        help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
         "config.json, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
     )
     parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
@@ -255,7 +256,7 @@ def onnx(target: str, sequence: int | None) -> Trace:
     Raises:
         SpecError: the sequence is no length, or the file is no graph that can be read.
     """
-    if sequence is not None and not 1 <= sequence <= trainingjob.MAX_SEQUENCE:
+    if sequence is not None and not 1 <= sequence <= base.MAX_SEQUENCE:
         raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
     return onnx_file.read(Path(target), sequence)
 
@@ -281,7 +282,7 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
 
 
 def _corrections(file: str) -> calibration.Calibration:
-    from tilecast.manifests import calibration as calibration_file
+    from tilecast.api import calibration as calibration_file
 
     return calibration_file.read(read_text(file), file)
 
@@ -297,8 +298,8 @@ def nodes_report(options: argparse.Namespace) -> NodesReport:
 
 @cache
 def _nodes_report(context: str | None, file: str | None) -> NodesReport:
-    from tilecast.manifests import calibration as calibration_file
-    from tilecast.manifests import nodes
+    from tilecast import nodes
+    from tilecast.api import calibration as calibration_file
 
     found = nodes.parse(*_cluster(context, file))
     report = nodes.pools(*found, now=True)
@@ -339,7 +340,7 @@ def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
     """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
     if options.gpus:
         return []
-    from tilecast.manifests import nodes
+    from tilecast import nodes
 
     everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
     return [node.labels for node in everyone if node.gpus or node.other_devices]
@@ -392,8 +393,9 @@ def _is_file(job: str) -> bool:
 
 
 def _from_file(options: argparse.Namespace) -> Job:
+    from tilecast import jobs
+    from tilecast.api import documents
     from tilecast.cli.existing import Source
-    from tilecast.manifests import documents, jobs
 
     text = read_text(options.job)
     found = documents.load(text, options.job)
@@ -408,16 +410,16 @@ def _from_file(options: argparse.Namespace) -> Job:
     if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
-    own = [document for document in found if document.get("kind") == trainingjob.KIND]
+    own = [document for document in found if document.get("kind") == training_job.KIND]
     source = None if own else Source.of(text, found)
     if source is not None:
         spec = jobs.described(source.job)
         own = [
-            {"apiVersion": API_VERSION, "kind": trainingjob.KIND, "metadata": {"name": source.job.name}, "spec": spec}
+            {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": source.job.name}, "spec": spec}
         ]
     own = own or found
-    if len(own) == 1 and (kind := own[0].get("kind", trainingjob.KIND)) != trainingjob.KIND:
-        remedy = "give a TrainingJob, TrainJob, PyTorchJob, JobSet or Job"
+    if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
+        remedy = f"give a TrainingJob, {listed()}"
         raise SpecError(options.job, f"{kind} is not a kind of job that is read", remedy)
     if len(own) != 1:
         raise SpecError(options.job, f"holds {len(own)} jobs", "give a file with one TrainingJob")
@@ -447,7 +449,7 @@ def _name(document: Mapping[str, object]) -> str:
 
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
     """Name, model and ConfigMaps of a job whose graph is in a ConfigMap."""
-    named = door.object_name(name)
+    named = base.object_name(name)
     reference = {"graphRef": {"configMapKeyRef": {"name": named}}}
     return named, reference, {named: {"kind": "ConfigMap", "data": {"graph.json": graph}}}
 
@@ -462,8 +464,8 @@ def _bare(
     if options.batch is None:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
     training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
-    metadata, spec = {"name": door.object_name(name)}, {"model": model, "training": training}
-    document = {"apiVersion": API_VERSION, "kind": trainingjob.KIND, "metadata": metadata, "spec": spec}
+    metadata, spec = {"name": base.object_name(name)}, {"model": model, "training": training}
+    document = {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": metadata, "spec": spec}
     return Job(document, config_maps or {}, {f"spec.training.{key}": _flag(flag) for flag, key in _BARE.items()})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tilecast import models
 from tilecast.cli import EXIT_OK, inputs
 from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
-from tilecast.manifests.nodes import NodesReport
+from tilecast.nodes import NodesReport
 from tilecast.render.columns import columns
 from tilecast.spec import Model, SpecError, Workload
 

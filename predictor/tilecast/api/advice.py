@@ -1,0 +1,264 @@
+"""What `tilecast advise -o json` prints, as models: the source of `schemas/advice.schema.json`.
+
+They continue those of the TrainingJob's status, so that a word means the same in a cluster and without one. Write the
+file anew with `python -m tilecast.api.advice --output schemas/advice.schema.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tilecast.api.base import ApiModel
+from tilecast.api.status import (
+    Alternative,
+    MemoryBytes,
+    ModelVersion,
+    PassedOver,
+    Recommendation,
+    RejectedPool,
+    StepSeconds,
+)
+from tilecast.spec import GradientSync, Objective, ServerUpdates
+
+
+class DetailedOffer(Recommendation):
+    """A plan in full, with what a status leaves out."""
+
+    plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
+    gpu: str = Field(description="Name of the pool's GPU.")
+    memory: dict[str, int] = Field(description="The bill of the fullest GPU in bytes; it sums to memoryBytes.used.")
+
+
+class AppliedChange(ApiModel):
+    """The smallest change of one input that was tried and helps."""
+
+    input: str = Field(description="Path of the input in the job or the pool.")
+    value: float | str = Field(description="What it has to be, in that field's unit.")
+    effect: Literal["fits", "wins"] = Field(description="What the plan then does.")
+    text: str = Field(description="The change as a phrase.")
+
+
+class DetailedRejection(RejectedPool):
+    """Why a pool has no plan, with the change that would help."""
+
+    change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
+
+
+class DetailedPassedOver(PassedOver):
+    """A plan that is not the recommendation, with the number that decided."""
+
+    value: float | None = Field(default=None, description="Ratio to the recommendation, or bytes that are too many.")
+    change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
+
+
+class PricedModel(ApiModel):
+    """The model that is trained, whole."""
+
+    model: str = Field(description="Name of the model.")
+    family: str = Field(description="What its graph is made by.")
+    parameters: int = Field(description="Its parameters, those of its encoders of images or sound among them.")
+
+
+class Provenance(ApiModel):
+    """What the advice rests on besides the predictor."""
+
+    version: str = Field(description="Version of Tilecast.")
+    constants_sha256: str = Field(description="Digest of the fitted constants.")
+    data_sha256: str = Field(description="Digest of the facts that ship.")
+    layers: dict[str, dict[str, str]] = Field(description="By pool, where each fact of its hardware comes from.")
+    calibration_runs: dict[str, int] | None = Field(
+        default=None, description="By pool, how many measured runs correct its forecasts, where any does."
+    )
+
+
+class PartOfGpu(ApiModel):
+    """The job on part of a GPU."""
+
+    kind: str = Field(description="How the GPU is shared.")
+    profile: str | None = Field(default=None, description="The MIG profile.")
+    resource: str = Field(description="What a pod asks for.")
+    jobs_per_gpu: int = Field(description="How many such jobs one GPU runs at once.")
+    gpu_share: float = Field(description="What of the GPU a job takes from others.")
+    plan: str = Field(description="The split in short.")
+    step_seconds: StepSeconds = Field(description="Forecast of one step.")
+    slowdown: float = Field(description="Against the whole GPU.")
+    memory_bytes: MemoryBytes = Field(description="Memory of the part.")
+    cost_per1000_steps: float | None = Field(
+        default=None, alias="costPer1000Steps", description="Price of 1000 steps; absent where the pool has no price."
+    )
+
+
+class SharedGpu(ApiModel):
+    """The parts of a GPU that would do."""
+
+    pool: str = Field(description="Name of the pool.")
+    whole_step_seconds: float = Field(description="Forecast of one step on the whole GPU.")
+    best: PartOfGpu | None = Field(default=None, description="The part that is worth while.")
+    options: list[PartOfGpu] = Field(description="Every part that would do.")
+
+
+class OperatorLine(ApiModel):
+    """One operator of one micro-batch through every stage."""
+
+    name: str = Field(description="Name of the operator.")
+    pass_: Literal["forward", "backward"] = Field(alias="pass", description="The pass it belongs to.")
+    kernel: str = Field(description="Kind of its kernel.")
+    precision: str = Field(description="Precision of the kernel.")
+    dimensions: dict[str, float] = Field(description="Dimensions of the kernel.")
+    runs: float = Field(description="How often it runs, recomputation counted.")
+    seconds: float = Field(description="All its runs together.")
+    flops: float = Field(description="FLOP of one run.")
+    bytes: float = Field(description="Least memory traffic of one run.")
+    roofline_seconds: float = Field(description="The least time of one run that the GPU's peaks allow.")
+    kernel_seconds: float = Field(description="Forecast of one run alone.")
+    corrections: dict[str, float] = Field(description="What a run takes in a step against that, by constant.")
+    bound: Literal["compute", "memory"] = Field(description="Which peak bounds it.")
+    tile: list[int] = Field(description="Rows and columns of its tiles.")
+    tiles: int = Field(description="How many there are.")
+    waves: float = Field(description="In how many waves they run.")
+
+
+class ExchangeLine(ApiModel):
+    """Data that ranks exchange for each micro-batch."""
+
+    name: str = Field(description="What is exchanged.")
+    collective: str = Field(description="The collective, in nccl-tests' words.")
+    group: str = Field(description="Which ranks take part.")
+    ranks: int = Field(description="How many.")
+    bytes: int = Field(description="The whole buffer of one rank.")
+    runs: float = Field(description="How often.")
+    seconds: float = Field(description="All its runs together, before anything hides.")
+    exposed: float = Field(description="The share that nothing hides.")
+
+
+class SyncLine(ApiModel):
+    """A way of summing gradients over replicas."""
+
+    gradient_sync: GradientSync = Field(description="Among replicas, or by parameter servers.")
+    server_updates: ServerUpdates | None = Field(
+        default=None, description="Whether servers wait for all replicas; absent without servers."
+    )
+    servers: int = Field(description="Servers, each on a node of its own; 0 without any.")
+    seconds: float = Field(description="All gradients of a step on the wire, before anything hides.")
+    step_seconds: float = Field(description="The step with it.")
+
+
+class StepSums(ApiModel):
+    """How compute and communication of a step are made of a micro-batch's."""
+
+    stage_seconds: float = Field(description="A micro-batch's operators and copies on the fullest stage.")
+    exchanged_seconds: float = Field(description="What it exchanges there, and with the next stage, in the open.")
+    contended_seconds: float = Field(description="How much longer kernels take beside gradients, in a step.")
+    gradient_seconds: float = Field(description="Gradients and weights exchanged in the open, in a step.")
+    slowest_rank: float = Field(description="The slowest rank against their mean.")
+    correction: float = Field(description="What runs seen on the cluster multiply the step by.")
+
+
+class Explained(ApiModel):
+    """What --explain adds: the recommended plan taken apart."""
+
+    plan: str = Field(description="The split in short.")
+    gpu: str = Field(description="Name of the GPU.")
+    model_flops: float = Field(description="FLOP of one optimizer step over all ranks, without recomputation.")
+    mfu: float = Field(description="Model FLOPs utilization.")
+    balance_flop_per_byte: float = Field(description="From where on the peak rather than the memory bounds.")
+    micro_batch_seconds: float = Field(description="GPU time of one micro-batch through every stage.")
+    copied_seconds: float = Field(description="Of it, copies and sums of weights and gradients.")
+    sums: StepSums = Field(description="How a step is made of micro-batches.")
+    operators: list[OperatorLine] = Field(description="The costliest first.")
+    exchanges: list[ExchangeLine] = Field(description="The longest first.")
+    gradient_bytes: int = Field(description="Gradients of one rank on the wire; 0 where nobody holds a copy.")
+    gradient_syncs: list[SyncLine] = Field(
+        description="The plan with each way of summing whole gradients, the job's own first; empty without replicas "
+        "and where gradients are sharded."
+    )
+
+
+class SuspectLine(ApiModel):
+    """One line of the breakdown, if it alone were off."""
+
+    line: str = Field(description="The line; unstated is what the job leaves out.")
+    forecast_seconds: float = Field(description="Its forecast.")
+    needed_seconds: float = Field(description="What it would have to take; none can where this is not positive.")
+    standard_errors: float | None = Field(default=None, description="How far that is; absent where it cannot be.")
+    plausible: bool = Field(description="Whether its own 90 % range reaches that far.")
+
+
+class Measured(ApiModel):
+    """What --measured adds."""
+
+    measured_seconds: float = Field(description="The step as measured.")
+    ratio: float = Field(description="Measured over forecast.")
+    inside_range: bool = Field(description="Whether it lies in the 90 % range.")
+    suspects: list[SuspectLine] = Field(description="The most probable first, what the job leaves out last.")
+
+
+class Launched(ApiModel):
+    """What --launch adds: how to run the recommendation."""
+
+    launcher: str = Field(description="What --launch named.")
+    framework: str = Field(description="The framework that the advice is priced with.")
+    command: list[str] = Field(description="Words of the command; $NAME in one is a variable of the shell.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables that it needs.")
+    files: dict[str, str] = Field(default_factory=dict, description="Files that it reads, by name.")
+    script: list[str] = Field(default_factory=list, description="Lines of Python for the training script.")
+    notes: list[str] = Field(default_factory=list, description="What the reader has to know besides.")
+
+
+class AdviceDocument(ApiModel):
+    """What `tilecast advise -o json` prints. Keys without a value are absent; keys may be added under one version."""
+
+    schema_version: Literal["1"] = Field(description="Version of this schema.")
+    job: str = Field(description="Name of the job.")
+    objective: Objective = Field(description="What is best.")
+    workload: PricedModel = Field(description="What is trained.")
+    recommendation: DetailedOffer | None = Field(default=None, description="The best plan of all pools.")
+    baseline: DetailedOffer | None = Field(default=None, description="What the user would run today.")
+    uncapped: DetailedOffer | None = Field(default=None, description="The best without the job's own constraints.")
+    alternatives: list[DetailedOffer] = Field(description="The best plan of every other pool, best first.")
+    pareto: list[Alternative] = Field(description="Plans that none beats in time, cost and GPUs at once.")
+    rejected: list[DetailedRejection] = Field(description="Pools without a plan, and why.")
+    why_not: list[DetailedPassedOver] = Field(description="What binds the others.")
+    ties: int = Field(description="Plans that the forecast cannot tell from the recommendation.")
+    tie_ratio: float = Field(description="How far the recommendation is behind the best of them; 1 is not at all.")
+    notes: list[str] = Field(description="What else a reader must know.")
+    confidence: str = Field(description="Why the range is as wide as it is.")
+    plans_evaluated: int = Field(description="How many plans were compared.")
+    model: ModelVersion = Field(description="The predictor that made the forecast.")
+    provenance: Provenance = Field(description="What else the advice rests on.")
+    inputs_hash: str = Field(description="Digest of everything that decided the advice.")
+    sharing: SharedGpu | None = Field(default=None, description="Of a job that cannot fill a GPU: parts that would do.")
+    explanation: Explained | None = Field(default=None, description="With --explain.")
+    measured: Measured | None = Field(default=None, description="With --measured.")
+    per_layer: dict[str, Any] | None = Field(default=None, description="With --per-layer.")
+    launch: Launched | None = Field(default=None, description="With --launch.")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the document."""
+    generated = AdviceDocument.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
+
+
+def text() -> str:
+    """The same as the text of the file."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the schema to a file."""
+    parser = argparse.ArgumentParser(prog="python -m tilecast.api.advice")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.parse_args(arguments).output.write_text(text(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

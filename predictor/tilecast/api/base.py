@@ -1,0 +1,254 @@
+"""Base of all documents: strict models with camelCase keys, rules over several fields, and messages of one line."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from tilecast.api.fields import value_at
+from tilecast.spec import SpecError
+
+GROUP = "tilecast.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+MAX_NAME = 253
+MAX_BATCH = 2**24
+MAX_SEQUENCE = 2**24
+MAX_GPUS = 2**17
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""What the API server allows as a name. The operator asks for the object by it, so that nothing else may pass: a name
+with `../` in it would lead to the objects of another namespace."""
+
+
+def object_name(text: str) -> str:
+    """A text as the name of a Kubernetes object (RFC 1123 subdomain): small letters, digits, dashes and dots, letters
+    without their accents; "model" where nothing is left."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
+    words = (re.sub(r"[^a-z0-9]+", "-", part).strip("-") for part in plain.split("."))
+    return ".".join(word for word in words if word)[:MAX_NAME].strip("-.") or "model"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRule:
+    """A condition over several fields: once for the API server, once for this process."""
+
+    cel: str
+    """CEL over `self`, as in `x-kubernetes-validations`."""
+    holds: Callable[[Any], bool]
+    """The same condition on the pydantic model."""
+    problem: str
+    remedy: str
+
+
+class ApiModel(BaseModel):
+    """Base of everything that users write: camelCase keys, no unknown keys, no silent conversion."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        defer_build=True,
+    )
+    rules: ClassVar[tuple[ValidationRule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> ApiModel:
+        for rule in self.rules:
+            if not rule.holds(self):
+                raise PydanticCustomError("rule", "{problem}", {"problem": rule.problem, "remedy": rule.remedy})
+        return self
+
+
+class Toleration(ApiModel):
+    """A taint that the job must tolerate to run on the pool."""
+
+    key: str | None = Field(
+        default=None, min_length=1, max_length=316, description="Key of the taint; absent tolerates every key."
+    )
+    operator: str | None = Field(
+        default=None, pattern="^(Equal|Exists)$", max_length=6, description="Equal compares the value, Exists does not."
+    )
+    value: str | None = Field(default=None, max_length=63, description="Value of the taint.")
+    effect: str | None = Field(
+        default=None,
+        pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$",
+        max_length=16,
+        description="Effect of the taint; absent tolerates every effect.",
+    )
+
+    def plain(self) -> dict[str, str]:
+        """The fields that are set, as a Kubernetes toleration."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+SchemaT = TypeVar("SchemaT", bound=ApiModel)
+
+
+def envelope(document: Mapping[str, Any], kind: str) -> tuple[str, Mapping[str, Any]]:
+    """Name and spec of a custom resource, after its outer fields were checked.
+
+    Raises:
+        SpecError: the outer fields are not those of a `kind` of this API group.
+    """
+    if not isinstance(document, Mapping):
+        raise SpecError(kind, "is not a mapping", "write apiVersion, kind, metadata and spec")
+    for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
+        given = document.get(field)
+        if given != expected:
+            problem = "is missing" if given is None else f"{shown(given)} is not {expected}"
+            raise SpecError(field, problem, f"write {field}: {expected}")
+    outer = ("apiVersion", "kind", "metadata", "spec", "status")
+    for key in document:
+        if key not in outer:
+            raise SpecError(shown(key, quote=False), "unknown field", _suggestion(str(key), outer))
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise SpecError("metadata.name", "is missing or no name", "write metadata: {name: my-name}")
+    spec = document.get("spec")
+    if not isinstance(spec, Mapping):
+        problem = "is missing" if spec is None else f"{shown(spec)} is not a mapping"
+        raise SpecError("spec", problem, f"see the examples of a {kind}")
+    return name, spec
+
+
+def mapping_in(value: Mapping[str, Any], key: str, where: str, remedy: str) -> Mapping[str, Any]:
+    """The mapping under a key; an empty one where the key is absent.
+
+    Raises:
+        SpecError: something else is there; `where` is what the message calls the value.
+    """
+    inner = value.get(key)
+    if inner is None:
+        return {}
+    if not isinstance(inner, Mapping):
+        raise SpecError(f"{where}: {key}", f"{shown(inner)} is not a mapping", remedy)
+    return inner
+
+
+def check(schema: type[SchemaT], value: Mapping[str, Any], root: str) -> SchemaT:
+    """The value as `schema`, or the first thing that is wrong with it.
+
+    Raises:
+        SpecError: a field is unknown, missing, of the wrong type or out of bounds, or a rule is broken.
+    """
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        first = min(errors, key=lambda item: _ORDER.get(item["type"], 2))
+        raise _translated(first, schema, value, root) from None
+    except RecursionError:
+        raise SpecError(root, "is nested too deeply", "flatten it") from None
+
+
+def shown(value: object, quote: bool = True) -> str:
+    """A value on one short line, control characters escaped."""
+    text = repr(value) if quote else repr(str(value))[1:-1]
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_ORDER: Mapping[str, int] = {"extra_forbidden": 0, "missing": 1, "rule": 3}
+"""A misspelt key also shows as a missing one, and a wrong value also breaks rules: name the cause."""
+
+_TYPES: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+}
+
+_BOUNDS: Mapping[str, str] = {
+    "greater_than": "use more than {gt}",
+    "greater_than_equal": "use {ge} or more",
+    "less_than": "use less than {lt}",
+    "less_than_equal": "use {le} or less",
+}
+
+
+def _translated(error: ErrorDetails, schema: type[ApiModel], value: Mapping[str, Any], root: str) -> SpecError:
+    kind, loc, context = error["type"], error["loc"], error.get("ctx", {})
+    path = root + "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part, quote=False)}" for part in loc)
+    got = value_at(value, loc)
+    if kind == "rule":
+        return SpecError(path, str(context["problem"]), str(context["remedy"]))
+    if kind == "extra_forbidden":
+        return SpecError(path, "unknown field", _suggestion(str(loc[-1]), _known(schema, loc[:-1])))
+    if kind == "missing":
+        return SpecError(path, "is missing", f"add it: {_described(schema, loc)}")
+    if kind in _BOUNDS:
+        return SpecError(path, f"{shown(got)} is out of range", _BOUNDS[kind].format(**context))
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        if isinstance(got, bool) and set(choices) & {"Off", "On"}:
+            return SpecError(path, "YAML reads a bare Off as false", 'write it in quotes: "Off"')
+        return SpecError(path, f"{shown(got)} is not allowed", _suggestion(str(got), choices, "use one of"))
+    if kind in _TYPES:
+        is_model = kind in ("model_type", "model_attributes_type")
+        remedy = _shape(schema, loc) if is_model else _described(schema, loc)
+        return SpecError(path, f"{shown(got)} is not {_TYPES[kind]}", remedy)
+    return SpecError(path, f"{shown(got)}: {error['msg'][0].lower()}{error['msg'][1:]}", _described(schema, loc))
+
+
+def _suggestion(word: str, names: Sequence[str], otherwise: str = "known here:") -> str:
+    near = get_close_matches(word[:64].lower(), [name.lower() for name in names], n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {next(name for name in names if name.lower() == near[0])}?"
+    listed = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"{otherwise} {listed}"
+
+
+def _field(schema: type[ApiModel], loc: tuple[int | str, ...]) -> tuple[type[ApiModel] | None, FieldInfo | None]:
+    """The model that a location lies in below `schema`, and the field it ends on."""
+    current: type[ApiModel] | None = schema
+    field: FieldInfo | None = None
+    for part in loc:
+        if current is None or isinstance(part, int):
+            continue
+        field = next((item for item in current.model_fields.values() if item.alias == part), None)
+        current = _model_of(field.annotation) if field else None
+    return current, field
+
+
+def _model_of(annotation: Any) -> type[ApiModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return annotation
+    return next((model for item in getattr(annotation, "__args__", ()) if (model := _model_of(item))), None)
+
+
+def _known(schema: type[ApiModel], loc: tuple[int | str, ...]) -> list[str]:
+    model, _ = _field(schema, loc)
+    return [str(item.alias) for item in model.model_fields.values()] if model else []
+
+
+def _shape(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+    """How to write a mapping, by the keys that it needs or, where it needs none, may have."""
+    model, _ = _field(schema, loc)
+    fields = list((model or schema).model_fields.values())
+    needed = [str(item.alias) for item in fields if item.is_required()]
+    keys = " and ".join(needed) or " or ".join(str(item.alias) for item in fields[:3])
+    return f"write a mapping with {keys}"
+
+
+def _described(schema: type[ApiModel], loc: tuple[int | str, ...]) -> str:
+    _, field = _field(schema, loc)
+    text = field.description if field and field.description else "see the field's description"
+    return text[0].lower() + text[1:].split(". ")[0].rstrip(".")

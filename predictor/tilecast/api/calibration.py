@@ -1,0 +1,187 @@
+"""Documents of the calibration: runs and corrections in the status of a GPUPool, corrections in a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from pydantic import Field, ValidationError
+
+from tilecast.api.base import ApiModel, check
+from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
+from tilecast.hardware import Pool
+from tilecast.spec import Precision, SpecError
+
+MAX_RUNS = 64
+"""Runs that the status of a pool keeps, the newest."""
+MAX_CORRECTIONS = 32
+_PRECISIONS = "|".join(get_args(Precision))
+_SCALES = "|".join(name for _, name in SCALES)
+
+
+class RunRecord(ApiModel):
+    """A job that ran on the pool: what was forecast for the plan that ran, uncorrected, and what was measured."""
+
+    uid: str = Field(min_length=1, max_length=64, description="UID of the job.")
+    precision: str = Field(pattern=f"^({_PRECISIONS})$", max_length=8, description="Precision it was trained in.")
+    family: str = Field(min_length=1, max_length=32, description="Model family.")
+    scale: str = Field(pattern=f"^({_SCALES})$", max_length=8, description="Range of its GPU count.")
+    workload: str = Field(min_length=1, max_length=16, description="Digest of the workload.")
+    predicted_seconds: float = Field(gt=0, le=1e9, description="Raw forecast of its step.")
+    observed_seconds: float = Field(gt=0, le=1e9, description="Median of its measured steps.")
+    observations: int = Field(ge=1, le=10**9, description="Reports that the median is of.")
+    time: str = Field(max_length=32, description="When the last of them arrived, RFC 3339.")
+
+
+class CorrectionRecord(ApiModel):
+    """What a group of runs makes of a forecast."""
+
+    precision: str | None = Field(default=None, max_length=8, description="Precision; absent stands for all.")
+    family: str | None = Field(default=None, max_length=32, description="Model family; absent stands for all.")
+    scale: str | None = Field(default=None, max_length=8, description="Range of GPU counts; absent stands for all.")
+    ratio: float = Field(gt=0, description="What raw forecasts of the group are multiplied by.")
+    range_factor: float = Field(gt=0, description="What the half-width of their range is multiplied by.")
+    runs: int = Field(ge=0, description="Runs of the group.")
+    observations: int = Field(ge=0, description="Reports of those runs.")
+
+
+class PoolCalibration(ApiModel):
+    """What the pool's own runs teach. Runs are the state, corrections follow from those of every pool."""
+
+    corrections: list[CorrectionRecord] = Field(
+        default_factory=list, max_length=MAX_CORRECTIONS, description="Corrections that hold on this pool now."
+    )
+    runs: list[RunRecord] = Field(
+        default_factory=list, max_length=MAX_RUNS, description="The newest runs of the pool, oldest first."
+    )
+
+
+class PoolError(ApiModel):
+    """How far forecasts for the pool's runs lie off, (predicted - observed) / observed."""
+
+    raw_ratio: float | None = Field(default=None, description="Median signed relative error of the raw forecasts.")
+    calibrated_ratio: float | None = Field(
+        default=None, description="The same of forecasts corrected by all runs but the one that is forecast."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run with the job it was and when it was last heard of."""
+
+    uid: str
+    time: str
+    run: Run
+
+
+def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
+    """The runs in the status of a pool, oldest first. A record that cannot be meant is left out: the status is this
+    program's own, but anyone with the right to it may have touched it."""
+    calibration = status.get("calibration")
+    records = calibration.get("runs") if isinstance(calibration, Mapping) else None
+    runs = []
+    for record in records if isinstance(records, list) else []:
+        try:
+            one = RunRecord.model_validate(record)
+        except ValidationError:
+            continue
+        run = Run(
+            pool, gpu, one.precision, one.family, one.scale, one.workload,
+            one.predicted_seconds, one.observed_seconds, one.observations,
+        )  # fmt: skip
+        runs.append(Seen(one.uid, one.time, run))
+    return runs
+
+
+def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[Seen]:
+    """The runs in the statuses of GPUPool documents, oldest first."""
+    gpus = {pool.name: pool.gpu.name for pool in pools}
+    runs: list[Seen] = []
+    for document in gpupools:
+        metadata, status = document.get("metadata"), document.get("status")
+        name = metadata.get("name") if isinstance(metadata, Mapping) else None
+        if isinstance(name, str) and name in gpus and isinstance(status, Mapping):
+            runs += seen(name, gpus[name], status)
+    return sorted(runs, key=lambda item: (item.time, item.uid))
+
+
+def records(runs: Iterable[Seen]) -> list[dict[str, Any]]:
+    """The newest runs of a pool as its status keeps them, oldest first."""
+    newest = sorted(runs, key=lambda item: (item.time, item.uid))[-MAX_RUNS:]
+    return [
+        {
+            "uid": item.uid,
+            "precision": item.run.precision,
+            "family": item.run.family,
+            "scale": item.run.scale,
+            "workload": item.run.workload,
+            "predictedSeconds": float(f"{item.run.predicted_s:.6g}"),
+            "observedSeconds": float(f"{item.run.observed_s:.6g}"),
+            "observations": item.run.observations,
+            "time": item.time,
+        }
+        for item in newest
+    ]
+
+
+def corrections(table: Calibration, gpu: str) -> list[dict[str, Any]]:
+    """What holds on a GPU, without those of single workloads: the coarsest first."""
+    chosen: Sequence[Correction] = [
+        item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
+    ]
+    names = ("precision", "family", "scale")
+    return [
+        {
+            **dict(zip(names, item.group[1:], strict=False)),
+            "ratio": item.ratio,
+            "rangeFactor": item.width,
+            "runs": item.own,
+            "observations": item.observations,
+        }
+        for item in sorted(chosen, key=lambda item: (len(item.group), item.group))[:MAX_CORRECTIONS]
+    ]
+
+
+_WORKLOAD = 5
+
+
+def write(table: Calibration) -> str:
+    """A calibration as a JSON file."""
+    return json.dumps({"corrections": [asdict(item) for item in table.corrections]}, indent=1) + "\n"
+
+
+class _Row(ApiModel):
+    group: list[str] = Field(max_length=_WORKLOAD)
+    ratio: float = Field(gt=0.01, lt=100)
+    width: float = Field(gt=0.01, lt=100)
+    runs: int = Field(ge=0)
+    own: int = Field(ge=0)
+    observations: int = Field(ge=0)
+
+
+class _File(ApiModel):
+    corrections: list[_Row]
+
+
+def read(text: str, name: str) -> Calibration:
+    """The calibration of such a file.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, Mapping):
+        raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
+    rows = check(_File, document, name).corrections
+    return Calibration(
+        tuple(Correction(_key(row.group), row.ratio, row.width, row.runs, row.own, row.observations) for row in rows)
+    )
+
+
+def _key(group: Sequence[str]) -> Key:
+    return tuple(group)

@@ -1,0 +1,251 @@
+"""The CustomResourceDefinitions, generated from the pydantic models: `python -m tilecast.api.crds`.
+
+The API server wants a structural schema: no references, no unions, one type per node. The models are written
+so that this is a translation of spelling only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tilecast.api import gpu_pool, training_job
+from tilecast.api.base import GROUP, VERSION, ApiModel
+from tilecast.api.status import TrainingJobStatus
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of `kubectl get`; `wide` ones show with `-o wide` only."""
+
+    name: str
+    path: str
+    description: str
+    wide: bool = False
+    type: str = "string"
+
+    def plain(self) -> dict[str, Any]:
+        """The column as a CRD spells it."""
+        priority = {"priority": 1} if self.wide else {}
+        names = {"name": self.name, "type": self.type, "description": self.description, "jsonPath": self.path}
+        return {**names, **priority}
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One custom resource: its names, its models, its columns."""
+
+    kind: str
+    plural: str
+    short_names: tuple[str, ...]
+    scope: str
+    description: str
+    spec: type[ApiModel]
+    status: type[ApiModel]
+    columns: tuple[Column, ...]
+
+
+def _summary(name: str, field: str, description: str, wide: bool = False) -> Column:
+    return Column(name, f".status.summary.{field}", description, wide)
+
+
+_AGE = Column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date")
+
+TRAINING_JOB = Resource(
+    kind=training_job.KIND,
+    plural="trainingjobs",
+    short_names=("tjob",),
+    scope="Namespaced",
+    description="A training run to be advised: which GPU pool to use and how to split the job.",
+    spec=training_job.TrainingJobSpec,
+    status=TrainingJobStatus,
+    columns=(
+        _summary("Pool", "pool", "Recommended pool."),
+        _summary("GPUs", "gpus", "Nodes x GPUs per node."),
+        _summary("Plan", "plan", "How to split the job."),
+        _summary("Step", "step", "Forecast of one step."),
+        _summary("Range", "range", "Its 90 % range."),
+        _summary("Speedup", "speedup", "Against the baseline."),
+        _summary("Cost/1k", "costPer1000Steps", "Price of 1000 steps."),
+        _summary("Error", "error", "Measured against forecast."),
+        _summary("Reason", "reason", "Reason of the Ready condition."),
+        _AGE,
+        _summary("Fits-Now", "fitsNow", "Whether the GPUs are free now.", wide=True),
+        _summary("Finish", "finish", "Time of the whole run.", wide=True),
+        _summary(
+            "Memory", "memory", "GiB taken of available; tight where only the middle of the range fits.", wide=True
+        ),
+        _summary("Confidence", "confidence", "Half-width of the range.", wide=True),
+        _summary("Target", "target", "The job this advice is for.", wide=True),
+    ),
+)
+
+GPU_POOL = Resource(
+    kind=gpu_pool.KIND,
+    plural="gpupools",
+    short_names=("gpupool",),
+    scope="Cluster",
+    description="Nodes with one kind of GPU: discovered, or as a user knows them better than their labels do.",
+    spec=gpu_pool.GPUPoolSpec,
+    status=gpu_pool.GPUPoolStatus,
+    columns=(
+        _summary("GPU", "gpu", "GPU of the pool."),
+        _summary("Nodes", "shape", "Nodes x GPUs per node."),
+        _summary("Link", "link", "Link between nodes."),
+        _summary("Price", "price", "Price of one GPU for one hour."),
+        _summary("Free", "free", "Free GPUs of all, where known."),
+        _summary("Origin", "origin", "Discovered, or written by a user."),
+        _summary("Reason", "reason", "Reason of the Ready condition."),
+        _AGE,
+    ),
+)
+
+RESOURCES = (TRAINING_JOB, GPU_POOL)
+
+
+def crd(resource: Resource) -> Schema:
+    """The CustomResourceDefinition of a resource."""
+    singular = resource.kind.lower()
+    short_names = [name for name in resource.short_names if name != singular]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{resource.plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": resource.scope,
+            "names": {
+                "kind": resource.kind,
+                "listKind": f"{resource.kind}List",
+                "plural": resource.plural,
+                "singular": singular,
+                **({"shortNames": short_names} if short_names else {}),
+                "categories": ["tilecast"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [column.plain() for column in resource.columns],
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "description": resource.description,
+                            "required": ["spec"],
+                            "properties": {
+                                "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}."},
+                                "kind": {"type": "string", "description": f"{resource.kind}."},
+                                "metadata": {"type": "object"},
+                                "spec": schema(resource.spec),
+                                "status": schema(resource.status),
+                            },
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def schema(model: type[ApiModel]) -> Schema:
+    """The structural schema of a model: references resolved, null unions dropped, rules as CEL."""
+    raw = model.model_json_schema(by_alias=True, mode="validation")
+    return _structural(raw, raw.get("$defs", {}), {item.__name__: item for item in models(model)})
+
+
+def text(resource: Resource) -> str:
+    """The resource's file under `crds/`."""
+    head = "# Generated by `make crds` from the models in predictor/tilecast/api; do not edit.\n"
+    return head + yaml.safe_dump(crd(resource), sort_keys=False, width=120, allow_unicode=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files, or with `--check` say which differ; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output-dir", type=Path, default=Path("crds"))
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a file differs")
+    options = parser.parse_args(arguments)
+    stale = []
+    for resource in RESOURCES:
+        path = options.output_dir / f"{resource.plural}.yaml"
+        expected = text(resource)
+        if options.check:
+            if not path.is_file() or path.read_text(encoding="utf-8") != expected:
+                stale.append(path)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(expected, encoding="utf-8")
+    for path in stale:
+        sys.stderr.write(f"{path} differs from the models; run `make crds`\n")
+    return 1 if stale else 0
+
+
+_KEPT = (
+    *("type", "format", "description", "enum", "default", "pattern", "required"),
+    *("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength"),
+    *("minItems", "maxItems", "minProperties", "maxProperties"),
+)
+
+
+def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: Mapping[str, type[ApiModel]]) -> Schema:
+    merged: Schema = dict(node)
+    rules: Schema = {}
+    if "anyOf" in merged:
+        (branch,) = (item for item in merged.pop("anyOf") if item.get("type") != "null")
+        merged = {**branch, **merged}
+    if "$ref" in merged:
+        name = merged.pop("$ref").rsplit("/", 1)[-1]
+        merged = {**definitions[name], **merged}
+        rules = _validations(known[name])
+    elif merged.get("title") in known and "properties" in merged:
+        rules = _validations(known[merged["title"]])
+    out: Schema = {key: merged[key] for key in _KEPT if key in merged and (key != "default" or merged[key] is not None)}
+    if "const" in merged:
+        out |= {"type": "string", "enum": [merged["const"]]}
+    if "exclusiveMinimum" in out:
+        out |= {"minimum": out["exclusiveMinimum"], "exclusiveMinimum": True}
+    if out.get("type") == "integer" and out.get("maximum", 2**63) >= 2**31:
+        out["format"] = "int64"
+    if "properties" in merged:
+        out["properties"] = {key: _structural(value, definitions, known) for key, value in merged["properties"].items()}
+    if isinstance(merged.get("additionalProperties"), Mapping):
+        out["additionalProperties"] = _structural(merged["additionalProperties"], definitions, known)
+        if out["additionalProperties"] == {"type": "string"}:
+            out["additionalProperties"]["maxLength"] = 253
+    if "items" in merged:
+        out["items"] = _structural(merged["items"], definitions, known)
+        if out["items"] == {"type": "string"}:
+            out["items"]["maxLength"] = 253
+    return out | {key: value for key, value in merged.items() if key.startswith("x-kubernetes-")} | rules
+
+
+def _validations(model: type[ApiModel]) -> Schema:
+    validations = [{"rule": rule.cel, "message": f"{rule.problem}; {rule.remedy}"} for rule in model.rules]
+    return {"x-kubernetes-validations": validations} if validations else {}
+
+
+def models(model: type[ApiModel]) -> list[type[ApiModel]]:
+    """The model and every model its fields use."""
+    used = [model]
+    for field in model.model_fields.values():
+        pending = [field.annotation]
+        while pending:
+            annotation: Any = pending.pop()
+            if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+                used += models(annotation)
+            pending += getattr(annotation, "__args__", ())
+    return used
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Text of a manifest to plain dictionaries, with hostile text refused before it costs anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import yaml
+
+from tilecast.spec import SpecError
+
+Document: TypeAlias = dict[str, Any]
+
+MAX_YAML_BYTES = 4 * 2**20
+"""YAML is read at one or two megabytes per second; longer input has to come as JSON."""
+MAX_JSON_BYTES = 512 * 2**20
+"""`kubectl get nodes -o json` writes about 10 KiB per node."""
+MAX_DEPTH = 64
+"""Nesting of a Node with its managed fields stays below 20."""
+
+MAX_ALIASED_VALUES = 100_000
+"""Values of a YAML text with its aliases written out; a manifest with some hundred values has no use for more."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_OPENING = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
+_CLOSING = (yaml.MappingEndEvent, yaml.SequenceEndEvent)
+
+
+def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> list[Document]:
+    """Every document of a YAML or JSON stream; the items of a `List` count as documents of their own.
+
+    Args:
+        text: what the file or pipe held.
+        name: what messages call it.
+        limit_bytes: refuse longer text; None takes `MAX_JSON_BYTES` and `MAX_YAML_BYTES`.
+
+    Raises:
+        SpecError: the text is neither YAML nor JSON, is too long or too deep, means more by its aliases than any
+            manifest does, or holds something that is not a mapping.
+    """
+    is_json = text.lstrip()[:1] in ("{", "[")
+    limit = limit_bytes or (MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
+    if len(text) > limit:
+        remedy = "split it" if is_json else "split it, or give it as JSON"
+        raise SpecError(name, f"is longer than {limit / 2**20:.3g} MiB", remedy)
+    value = _json(text) if is_json else None
+    return list(_flatten(_yaml(text, name) if value is None else value, name))
+
+
+def _json(text: str) -> list[Any] | None:
+    """The JSON value as a list of one, or None where the text is not JSON (flow-style YAML, perhaps)."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _yaml(text: str, name: str) -> list[Any]:
+    if len(text) > MAX_YAML_BYTES:
+        raise SpecError(name, "is not JSON", "check where it was cut off")
+    try:
+        _check_events(text, name)
+        return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
+        raise SpecError(name, f"is not YAML{where}: {what[:120]}", "correct the syntax") from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(name, f"holds a value that YAML cannot mean: {str(error)[:80]}", "quote it") from None
+
+
+def written_out(text: str, name: str = "manifest") -> str:
+    """The text itself, or where it has YAML aliases, the same documents without any, comments gone.
+
+    Raises:
+        SpecError: as `load`.
+    """
+    if not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_LOADER)):
+        return text
+    return yaml.dump_all(_yaml(text, name), Dumper=_NoAliasDumper, sort_keys=False, width=4096)
+
+
+class _NoAliasDumper(yaml.SafeDumper):
+    """Writes a value wherever it stands, and no alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _check_events(text: str, name: str) -> None:
+    """Nothing, for a text whose nesting and whose aliases, written out, are within bounds.
+
+    Raises:
+        SpecError: it is too deep, an alias stands inside what it names, or there are too many values.
+    """
+    values = 0
+    named: dict[str, tuple[int, int]] = {}
+    within = [_Nesting(None, 0)]
+    for event in yaml.parse(text, Loader=_LOADER):
+        size = height = 0
+        if isinstance(event, _OPENING):
+            within.append(_Nesting(event.anchor, values))
+            size = 1
+        elif isinstance(event, _CLOSING):
+            closed = within.pop()
+            height = closed.height + 1
+            if closed.anchor:
+                named[closed.anchor] = values - closed.before, height
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if event.anchor:
+                named[event.anchor] = 1, 0
+        elif isinstance(event, yaml.AliasEvent):
+            if any(one.anchor == event.anchor for one in within):
+                raise SpecError(name, f"uses the YAML alias *{event.anchor} inside of what it names", "write it out")
+            size, height = named.get(event.anchor or "", (0, 0))
+        values += size
+        within[-1].height = max(within[-1].height, height)
+        if len(within) - 1 + height > MAX_DEPTH:
+            raise SpecError(name, f"is nested more than {MAX_DEPTH} levels deep", "flatten it")
+        if named and values > MAX_ALIASED_VALUES:
+            problem = f"means more than {MAX_ALIASED_VALUES:,} values by its YAML aliases"
+            raise SpecError(name, problem, "write the values out")
+
+
+@dataclass(slots=True)
+class _Nesting:
+    """A list or mapping that is being read."""
+
+    anchor: str | None
+    before: int
+    """Values that came before it."""
+    height: int = 0
+    """Levels below it, so far."""
+
+
+def _flatten(values: list[Any], name: str) -> Iterator[Document]:
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            kind = "a list" if isinstance(value, list) else "plain text" if isinstance(value, str) else "a bare value"
+            raise SpecError(name, f"document {index + 1} is {kind}", "write a mapping with apiVersion, kind and spec")
+        if str(value.get("kind", "")).endswith("List") and "items" in value:
+            items = value["items"]
+            if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+                raise SpecError(f"{name}: items", "is not a list of mappings", "write one mapping per item")
+            kind = str(value["kind"]).removesuffix("List")
+            for item in items:
+                yield item if "kind" in item or not kind else {"kind": kind, **item}
+        else:
+            yield value

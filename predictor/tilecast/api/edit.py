@@ -1,0 +1,182 @@
+"""A manifest as its author wrote it, with a few fields changed: every other byte stays.
+
+The text is parsed for where its nodes lie, and edited there, so that comments, order, quotes and indentation survive
+and a diff shows what was advised and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import yaml
+
+from tilecast.api.fields import FieldChange, Path
+
+_Edit: TypeAlias = tuple[Path, Any]
+"""A path and its new value; `_GONE` takes it out, `_More` appends to the list there."""
+
+
+class _More(list[Any]):
+    """Items to append."""
+
+
+_GONE = object()
+
+
+def edited(text: str, changes: Sequence[FieldChange], index: int = 0) -> str:
+    """The text with each change made.
+
+    Args:
+        text: one or more YAML documents (JSON is YAML) without aliases.
+        changes: fields and their new values. Lists on the way to a field must be there, mappings are made.
+        index: which of the documents.
+    """
+    for change in changes:
+        old = _plain(_find(_root(text, index), change.path))
+        for edit in _edits(change.path, old, change.value):
+            text = _applied(text, index, edit)
+    return text
+
+
+def _edits(path: Path, old: Any, new: Any) -> Iterator[_Edit]:
+    """The smallest edits from one value to the other; additions come first, so that no mapping is ever empty."""
+    if isinstance(old, dict) and isinstance(new, dict) and old and new:
+        for key, value in new.items():
+            yield from _edits((*path, key), old.get(key), value)
+        yield from ((((*path, key)), _GONE) for key in old if key not in new)
+    elif isinstance(old, list) and isinstance(new, list) and old and new[: len(old)] == old:
+        yield (path, _More(new[len(old) :]))
+    elif old != new or type(old) is not type(new):
+        yield (path, new)
+
+
+def _applied(text: str, index: int, edit: _Edit) -> str:
+    path, value = edit
+    root = _root(text, index)
+    depth = next(size for size in range(len(path), -1, -1) if _find(root, path[:size]) is not None)
+    node = _find(root, path[:depth])
+    if isinstance(value, _More):
+        return _extended(text, node, value) if value else text
+    if depth == len(path):
+        if value is not _GONE and isinstance(node, yaml.ScalarNode) and not isinstance(value, dict | list):
+            return text[: node.start_mark.index] + _flow(value) + text[_content_end(text, node) :]
+        parent = _find(root, path[:-1])
+        return _with_entry(text, root, parent, str(path[-1]), value)
+    for part in reversed(path[depth + 1 :]):
+        value = {part: value}
+    if isinstance(node, yaml.MappingNode):
+        return _with_entry(text, root, node, str(path[depth]), value)
+    return _with_entry(text, root, _find(root, path[: depth - 1]), str(path[depth - 1]), {path[depth]: value})
+
+
+def _with_entry(text: str, root: Any, mapping: Any, key: str, value: Any) -> str:
+    """The text with the key of a mapping set, or taken out."""
+    entry = next((pair for pair in mapping.value if pair[0].value == key), None)
+    if mapping.flow_style or not mapping.value:
+        plain = {**_plain(mapping), key: value}
+        remaining = {name: item for name, item in plain.items() if item is not _GONE}
+        return text[: mapping.start_mark.index] + _flow(remaining) + text[mapping.end_mark.index :]
+    column = mapping.value[0][0].start_mark.column
+    block = "" if value is _GONE else _block({key: value}, column, _is_indented(root) is not False)
+    if entry is None:
+        end = _line_end(text, _content_end(text, mapping))
+        return text[:end] + "\n" + block + text[end:]
+    start, end = entry[0].start_mark.index, _line_end(text, _content_end(text, entry[1], entry[0]))
+    if not block:
+        return text[: text.rfind("\n", 0, start) + 1] + text[end + 1 :]
+    return text[:start] + block.lstrip() + text[end:]
+
+
+def _extended(text: str, sequence: Any, more: Sequence[Any]) -> str:
+    if sequence.flow_style:
+        value = [*_plain(sequence), *more]
+        return text[: sequence.start_mark.index] + _flow(value) + text[sequence.end_mark.index :]
+    end = _line_end(text, _content_end(text, sequence))
+    return text[:end] + "\n" + _block(list(more), sequence.start_mark.column, True) + text[end:]
+
+
+def _root(text: str, index: int) -> Any:
+    documents = (node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None)
+    return next(node for position, node in enumerate(documents) if position == index)
+
+
+def _find(node: Any, path: Path) -> Any:
+    """The node at a path; None where there is none. A key without a value holds nothing."""
+    for part in path:
+        if isinstance(part, int):
+            node = node.value[part] if isinstance(node, yaml.SequenceNode) and part < len(node.value) else None
+        else:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+            node = next((value for key, value in pairs if key.value == part), None)
+        if node is None:
+            return None
+    return node
+
+
+def _plain(node: Any) -> Any:
+    if node is None:
+        return None
+    loader = yaml.SafeLoader("")
+    return loader.construct_object(node, deep=True)
+
+
+def _content_end(text: str, node: Any, key: Any = None) -> int:
+    """Where the last character of a node's content ends; marks of block nodes lie beyond comments that follow."""
+    if isinstance(node, yaml.ScalarNode):
+        if key is not None and node.start_mark.index == node.end_mark.index:
+            return text.index(":", key.end_mark.index) + 1
+        return len(text[: node.end_mark.index].rstrip()) if node.style in ("|", ">") else int(node.end_mark.index)
+    if node.flow_style or not node.value:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _content_end(text, last[1], last[0]) if isinstance(last, tuple) else _content_end(text, last)
+
+
+def _line_end(text: str, index: int) -> int:
+    end = text.find("\n", index)
+    return len(text) if end < 0 else end
+
+
+def _is_indented(node: Any) -> bool | None:
+    """Whether lists stand deeper than their keys, as the first one shows; None where there is none."""
+    if isinstance(node, yaml.SequenceNode):
+        return next((answer for item in node.value if (answer := _is_indented(item)) is not None), None)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(value, yaml.SequenceNode) and not value.flow_style:
+            return bool(value.start_mark.column > key.start_mark.column)
+        if (answer := _is_indented(value)) is not None:
+            return answer
+    return None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists deeper than their keys."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+class _Plain(yaml.SafeDumper):
+    """Lists as deep as their keys."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Several lines as a block, so that a script reads as one."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+for _kind in (_Dumper, _Plain):
+    _kind.add_representer(str, _text)
+
+
+def _block(value: Any, column: int, is_indented: bool) -> str:
+    dumper = _Dumper if is_indented and isinstance(value, dict) else _Plain
+    lines = yaml.dump(value, Dumper=dumper, sort_keys=False, width=4096, default_flow_style=False).splitlines()
+    return "\n".join((" " * column + line).rstrip() for line in lines)
+
+
+def _flow(value: Any) -> str:
+    """The value in flow style, a text quoted where it could not stand among brackets."""
+    dumped = str(yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=4096))
+    return dumped.removesuffix("\n").removeprefix("[").removesuffix("]")

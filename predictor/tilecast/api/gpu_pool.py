@@ -1,0 +1,374 @@
+"""The GPUPool: what a user knows better than labels do, and pools that have no node right now.
+
+Users write them, and discovery does. Discovery labels the ones it made and notes in an annotation the digest of the
+spec it wrote: whoever edits the spec owns the pool from then on, and discovery leaves it alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, ApiModel, Toleration, ValidationRule, check, envelope
+from tilecast.api.calibration import PoolCalibration, PoolError
+from tilecast.api.status import Condition
+from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links
+from tilecast.hardware.instances import network
+from tilecast.spec import SpecError
+
+KIND = "GPUPool"
+DISCOVERED = f"{GROUP}/discovered"
+"""Label of the pools that discovery made; anything but "true" makes a pool its user's."""
+DISCOVERY = f"{GROUP}/discovery"
+"""Annotation with what discovery noted about a pool, as JSON."""
+NODE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
+"""What a GPU may be called, as a regular expression: the same here, for the API server, and in GPU files."""
+
+
+class Rates(ApiModel):
+    """One positive number per precision; leave out what the GPU cannot run. FP32 is always there."""
+
+    fp32: float | None = Field(default=None, gt=0, le=1e6, description="Plain FP32.")
+    tf32: float | None = Field(default=None, gt=0, le=1e6, description="TF32 matrix units.")
+    fp16: float | None = Field(default=None, gt=0, le=1e6, description="FP16 matrix units.")
+    bf16: float | None = Field(default=None, gt=0, le=1e6, description="BF16 matrix units.")
+    fp8: float | None = Field(default=None, gt=0, le=1e6, description="FP8 matrix units.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "has(self.fp32)",
+            lambda m: m.fp32 is not None,
+            "has no fp32, which every GPU can run",
+            "add fp32 from the data sheet",
+        ),
+    )
+
+
+class GpuFacts(ApiModel):
+    """Data-sheet facts of a GPU that Tilecast does not ship. Rates are dense (without sparsity)."""
+
+    product: str = Field(min_length=1, max_length=128, description="Product name as the driver prints it.")
+    architecture: str = Field(min_length=1, max_length=64, description="Architecture, for instance hopper.")
+    compute_capability: float = Field(gt=0, le=100, description="CUDA compute capability, for instance 9.0.")
+    sm_count: int = Field(ge=1, le=4096, description="Streaming multiprocessors.")
+    memory_gib: float = Field(gt=0, le=65536, description="Memory in GiB.")
+    memory_bandwidth_gb_per_s: float = Field(gt=0, le=1e6, description="Memory bandwidth in 10^9 bytes per second.")
+    l2_mib: float = Field(gt=0, le=65536, alias="l2Mib", description="L2 cache in MiB.")
+    l2_bandwidth_gb_per_s: float = Field(
+        gt=0, le=1e6, alias="l2BandwidthGbPerS", description="L2 read bandwidth in 10^9 bytes per second."
+    )
+    boost_clock_mhz: float = Field(gt=0, le=1e5, description="Boost clock in MHz.")
+    tdp_w: float = Field(gt=0, le=1e5, description="Thermal design power in watts.")
+    intra_link: str = Field(
+        min_length=1, max_length=63, description="Usual link between GPUs of a node, for instance nvlink4."
+    )
+    peak_tflops: Rates = Field(description="Peak in 10^12 floating-point operations per second, by precision.")
+
+
+class GpuSource(ApiModel):
+    """The pool's GPU: one that Tilecast knows by name or product, or its facts under a new name."""
+
+    name: str = Field(
+        min_length=1, max_length=63, description="Name or product string of a known GPU, or a new name with facts."
+    )
+    facts: GpuFacts | None = Field(default=None, description="Data-sheet facts; they win over what Tilecast ships.")
+
+    def gpu(self) -> Gpu:
+        """The GPU these fields mean.
+
+        Raises:
+            SpecError: the name is unknown and no facts are given, the facts are no GPU, or their link is unknown.
+        """
+        if self.facts is None:
+            try:
+                return find_gpu(self.name)
+            except SpecError as error:
+                raise SpecError("spec.gpu.name", error.problem, f"{error.remedy}; or give its facts") from None
+        named_link(self.facts.intra_link, "spec.gpu.facts.intraLink", per_node=False)
+        facts = self.facts.model_dump(exclude_none=True)
+        try:
+            return GpuFile.model_validate({"name": self.name, "sources": {"facts": "GPUPool"}, **facts}).gpu()
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(to_camel(str(part)) for part in first["loc"])
+            field = f"spec.gpu.{where}" if where == "name" else f"spec.gpu.facts.{where}"
+            raise SpecError(field, first["msg"], "correct it after the data sheet") from None
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            f"!has(self.facts) || self.name.matches('{GPU_NAME}')",
+            lambda m: m.facts is None or re.fullmatch(GPU_NAME, m.name) is not None,
+            "a new GPU's name has other characters than a-z, 0-9, dot and dash, or begins with a dot or dash",
+            "write it in lower case with dashes between words",
+        ),
+    )
+
+
+class PoolLinks(ApiModel):
+    """Links by name, as in tilecast's `hardware/links`."""
+
+    intra_node: str | None = Field(
+        default=None, min_length=1, max_length=63, description="Between GPUs of a node, for instance nvlink4 or pcie4."
+    )
+    inter_node: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Between nodes, for instance infiniband-ndr-8x400 or ethernet-100.",
+    )
+    nics_per_node: int | None = Field(
+        default=None, ge=1, le=64, description="Network interfaces of one node; absent takes those of the link."
+    )
+    nvlink_domain: int | None = Field(
+        default=None,
+        ge=2,
+        le=1024,
+        description="GPUs that share NVLink across nodes, for instance 72 in a GB200 NVL72 rack; absent takes what the "
+        "nodes' cliques or the link say.",
+    )
+
+
+class Price(ApiModel):
+    """What one GPU costs. Replaces every price that Tilecast ships."""
+
+    per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU, or of one slice, for one hour.")
+    spot: float | None = Field(
+        default=None, ge=0, le=1e6, description="Price of one GPU for one hour on nodes that are labelled as spot."
+    )
+    currency: str = Field(default="USD", pattern="^[A-Z]{3}$", max_length=3, description="ISO 4217 code.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "!has(self.spot) || self.spot <= self.perGpuHour",
+            lambda m: m.spot is None or m.spot <= m.per_gpu_hour,
+            "spot is above perGpuHour",
+            "correct one of them",
+        ),
+    )
+
+
+class GPUPoolSpec(ApiModel):
+    """Which nodes the pool has, or could have, and what they are."""
+
+    selector: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="Labels of the pool's nodes; empty means those of nodeType."
+    )
+    gpu: GpuSource | None = Field(default=None, description="The GPU; absent takes what the nodes or nodeType say.")
+    mig: str | None = Field(
+        default=None,
+        max_length=16,
+        pattern=r"^[1-9]g\.[0-9]+gb$",
+        description="MIG profile of the GPU's slices, which are then the pool's devices, for instance 1g.10gb; absent "
+        "takes what the nodes say.",
+    )
+    gpus_per_node: int | None = Field(
+        default=None, ge=1, le=128, description="GPUs of one node; absent takes what nodes say."
+    )
+    node_type: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        description="Instance type; with maxNodes it prices a pool that has no node right now.",
+    )
+    max_nodes: int | None = Field(
+        default=None, ge=0, le=MAX_GPUS, description="Most nodes the pool can have; absent takes the nodes it has."
+    )
+    links: PoolLinks | None = Field(
+        default=None, description="Links; absent takes those of the instance type or the GPU."
+    )
+    price: Price | None = Field(
+        default=None, description="Price; absent takes the instance type's list price, if known."
+    )
+    tolerations: list[Toleration] | None = Field(
+        default=None, max_length=16, description="What jobs must tolerate; absent takes the taints of the nodes."
+    )
+
+    spot: bool | None = Field(
+        default=None, description="Whether the nodes are sold as spot; absent takes what their labels say."
+    )
+    kueue_flavor: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Kueue ResourceFlavor of the nodes; absent takes the one whose nodeLabels they carry.",
+    )
+    observation_query: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="PromQL that gives the step of a job on this pool in seconds; $namespace and $name stand for it.",
+    )
+    topology_keys: list[str] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Node labels that say which nodes are near each other, nearest first; empty takes the known ones.",
+    )
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "has(self.selector) && size(self.selector) > 0 || has(self.nodeType) || has(self.gpu)",
+            lambda m: bool(m.selector) or m.node_type is not None or m.gpu is not None,
+            "says neither which nodes nor which GPU",
+            "give selector, nodeType or gpu, for instance gpu: {name: a100-80}",
+        ),
+    )
+
+
+class PoolGpus(ApiModel):
+    """GPUs of the pool's nodes."""
+
+    total: int = Field(ge=0, description="Physical GPUs.")
+    allocatable: int = Field(ge=0, description="GPUs that pods may use.")
+    free: int | None = Field(
+        default=None, ge=0, description="GPUs that nobody uses now; absent where neither Kueue nor pods are read."
+    )
+
+
+class Fact(ApiModel):
+    """A value and where it came from."""
+
+    value: str = Field(max_length=253, description="The value.")
+    layer: str = Field(
+        max_length=64, description="Where it came from: override, a label's owner, instance type or default."
+    )
+
+
+class TopologyLevel(ApiModel):
+    """How the pool's nodes lie under one topology label."""
+
+    key: str = Field(max_length=317, description="The node label.")
+    domains: int = Field(ge=1, description="Distinct values of the label.")
+    largest: int = Field(ge=1, description="Nodes that share one value, at most.")
+
+
+class PoolSummary(ApiModel):
+    """Flat strings for `kubectl get`."""
+
+    gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
+    shape: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
+    price: str | None = Field(default=None, max_length=32, description="Price of one GPU for one hour.")
+    free: str | None = Field(default=None, max_length=32, description="Free GPUs of all, where known.")
+    link: str | None = Field(default=None, max_length=63, description="Link between nodes.")
+    origin: str | None = Field(default=None, max_length=16, description="Discovered, or User.")
+    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
+
+
+class GPUPoolStatus(ApiModel):
+    """What was found. Written by the operator only."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was read.")
+    nodes: int | None = Field(default=None, ge=0, description="Nodes of the pool now.")
+    gpus: PoolGpus | None = Field(default=None, description="GPUs of those nodes.")
+    facts: dict[str, Fact] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price and their layers.",
+    )
+    kueue_flavor: str | None = Field(
+        default=None, max_length=253, description="Kueue ResourceFlavor whose usage says what is free."
+    )
+    topology: list[TopologyLevel] = Field(
+        default_factory=list, max_length=16, description="Topology labels that the nodes carry, nearest first."
+    )
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Ready: whether jobs can be advised onto the pool. ScaledDown: whether fewer nodes exist than it "
+        "can have. CapacityKnown: whether something says what is free.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    calibration: PoolCalibration | None = Field(
+        default=None, description="What measured steps of the pool's jobs teach about forecasts."
+    )
+    error: PoolError | None = Field(default=None, description="How far forecasts for the pool's jobs lie off.")
+    summary: PoolSummary | None = Field(default=None, description="Flat strings for kubectl get.")
+
+
+def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:
+    """Name and checked spec of a GPUPool document.
+
+    Raises:
+        SpecError: with the path of the first field that is wrong.
+    """
+    name, spec = envelope(document, KIND)
+    return name, check(GPUPoolSpec, spec, "spec")
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What discovery noted about a pool it made."""
+
+    identity: str
+    """GPU, node shape, link and market: what tells the pool from others."""
+    layer: str
+    """Where its GPU facts came from."""
+
+
+def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
+    """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
+    metadata = document.get("metadata")
+    labels, annotations = (
+        value if isinstance(metadata, Mapping) and isinstance(value := metadata.get(part), Mapping) else {}
+        for part in ("labels", "annotations")
+    )
+    try:
+        note = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
+        value = Discovery(str(note["identity"]), str(note["layer"]))
+        return value if note["spec"] == _digest(spec) else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def discovered(name: str, spec: GPUPoolSpec, note: Discovery) -> dict[str, Any]:
+    """The GPUPool object that discovery writes."""
+    fields = {"identity": note.identity, "layer": note.layer, "spec": _digest(spec)}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "labels": {DISCOVERED: "true"},
+            "annotations": {DISCOVERY: json.dumps(fields, separators=(",", ":"))},
+        },
+        "spec": _plain(spec),
+    }
+
+
+def _plain(spec: GPUPoolSpec) -> dict[str, Any]:
+    """The spec without what is left open, as it is written."""
+    fields: dict[str, Any] = spec.model_dump(by_alias=True, exclude_defaults=True, exclude_none=True)
+    return fields
+
+
+def _digest(spec: GPUPoolSpec) -> str:
+    return hashlib.sha256(json.dumps(_plain(spec), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def named_link(name: str, field: str, *, per_node: bool) -> Link:
+    """The link of that name.
+
+    Args:
+        name: as the pool's author wrote it.
+        field: where, for errors.
+        per_node: whether it has to join nodes rather than the GPUs of one.
+
+    Raises:
+        SpecError: there is no such link, or it joins something else.
+    """
+    try:
+        link = network(name) if per_node else find_link(name)
+    except SpecError as error:
+        raise SpecError(field, error.problem, error.remedy) from None
+    if link.per_node != per_node:
+        problem = f"{name} joins {'nodes' if link.per_node else 'GPUs of a node'}"
+        suitable = ", ".join(other.name for other in links().values() if other.per_node == per_node)
+        raise SpecError(field, problem, f"use one of {suitable}")
+    return link

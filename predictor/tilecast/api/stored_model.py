@@ -1,0 +1,142 @@
+"""The model of a TrainingJob, read: by name, by its dimensions, or from what a ConfigMap holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast import models
+from tilecast.api.fields import mapping
+from tilecast.api.model_source import ModelSource
+from tilecast.models import huggingface, traced
+from tilecast.models.traced import document as graph_document
+from tilecast.models.traced import onnx_file
+from tilecast.spec import Model, SpecError
+from tilecast.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A key of a ConfigMap that a job's model is in."""
+
+    field: str
+    """What errors call it."""
+    name: str
+    key: str
+    otherwise: str
+    """What a user can do who has no ConfigMap."""
+
+
+def content(reference: Reference, config_map: Mapping[str, Any] | None) -> bytes:
+    """What a ConfigMap holds under the key of a reference, text (data) or bytes (binaryData).
+
+    Args:
+        reference: the reference.
+        config_map: the ConfigMap; None where there is none.
+
+    Raises:
+        SpecError: the ConfigMap or its key is missing.
+    """
+    if config_map is None:
+        remedy = f"create it beside the job, or {reference.otherwise}"
+        raise SpecError(f"{reference.field}.name", f"there is no ConfigMap {reference.name}", remedy)
+    text, binary = (mapping(config_map.get(part)) for part in ("data", "binaryData"))
+    if reference.key in text:
+        return str(text[reference.key]).encode()
+    if reference.key not in binary:
+        keys = ", ".join(sorted(str(key) for key in (*text, *binary))[:8]) or "nothing"
+        problem = f"ConfigMap {reference.name} has no {reference.key}"
+        raise SpecError(f"{reference.field}.key", problem, f"it holds {keys}"[:200])
+    try:
+        return base64.b64decode(str(binary[reference.key]))
+    except ValueError:
+        problem = f"{reference.key} of ConfigMap {reference.name} is not base64"
+        remedy = "store it with `kubectl create configmap --from-file`"
+        raise SpecError(f"{reference.field}.key", problem, remedy) from None
+
+
+def model_of(
+    name: str, source: ModelSource, reference: Reference | None, stored: bytes | None, sequence: int | None
+) -> Model:
+    """The model that a job names.
+
+    Args:
+        name: of the job.
+        source: its `spec.model`.
+        reference: the key of a ConfigMap that holds the model, if one does.
+        stored: what is under that key.
+        sequence: tokens of a sample, as the job gives them; None where it gives none.
+
+    Raises:
+        SpecError: the model is unknown, or is not what it should be.
+    """
+    if reference is not None and stored is None:
+        raise SpecError(reference.field, "is not read here", reference.otherwise)
+    if reference is not None and stored is not None and source.graph_ref is not None:
+        return traced.model(reference.name, _trace(reference, stored, sequence))
+    if source.hugging_face is not None:
+        config = source.hugging_face.config or {}
+        if reference is not None and stored is not None:
+            config = _json(reference, stored, "store the text of the model's config.json")
+        return huggingface.model(config, "spec.model.huggingFace.config")
+    try:
+        if source.transformer is not None:
+            return source.transformer.model(name)
+        return models.preset(str(source.preset))
+    except SpecError as error:
+        field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
+        raise SpecError(field, error.problem, error.remedy) from None
+
+
+def _json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
+    """The mapping that a ConfigMap's text is."""
+    try:
+        value = json.loads(stored)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        problem = f"{reference.key} of ConfigMap {reference.name} is no JSON mapping"
+        raise SpecError(f"{reference.field}.key", problem, remedy)
+    return value
+
+
+def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
+    """The graph that a ConfigMap holds: a document of `tilecast trace`, which starts like JSON, or an ONNX file."""
+    field = f"{reference.field}.key"
+    if stored.lstrip()[:1] == b"{":
+        value = _json(reference, stored, "store what `tilecast trace` wrote")
+        return graph_document.read(value, field)
+    try:
+        return onnx_file.parse(stored, field, sequence)
+    except SpecError as error:
+        if error.field != "--seq":
+            raise
+        raise SpecError("spec.training.sequenceLength", error.problem, error.remedy) from None
+
+
+def sequence_length(model: Model, given: int | None) -> int:
+    """Tokens of one sample; 1 for a model without a vocabulary, which counts samples; of a graph what it was traced
+    with; where nothing is said, what a model pads every text to (CLIP, Whisper)."""
+    field = "spec.training.sequenceLength"
+    if model.trace is not None:
+        if given not in (None, 1) and model.trace.sequence == 1:
+            raise SpecError(field, f"{model.name} reads no tokens", "leave it out")
+        if given not in (None, model.trace.sequence):
+            problem = f"{model.name} was traced with {model.trace.sequence} tokens per sample"
+            raise SpecError(field, problem, "leave it out, or trace anew")
+        return model.trace.sequence
+    if model.vocab == 0:
+        if given not in (None, 1):
+            takes = "reads images, not tokens" if models.reads_images(model) else "takes samples of one length"
+            raise SpecError(field, f"{model.name} {takes}", "leave it out")
+        return 1
+    if given is None and (usual := int(model.extra.get("text_length", 0))):
+        return usual
+    if given is None:
+        raise SpecError(field, "is missing", f"{model.name} reads tokens: say how many per sample")
+    if model.positions and given > model.positions:
+        raise SpecError(field, f"{given} is above the {model.positions} positions that {model.name} has", "shorten it")
+    return given

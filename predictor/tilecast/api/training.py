@@ -1,0 +1,208 @@
+"""How the model of a TrainingJob is trained."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from tilecast.api.base import MAX_BATCH, MAX_SEQUENCE, ApiModel, ValidationRule
+from tilecast.spec import (
+    Attention,
+    Execution,
+    Framework,
+    GradientSync,
+    MemoryFormat,
+    Offload,
+    Optimizer,
+    Precision,
+    Quantization,
+    ServerUpdates,
+)
+
+
+class BatchRange(ApiModel):
+    """The global batches that a job may be given."""
+
+    min: int = Field(ge=1, le=MAX_BATCH, description="Smallest global batch.")
+    max: int = Field(ge=1, le=MAX_BATCH, description="Largest global batch.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule("self.min <= self.max", lambda m: m.min <= m.max, "min is above max", "swap them"),
+    )
+
+
+class Training(ApiModel):
+    """How the model is trained (or, for inference, run)."""
+
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_SEQUENCE,
+        description="Tokens of one sample, padding included. Required by models that read tokens; images have none, "
+        "and a graph of fixed length says it itself.",
+    )
+    global_batch_size: int = Field(ge=1, le=MAX_BATCH, description="Samples of one optimizer step, over all GPUs.")
+    global_batch_size_range: BatchRange | None = Field(
+        default=None,
+        description="Global batches that the job may be given instead; absent keeps globalBatchSize. Plans of unlike "
+        "batches compare by the sample, and steps are those of globalBatchSize.",
+    )
+    micro_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_BATCH,
+        description="Samples of one forward pass on one GPU; absent leaves it to the search.",
+    )
+    precision: Precision = Field(default="bf16", description="Precision of the matrix multiplications.")
+    allowed_precisions: list[Precision] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Every precision that the job may be trained in, its own among them; empty allows that one only.",
+    )
+    framework: Framework | None = Field(
+        default=None,
+        description="What runs the training: it limits plans to those that it executes and decides what memory holds; "
+        "absent allows every plan, with 16-bit weights and gradients and FP32 masters.",
+    )
+    optimizer: Optimizer | None = Field(
+        default=None,
+        description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
+    )
+    fused_optimizer: bool = Field(
+        default=True,
+        description="Whether the weight update is one kernel; false prices one pass over memory per arithmetic step.",
+    )
+    fused_loss: bool = Field(
+        default=False,
+        description="Whether softmax and cross-entropy are one kernel (Liger, Apex, flash-attn), which keeps no FP32 "
+        "copy of the logits; compiled execution has it anyway.",
+    )
+    offload: Offload = Field(
+        default="none",
+        description="What lives in the host's memory: optimizer keeps the optimizer's states there and updates the "
+        "weights on the CPU, parameters (ZeRO stage 3, no pipeline) the weights too.",
+    )
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
+        default="auto",
+        description="What the backward pass computes again to save memory; auto leaves it to the search.",
+    )
+    attention: Attention = Field(
+        default="auto",
+        description="flash never writes the attention matrix to memory, eager does; auto takes flash if it runs.",
+    )
+    execution: Execution = Field(
+        default="eager", description="How kernels are launched, which decides the overhead of each."
+    )
+    memory_format: MemoryFormat = Field(
+        default="contiguous",
+        description="How images lie in memory: contiguous (NCHW, PyTorch's default), around whose convolutions tensor "
+        "cores need copies, or channelsLast (NHWC). Compiled and XLA jobs choose for themselves.",
+    )
+    input_samples_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="Samples that the input pipeline (reading, decoding, augmenting) of each node delivers every "
+        "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
+    )
+    bucket_mib: int | None = Field(
+        default=None,
+        alias="bucketMiB",
+        ge=1,
+        le=65536,
+        description="Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "
+        "bucket_cap_mb); absent takes the framework's.",
+    )
+    gradient_sync: GradientSync = Field(
+        default="allReduce",
+        description="How replicas sum gradients: among themselves, or by parameter servers of their own on the "
+        "network, which add to no bill.",
+    )
+    parameter_servers: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Servers that share the gradients, each on a node of its own with the pool's network; absent is "
+        "one for each node that holds replicas.",
+    )
+    server_updates: ServerUpdates | None = Field(
+        default=None,
+        description="Whether parameter servers wait for the gradients of all replicas before they answer; "
+        "synchronous if absent.",
+    )
+    lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.",
+    )
+    quantization: Quantization | None = Field(
+        default=None,
+        description="What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA); "
+        "absent holds them in 16 bits.",
+    )
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="Optimizer steps of the whole run; with them time and cost to finish appear.",
+    )
+    tokens: int | None = Field(default=None, ge=1, le=10**18, description="Tokens of the whole run, instead of steps.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "!has(self.microBatchSize) || self.globalBatchSize % self.microBatchSize == 0",
+            lambda m: m.micro_batch_size is None or m.global_batch_size % m.micro_batch_size == 0,
+            "globalBatchSize is not a multiple of microBatchSize",
+            "correct one of them, or leave microBatchSize out",
+        ),
+        ValidationRule(
+            "!(has(self.steps) && has(self.tokens))",
+            lambda m: m.steps is None or m.tokens is None,
+            "steps and tokens both say how long the run is",
+            "keep one of them",
+        ),
+        ValidationRule(
+            "!has(self.tokens) || has(self.sequenceLength)",
+            lambda m: m.tokens is None or m.sequence_length is not None,
+            "tokens needs sequenceLength",
+            "give sequenceLength, or steps instead of tokens",
+        ),
+        ValidationRule(
+            "!has(self.quantization) || has(self.loraRank)",
+            lambda m: m.quantization is None or m.lora_rank is not None,
+            "quantization needs loraRank, since quantized weights have no gradients",
+            "give loraRank, or leave quantization out",
+        ),
+        ValidationRule(
+            "!has(self.quantization) || (self.precision in ['fp16', 'bf16'] && (!has(self.allowedPrecisions) || "
+            "self.allowedPrecisions.all(p, p in ['fp16', 'bf16'])))",
+            lambda m: m.quantization is None or {m.precision, *m.allowed_precisions} <= {"fp16", "bf16"},
+            "quantization needs a 16-bit precision, in which products read the weights",
+            "use bf16 or fp16, or leave quantization out",
+        ),
+        ValidationRule(
+            "!(has(self.parameterServers) || has(self.serverUpdates)) || self.gradientSync == 'parameterServer'",
+            lambda m: (m.parameter_servers or m.server_updates) is None or m.gradient_sync == "parameterServer",
+            "parameterServers and serverUpdates say nothing of gradientSync allReduce",
+            "leave them out, or use gradientSync parameterServer",
+        ),
+        ValidationRule(
+            "!has(self.globalBatchSizeRange) || (self.globalBatchSizeRange.min <= self.globalBatchSize && "
+            "self.globalBatchSize <= self.globalBatchSizeRange.max)",
+            lambda m: (
+                m.global_batch_size_range is None
+                or m.global_batch_size_range.min <= m.global_batch_size <= m.global_batch_size_range.max
+            ),
+            "globalBatchSize is outside globalBatchSizeRange",
+            "choose one within it",
+        ),
+        ValidationRule(
+            "!has(self.allowedPrecisions) || self.allowedPrecisions.size() == 0 || "
+            "self.precision in self.allowedPrecisions",
+            lambda m: not m.allowed_precisions or m.precision in m.allowed_precisions,
+            "precision is not among allowedPrecisions",
+            "add it there, or choose one of them",
+        ),
+    )

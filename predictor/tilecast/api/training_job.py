@@ -1,0 +1,362 @@
+"""The spec of a TrainingJob: what a user asks for, and the `Request` that it means.
+
+The models here are the source of `crds/trainingjobs.yaml`. A field exists only once something honours it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+
+from pydantic import Field
+
+from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
+from tilecast.api.base import MAX_BATCH, MAX_GPUS, OBJECT_NAME, ApiModel, ValidationRule, check, envelope
+from tilecast.api.job_kinds import JOB_APIS
+from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
+from tilecast.api.stored_model import Reference as Reference
+from tilecast.api.stored_model import content as content
+from tilecast.api.stored_model import model_of, sequence_length
+from tilecast.api.training import Training
+from tilecast.frameworks import FRAMEWORKS
+from tilecast.spec import Checkpointing, Model, Objective, SpecError, Stated, Workload
+
+KIND = "TrainingJob"
+Mode = Literal["Off", "Advise", "Initial"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""Off writes the status only, Advise annotates too, Initial also writes the node choice, once, before the job runs."""
+
+
+class JobConstraints(ApiModel):
+    """Limits on the answer. What is absent is not limited."""
+
+    gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use exactly this many GPUs.")
+    max_gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many GPUs.")
+    max_nodes: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many nodes.")
+    max_tensor_parallel: int | None = Field(
+        default=None, ge=1, le=4096, description="Split no layer over more GPUs than this."
+    )
+    allowed_pools: list[str] = Field(
+        default_factory=list, max_length=64, description="Names of the pools to consider; empty considers every pool."
+    )
+    allow_sharing: bool = Field(
+        default=False,
+        description="Let the job run on part of a GPU: pools of MIG slices are considered too.",
+    )
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "!has(self.gpus) || !has(self.maxGpus) || self.gpus <= self.maxGpus",
+            lambda m: m.gpus is None or m.max_gpus is None or m.gpus <= m.max_gpus,
+            "gpus is above maxGpus",
+            "lower gpus or raise maxGpus",
+        ),
+    )
+
+    def limits(self) -> Constraints:
+        """The same as `Constraints`."""
+        return Constraints(
+            gpus=self.gpus,
+            max_gpus=self.max_gpus,
+            max_nodes=self.max_nodes,
+            max_tensor=self.max_tensor_parallel,
+            allowed_pools=tuple(self.allowed_pools),
+            allow_sharing=self.allow_sharing,
+        )
+
+
+class BaselinePlan(ApiModel):
+    """How the job is split today. Degrees that are absent are 1; data takes the GPUs that remain."""
+
+    data: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Replicas that see different samples.")
+    tensor: int = Field(default=1, ge=1, le=4096, description="GPUs that share each layer.")
+    pipeline: int = Field(default=1, ge=1, le=4096, description="Stages of consecutive layers.")
+    context: int = Field(default=1, ge=1, le=4096, description="GPUs that share one sequence.")
+    expert: int = Field(default=1, ge=1, le=4096, description="GPUs that share the experts.")
+    virtual_stages: int = Field(default=1, ge=1, le=1024, description="Pieces of the model that each stage holds.")
+    zero_stage: int | None = Field(
+        default=None, ge=0, le=3, description="What data-parallel ranks shard; absent takes the fastest that fits."
+    )
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, le=MAX_BATCH, description="Samples of one forward pass; absent takes the fastest that fits."
+    )
+    activation_checkpointing: Checkpointing | None = Field(
+        default=None, description="What is recomputed; absent takes the fastest that fits."
+    )
+
+    def stated(self) -> Stated:
+        """The same as a `Stated`."""
+        return Stated(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=self.context,
+            expert=self.expert,
+            virtual_stages=self.virtual_stages,
+            zero_stage=self.zero_stage,
+            micro_batch=self.micro_batch_size,
+            checkpointing=self.activation_checkpointing,
+        )
+
+
+class JobBaseline(ApiModel):
+    """What you would run today; it is priced as a row of its own."""
+
+    pool: str = Field(min_length=1, max_length=63, description="Name of the pool.")
+    gpus: int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
+    plan: BaselinePlan | None = Field(
+        default=None, description="How the job is split; absent takes the best plan on these GPUs."
+    )
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "!has(self.plan) || (has(self.plan.data) ? self.plan.data * self.plan.tensor * self.plan.pipeline * "
+            "self.plan.context == self.gpus : "
+            "self.gpus % (self.plan.tensor * self.plan.pipeline * self.plan.context) == 0)",
+            lambda m: m.plan is None or _multiply(m.plan, m.gpus),
+            "the degrees of plan do not multiply to gpus",
+            "correct one of them",
+        ),
+    )
+
+    def stated(self) -> Baseline:
+        """The same as a `Baseline`."""
+        return Baseline(self.pool, self.gpus, self.plan.stated() if self.plan else None)
+
+
+def _multiply(plan: BaselinePlan, gpus: int) -> bool:
+    others = plan.tensor * plan.pipeline * plan.context
+    return gpus % others == 0 if plan.data is None else plan.data * others == gpus
+
+
+class JobBudget(ApiModel):
+    """What the whole run may cost."""
+
+    amount: float = Field(gt=0, le=1e15, description="The amount.")
+    currency: str = Field(
+        default="USD", pattern="^[A-Z]{3}$", max_length=3, description="Its currency, that of the pools' prices."
+    )
+
+
+if TYPE_CHECKING:
+    KindName: TypeAlias = str
+else:
+    KindName = Literal[tuple(JOB_APIS)]
+
+_VERSIONS = json.dumps({kind: api.version for kind, api in JOB_APIS.items()}).replace('"', "'")
+
+
+class TargetRef(ApiModel):
+    """A job of another kind in the same namespace."""
+
+    api_version: str = Field(min_length=1, max_length=63, description="API version of the kind, for instance batch/v1.")
+    kind: KindName = Field(description="Kind of the job.")
+    name: str = Field(min_length=1, max_length=253, pattern=OBJECT_NAME, description="Name of the job.")
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            f"{_VERSIONS}[self.kind] == self.apiVersion",
+            lambda m: JOB_APIS[m.kind].version == m.api_version,
+            "apiVersion is not that of kind",
+            f"write one of {', '.join(f'{api.version} {kind}' for kind, api in JOB_APIS.items())}",
+        ),
+    )
+
+
+class TrainingJobSpec(ApiModel):
+    """The desired training run and the limits of the advice."""
+
+    workload: Literal["training", "inference"] = Field(
+        default="training",
+        description="training prices forward, backward and optimizer; inference prices forward alone.",
+    )
+    model: ModelSource = Field(description="Architecture of the model.")
+    training: Training = Field(description="How it is trained.")
+    constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
+    objective: Objective = Field(
+        default="time",
+        description="What is best: the shortest step (time), the cheapest step (cost), the shortest run "
+        "(timeToFinish), the cheapest run that meets deadlineSeconds (cheapestBeforeDeadline), the shortest that keeps "
+        "to the budget (fastestWithinBudget), or the fewest GPUs that hold the job (fewestGpus).",
+    )
+    deadline_seconds: int | None = Field(
+        default=None, ge=1, le=10**11, description="How long the run may take, for cheapestBeforeDeadline."
+    )
+    budget: JobBudget | None = Field(default=None, description="What the run may cost, for fastestWithinBudget.")
+    baseline: JobBaseline | None = Field(default=None, description="What you would run today, for comparison.")
+    observation_query: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="PromQL that gives the job's step in seconds, where the operator asks Prometheus: $namespace and "
+        "$name stand for the job's. Absent takes the pool's, or the operator's.",
+    )
+    target_ref: TargetRef | None = Field(
+        default=None,
+        description="The job that this advice is for: its own GPUs are the baseline, and it is annotated as well.",
+    )
+    mode: Mode = Field(
+        default="Advise",
+        description="Advise writes status, annotations and Events; Off writes the status only; Initial also writes the "
+        "node choice into the job of targetRef before it starts. Write Off in quotes.",
+    )
+
+    rules: ClassVar[tuple[ValidationRule, ...]] = (
+        ValidationRule(
+            "!has(self.mode) || self.mode != 'Initial' || has(self.targetRef)",
+            lambda m: m.mode != "Initial" or m.target_ref is not None,
+            "mode Initial has no job to place",
+            "name one in targetRef, or annotate the job itself with tilecast.dev/mode: Initial",
+        ),
+        ValidationRule(
+            "self.workload == 'training' || !has(self.training.optimizer) || self.training.optimizer == 'none'",
+            lambda m: m.workload == "training" or m.training.optimizer in (None, "none"),
+            "inference has no optimizer",
+            "leave training.optimizer out",
+        ),
+        ValidationRule(
+            "self.workload == 'training' || self.training.activationCheckpointing in ['auto', 'none']",
+            lambda m: m.workload == "training" or m.training.activation_checkpointing in ("auto", "none"),
+            "inference has no backward pass to recompute for",
+            "leave training.activationCheckpointing out",
+        ),
+        ValidationRule(
+            "!(self.objective in ['timeToFinish', 'cheapestBeforeDeadline', 'fastestWithinBudget']) || "
+            "has(self.training.steps) || has(self.training.tokens)",
+            lambda m: m.objective not in FINISHING or (m.training.steps or m.training.tokens) is not None,
+            "the objective needs to know how long the run is",
+            "give training.steps or training.tokens",
+        ),
+        ValidationRule(
+            "(self.objective == 'cheapestBeforeDeadline') == has(self.deadlineSeconds)",
+            lambda m: (m.objective == "cheapestBeforeDeadline") == (m.deadline_seconds is not None),
+            "deadlineSeconds and objective cheapestBeforeDeadline go together",
+            "give both or neither",
+        ),
+        ValidationRule(
+            "(self.objective == 'fastestWithinBudget') == has(self.budget)",
+            lambda m: (m.objective == "fastestWithinBudget") == (m.budget is not None),
+            "budget and objective fastestWithinBudget go together",
+            "give both or neither",
+        ),
+    )
+
+
+def parse(document: Mapping[str, Any]) -> TrainingJobSpec:
+    """The spec of a TrainingJob document, checked field by field.
+
+    Raises:
+        SpecError: with the path of the first field that is wrong.
+    """
+    return check(TrainingJobSpec, envelope(document, KIND)[1], "spec")
+
+
+def read(document: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, Any]] | None = None) -> Request:
+    """The advice that a TrainingJob document asks for.
+
+    Args:
+        document: the TrainingJob.
+        config_maps: the ConfigMaps that are at hand, by name.
+
+    Raises:
+        SpecError: a field is wrong, or the model is unknown.
+    """
+    name, _ = envelope(document, KIND)
+    spec = parse(document)
+    stored = None
+    if (place := reference(spec)) is not None:
+        stored = content(place, (config_maps or {}).get(place.name))
+    return request(name, spec, stored)
+
+
+def reference(spec: TrainingJobSpec) -> Reference | None:
+    """The place of a job's model, if it is in a ConfigMap."""
+    model = spec.model
+    if model.graph_ref is not None:
+        key: ConfigMapKeyRef = model.graph_ref.config_map_key_ref
+        return Reference("spec.model.graphRef.configMapKeyRef", key.name, key.key, "choose a preset")
+    if model.hugging_face is None or model.hugging_face.config_map_key_ref is None:
+        return None
+    key, field = model.hugging_face.config_map_key_ref, "spec.model.huggingFace"
+    return Reference(f"{field}.configMapKeyRef", key.name, key.key, f"write the config under {field}.config")
+
+
+def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Request:
+    """A checked spec as a `Request`.
+
+    Args:
+        name: of the job.
+        spec: of the job.
+        stored: what is at the spec's `reference`, if it has one.
+
+    Raises:
+        SpecError: the model is unknown or cannot be read, or the sequence length does not suit it.
+    """
+    training = spec.training
+    model = model_of(name, spec.model, reference(spec), stored, training.sequence_length)
+    workload = _workload(spec, model, sequence_length(model, training.sequence_length))
+    _check_sync(training)
+    batches = training.global_batch_size_range
+    return Request(
+        name=name,
+        workload=workload,
+        objective=spec.objective,
+        constraints=(spec.constraints or JobConstraints()).limits(),
+        baseline=spec.baseline.stated() if spec.baseline else None,
+        deadline_s=None if spec.deadline_seconds is None else float(spec.deadline_seconds),
+        budget=Budget(spec.budget.amount, spec.budget.currency) if spec.budget else None,
+        batches=(batches.min, batches.max) if batches else None,
+        precisions=tuple(training.allowed_precisions),
+        tokens=training.tokens,
+    )
+
+
+def _workload(spec: TrainingJobSpec, model: Model, sequence_length: int) -> Workload:
+    """The workload of a spec, whose model and tokens per sample are known."""
+    training, is_training = spec.training, spec.workload == "training"
+    steps = training.steps
+    if training.tokens is not None:
+        steps = -(-training.tokens // (training.global_batch_size * sequence_length))
+    checkpointing = "none" if not is_training else training.activation_checkpointing
+    return Workload(
+        model=model,
+        sequence_length=sequence_length,
+        global_batch=training.global_batch_size,
+        precision=training.precision,
+        training=is_training,
+        optimizer=(training.optimizer or "adamw") if is_training else "none",
+        micro_batch=training.micro_batch_size,
+        checkpointing=None if checkpointing == "auto" else checkpointing,
+        attention=training.attention,
+        execution=training.execution,
+        memory_format=training.memory_format,
+        bucket_mib=training.bucket_mib,
+        gradient_sync=training.gradient_sync,
+        parameter_servers=training.parameter_servers,
+        server_updates=training.server_updates or "synchronous",
+        fused_optimizer=training.fused_optimizer,
+        fused_loss=training.fused_loss,
+        offload=training.offload if is_training else "none",
+        input_samples_per_s=training.input_samples_per_second,
+        steps=steps,
+        lora_rank=training.lora_rank or 0,
+        frozen_bits=16 if training.quantization is None else 4,
+        framework=training.framework,
+    )
+
+
+def _check_sync(training: Training) -> None:
+    """The framework reduces gradients in buckets, or by servers, where the job says so."""
+    name, is_served = training.framework, training.gradient_sync == "parameterServer"
+    if is_served and training.offload == "parameters":
+        problem = "offload parameters spreads gradients that a parameter server sums whole"
+        raise SpecError("spec.training.gradientSync", problem, "use allReduce, or another offload")
+    if name is None:
+        return
+    if training.bucket_mib is not None and not FRAMEWORKS[name].has_buckets:
+        raise SpecError("spec.training.bucketMiB", f"{name} reduces gradients block by block", "leave it out")
+    if is_served and FRAMEWORKS[name].engine != "ddp":
+        known = ", ".join(other for other, cells in FRAMEWORKS.items() if cells.engine == "ddp")
+        problem = f"{name} has no parameter server"
+        raise SpecError("spec.training.gradientSync", problem, f"use allReduce, or one of {known}")

@@ -1,0 +1,137 @@
+"""Instance types of the clouds, as data: which GPUs a node has, its network, its list price.
+
+The files are `hardware/nodes/*.toml`; each names its sources.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tilecast.hardware import Gpu, Link, find_link, links
+
+GIGABIT_BYTES_PER_S = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """One instance type."""
+
+    name: str
+    gpu: str
+    gpus: int
+    """Of the whole node; where one name stands for several sizes, of the largest."""
+    inter: Link | None
+    """None where no source is at hand."""
+    price_per_hour: float | None
+    """List price of the whole node, on demand; None where no source is at hand."""
+    currency: str
+    any_size: bool = False
+    """Whether the name stands for nodes of fewer GPUs too, which then have another network."""
+
+    @property
+    def price_per_gpu_hour(self) -> float | None:
+        return None if self.price_per_hour is None else self.price_per_hour / self.gpus
+
+
+@cache
+def node_types() -> Mapping[str, NodeType]:
+    """Every instance type that ships with Tilecast, by name."""
+    types: dict[str, NodeType] = {}
+    for table in _tables().values():
+        for row in table.get("nodes", ()):
+            types[row["type"]] = NodeType(
+                row["type"],
+                row["gpu"],
+                row["gpus"],
+                _network(row),
+                row.get("price_per_hour"),
+                table["currency"],
+                row.get("any_size", False),
+            )
+    return types
+
+
+def _network(row: Mapping[str, Any]) -> Link | None:
+    if "inter" in row:
+        return find_link(row["inter"])
+    return ethernet(row["network_gbit_per_s"]) if "network_gbit_per_s" in row else None
+
+
+def find_type(name: str) -> NodeType | None:
+    """The instance type of that name, in whatever case a cluster writes it; None where no file has it."""
+    return node_types().get(name) or _folded().get(name.casefold())
+
+
+@cache
+def _folded() -> Mapping[str, NodeType]:
+    return {name.casefold(): kind for name, kind in node_types().items()}
+
+
+def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
+    """The type of a machine that has GPUs as an extra (Google's N1): its price is the machine's and theirs; None where
+    either is not known."""
+    for table in _tables().values():
+        machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
+        if machine is not None and extra is not None:
+            return NodeType(name, gpu.name, gpus, None, machine + extra * gpus, table["currency"])
+    return None
+
+
+def usual_type(gpu: Gpu) -> NodeType | None:
+    """The instance type that stands for a GPU of which nothing but the name is known: one with as many GPUs as the
+    maker's own system, or as many of them as there is, first one with a price; None where nobody rents the GPU."""
+    most = default_gpus_per_node(gpu)
+    types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
+    return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
+
+
+def ethernet(gbit_per_s: float) -> Link:
+    """Ethernet of that rate per node, with the overheads of the shipped 10 Gb/s link."""
+    rate = gbit_per_s * GIGABIT_BYTES_PER_S
+    return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
+
+
+def network(name: str) -> Link:
+    """The link between nodes of that name; `ethernet-N` is Ethernet of N Gb/s where no file describes it.
+
+    Raises:
+        SpecError: there is no such link.
+    """
+    rate = re.fullmatch(r"ethernet-(\d{1,4}(?:\.\d{1,3})?)", name)
+    if rate is not None and name not in links() and float(rate[1]) > 0:
+        return ethernet(float(rate[1]))
+    return find_link(name)
+
+
+def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
+    """The network assumed for nodes of which nothing but the GPU is known."""
+    rows = _tables()["defaults.toml"]["network"]
+    fitting = (
+        row
+        for row in rows
+        if gpu.name in row.get("gpus", (gpu.name,)) and row.get("gpus_per_node", gpus_per_node) == gpus_per_node
+    )
+    return find_link(next(fitting)["inter"])
+
+
+def default_gpus_per_node(gpu: Gpu) -> int:
+    """GPUs of a node where nothing but the GPU is known: those of the maker's own system, else 8."""
+    return next(
+        (row["gpus_per_node"] for row in _tables()["defaults.toml"]["network"] if gpu.name in row.get("gpus", ())), 8
+    )
+
+
+@cache
+def _tables() -> Mapping[str, dict[str, Any]]:
+    entries = sorted(files("tilecast.hardware").joinpath("nodes").iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name: tomllib.loads(entry.read_text(encoding="utf-8"))
+        for entry in entries
+        if entry.name.endswith(".toml")
+    }

@@ -1,0 +1,50 @@
+"""Jobs of other kinds: read for what decides an advice, and the fields that an advice changes in them.
+
+`interface` says what Tilecast must know of a kind; each kind is one module (`train_job`, `pytorch_job`, `job_set`,
+`batch_job`) and one line of `tilecast.api.job_kinds`. `kueue` reads the queues that jobs wait in, `candidates` says
+which pools that leaves, `changes` and `commands` what an advice writes. Everything here is pure on dictionaries.
+"""
+
+from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of
+from tilecast.jobs.changes import changes
+from tilecast.jobs.interface import Job, Placement, selector, tolerated
+from tilecast.jobs.keys import (
+    ADMISSION_GATES,
+    ADVISOR,
+    APPLIED,
+    ENABLED,
+    IGNORE,
+    MODE,
+    MODEL,
+    QUEUE,
+    TRAINING,
+)
+from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
+from tilecast.jobs.reading import bare, read, require_gpus
+
+__all__ = [
+    "ADMISSION_GATES",
+    "ADVISOR",
+    "APPLIED",
+    "ENABLED",
+    "IGNORE",
+    "JOB_KINDS",
+    "MODE",
+    "MODEL",
+    "QUEUE",
+    "TRAINING",
+    "Job",
+    "Placement",
+    "bare",
+    "changes",
+    "described",
+    "in_annotations",
+    "in_words",
+    "is_job",
+    "mode_of",
+    "read",
+    "require_gpus",
+    "runtime_of",
+    "selector",
+    "tolerated",
+]

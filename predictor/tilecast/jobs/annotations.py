@@ -1,0 +1,92 @@
+"""The annotations of a job, read as the spec of a TrainingJob."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.api.base import shown
+from tilecast.api.training_job import MODES, Mode
+from tilecast.jobs.interface import Job
+from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, TRAINING
+from tilecast.spec import SpecError
+
+
+def described(job: Job) -> dict[str, Any]:
+    """What a job's annotations ask for, as the spec of a TrainingJob, unchecked.
+
+    Raises:
+        SpecError: an annotation is missing or cannot be read; the message names it.
+    """
+    annotations = job.annotations
+    name = annotations.get(MODEL, "").strip()
+    if not name:
+        raise SpecError(MODEL, "is missing", f"annotate the job with a model, for instance {MODEL}: llama-2-7b")
+    if TRAINING not in annotations:
+        remedy = f"annotate the job, for instance {TRAINING}: " + '{"sequenceLength": 4096, "globalBatchSize": 256}'
+        raise SpecError(TRAINING, "is missing", remedy)
+    spec: dict[str, Any] = {"model": _model(name), "training": _json(annotations, TRAINING)}
+    if CONSTRAINTS in annotations:
+        spec["constraints"] = _json(annotations, CONSTRAINTS)
+    if OBJECTIVE in annotations:
+        spec["objective"] = annotations[OBJECTIVE]
+    return spec
+
+
+def in_annotations(error: SpecError) -> SpecError:
+    """An error about a field of the spec, with the annotation's name in place of the field."""
+    for field_, mark in _FIELDS.items():
+        if error.field == field_ or error.field.startswith(f"{field_}."):
+            return SpecError(mark + error.field.removeprefix(field_), error.problem, error.remedy)
+    return error
+
+
+def in_words(text: str) -> str:
+    """The message of an error about a TrainingJob, with the annotation's name in place of the field."""
+    name = next((field_ for field_ in _FIELDS if text.startswith(field_)), None)
+    return text if name is None else _FIELDS[name] + text.removeprefix(name)
+
+
+_FIELDS = {
+    "spec.model": MODEL,
+    "spec.training": TRAINING,
+    "spec.constraints": CONSTRAINTS,
+    "spec.objective": OBJECTIVE,
+}
+
+
+def mode_of(job: Job) -> Mode:
+    """The mode that a job's annotation asks for; Advise where there is none.
+
+    Raises:
+        SpecError: there is no such mode.
+    """
+    given = job.annotations.get(MODE, "Advise")
+    for mode in MODES:
+        if given == mode:
+            return mode
+    raise SpecError(MODE, f"{shown(given)} is no mode", f"use one of {', '.join(MODES)}")
+
+
+def _model(name: str) -> dict[str, Any]:
+    if not name.startswith(CONFIG_MAP):
+        return {"preset": name.rpartition("/")[2] if name.count("/") == 1 else name}
+    config_map, _, key = name.removeprefix(CONFIG_MAP).partition("/")
+    if not config_map or not key:
+        raise SpecError(MODEL, f"{shown(name)} names no key", f"write {CONFIG_MAP}NAME/KEY")
+    reference = {"configMapKeyRef": {"name": config_map, "key": key}}
+    is_graph = key == "graph.json" or key.endswith(".onnx")
+    return {"graphRef" if is_graph else "huggingFace": reference}
+
+
+def _json(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
+    try:
+        value = json.loads(annotations[key])
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise SpecError(
+            key, f"{shown(annotations[key])} is no JSON mapping", 'write for instance {"globalBatchSize": 256}'
+        )
+    return value

@@ -1,0 +1,42 @@
+"""Job of batch/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilecast.api.fields import Document, FieldChange
+from tilecast.jobs.interface import JobKind, Pods, template
+from tilecast.jobs.quantities import whole_count
+
+
+class BatchJob(JobKind):
+    """A Job: one template, `parallelism` pods at once."""
+
+    kind = "Job"
+    plural = "jobs"
+    finished = ("Complete", "Failed")
+
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        spec = document["spec"]
+        count = whole_count(spec.get("parallelism", 1))
+        if spec.get("completions") is not None:
+            count = min(count, whole_count(spec["completions"]))
+        yield template("", ("spec", "template", "spec"), count, spec["template"]["spec"])
+
+    def is_active(self, status: Document) -> bool:
+        # startTime is taken back when a Job that ran is suspended
+        return any(status.get(name) for name in ("startTime", "active", "succeeded", "failed"))
+
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        """Of a Job whose pods all run at once."""
+        spec = document["spec"]
+        if spec.get("completions", 1) != spec.get("parallelism", 1):
+            return []
+        return [FieldChange(("spec", "parallelism"), pods), FieldChange(("spec", "completions"), pods)]
+
+    def is_resizable(self, document: Document) -> bool:
+        # completions of other Jobs are immutable (KEP-3715, elastic Indexed Job)
+        return bool(document["spec"].get("completionMode") == "Indexed")
+
+
+KIND = BatchJob()

@@ -1,0 +1,275 @@
+"""The pools that a job may use, by its pods, its queue and its mode, and the pool that it would run on unadvised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tilecast.advise import Advice, Baseline, Offer, Rejection, Request
+from tilecast.hardware import Pool
+from tilecast.jobs.interface import Job, Placement, Pods, is_choice
+from tilecast.jobs.kueue import Flavor, Queue
+from tilecast.nodes import gpu_resource
+from tilecast.spec import SpecError
+
+Labels: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatePool:
+    """A pool that a job may use, as far as it may."""
+
+    pool: Pool
+    """With no more nodes and GPUs than the job can have."""
+    flavor: Flavor | None
+    node_selector: Labels
+    tolerations: tuple[Mapping[str, str], ...]
+
+    def has_room(self, gpus: int) -> bool:
+        """Whether the queue has quota to spare for so many GPUs now."""
+        return self.flavor is None or gpus <= self.flavor.free
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The pools of a job, why not the others, and where it goes without us."""
+
+    usable: tuple[CandidatePool, ...]
+    rejections: tuple[Rejection, ...]
+    baseline: Baseline | None
+    """Its own request: the pool that its selectors or its queue's order of flavors lead to; None where they leave it
+    open or it asks for no GPU."""
+
+    @property
+    def pools(self) -> list[Pool]:
+        return [item.pool for item in self.usable]
+
+    def of(self, pool: str) -> CandidatePool:
+        """The candidate of that pool."""
+        return next(item for item in self.usable if item.pool.name == pool)
+
+
+def candidates(
+    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None, *, is_placed: bool
+) -> Candidates:
+    """What a job may use.
+
+    Args:
+        job: the job.
+        pools: those of the cluster.
+        nodes: labels of every node that has GPUs.
+        queue: the job's queue, where Kueue manages it.
+        is_placed: whether the advice will be written into the job (mode Initial), which then has to fit its pods as
+            they are and may not pass by a taint that they do not tolerate.
+    """
+    kinds = _kinds(job, pools, nodes, queue)
+    usable, rejections = list[CandidatePool](), list[Rejection]()
+    for pool in sorted(pools, key=lambda item: item.name):
+        candidate = _candidate(job, pool, kinds, queue, is_placed)
+        if isinstance(candidate, CandidatePool):
+            usable.append(candidate)
+        else:
+            rejections.append(candidate)
+    return Candidates(tuple(usable), tuple(rejections), _baseline(job, [item.pool for item in usable], kinds, queue))
+
+
+def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) -> Request:
+    """The request of a job with its own GPUs as the baseline. Where the advice will be written into it, the number of
+    GPUs stays as it is, unless the kind can be resized and the user said how many are welcome.
+
+    Raises:
+        SpecError: every pool that the user allows is rejected.
+    """
+    limits = asked.constraints
+    is_open = job.is_resizable and (limits.gpus is not None or limits.max_gpus is not None)
+    if is_placed and job.gpus and not is_open:
+        limits = replace(limits, gpus=job.gpus, max_gpus=None, max_nodes=None)
+    why = {item.pool: item for item in possible.rejections}
+    if limits.allowed_pools and why.keys() >= set(limits.allowed_pools):
+        first = why[limits.allowed_pools[0]]
+        raise SpecError("spec.constraints.allowedPools", f"{first.pool}: {first.message}", first.remedy)
+    limits = replace(limits, allowed_pools=tuple(name for name in limits.allowed_pools if name not in why))
+    return replace(asked, name=job.name, constraints=limits, baseline=asked.baseline or possible.baseline)
+
+
+def settled(advice: Advice, possible: Candidates) -> Advice:
+    """The advice of a job: offers whose quota is free come first, and the pools that it may not use are rejected."""
+    now = [offer for offer in advice.offers if possible.of(offer.pool.name).has_room(offer.gpus)]
+    later = [
+        replace(offer, reason=f"{offer.reason}; waits for quota of {_flavor_name(possible, offer)}")
+        for offer in advice.offers
+        if offer not in now
+    ]
+    return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
+
+
+def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
+    """How an offer is written into a job; None where its GPUs are no whole number of the job's pods."""
+    candidate = possible.of(offer.pool.name)
+    pods = None
+    if offer.gpus != job.gpus:
+        if not job.is_resizable or offer.gpus % job.gpus_per_pod:
+            return None
+        pods = offer.gpus // job.gpus_per_pod
+    return Placement(candidate.node_selector, candidate.tolerations, pods)
+
+
+def exported(offer: Offer, job: Job, possible: Candidates) -> Placement:
+    """How an offer is written into a manifest that is not created yet: with its nodes as pods, where that is only a
+    number, each with the GPUs of a node."""
+    candidate = possible.of(offer.pool.name)
+    if not job.is_countable or (offer.gpus == job.gpus and offer.gpus_per_node == job.gpus_per_pod):
+        return Placement(candidate.node_selector, candidate.tolerations)
+    return Placement(candidate.node_selector, candidate.tolerations, offer.nodes, offer.gpus_per_node)
+
+
+def _flavor_name(possible: Candidates, offer: Offer) -> str:
+    flavor = possible.of(offer.pool.name).flavor
+    return flavor.name if flavor else ""
+
+
+def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None) -> list[tuple[Labels, int]]:
+    """The nodes as far as they differ in anything that matters here, and how many there are of each."""
+    keys = {key for pool in pools for key in pool.node_selector}
+    keys |= {key for flavor in (queue.flavors if queue else ()) for key in flavor.node_labels}
+    keys |= {key for pods in job.workers for key in pods.node_selector}
+    for pods in job.workers:
+        keys |= {str(item.get("key")) for term in pods.affinity for item in term.get("matchExpressions") or ()}
+    sorted_keys = sorted(keys)
+    counted = Counter(tuple((key, labels[key]) for key in sorted_keys if key in labels) for labels in nodes)
+    return [(dict(kind), count) for kind, count in sorted(counted.items())]
+
+
+def _candidate(
+    job: Job, pool: Pool, kinds: Sequence[tuple[Labels, int]], queue: Queue | None, is_placed: bool
+) -> CandidatePool | Rejection:
+    if is_placed and pool.gpus_per_node < job.gpus_per_pod:
+        message = f"a pod asks for {job.gpus_per_pod} GPUs, its nodes have {pool.gpus_per_node}"
+        return Rejection(pool.name, "PodTooLarge", message, "ask for fewer GPUs in each of more pods")
+    if is_placed and (taint := _intolerable(job, pool)):
+        message = f"its nodes have taint {taint}, which the job does not tolerate"
+        return Rejection(pool.name, "NotTolerated", message, "add the toleration to the job, if it may run there")
+    members = [(labels, count) for labels, count in kinds if pool.node_selector.items() <= labels.items()]
+    # A pool without a node now is judged by the labels that its nodes will surely have.
+    members = members or [(pool.node_selector, pool.max_nodes)]
+    reachable = [(labels, count) for labels, count in members if _accepts(job, labels, is_placed)]
+    if not reachable:
+        message = "the job's node selector or affinity excludes its nodes"
+        return Rejection(pool.name, "NotSelected", message, "take labels of another kind of node out of the job")
+    if queue is None:
+        return _narrowed(pool, sum(count for _, count in reachable), None)
+    offered = [
+        (flavor, nodes)
+        for flavor in queue.flavors
+        if (nodes := sum(count for labels, count in reachable if _matches(flavor, labels)))
+    ]
+    if not offered:
+        message = f"no flavor of ClusterQueue {queue.cluster_queue} selects its nodes"
+        return Rejection(pool.name, "NoFlavor", message, "add a ResourceFlavor with their labels to the queue")
+    needed = max(job.gpus, 1) if is_placed else 1
+    ample = [item for item in offered if item[0].quota >= needed]
+    if not ample:
+        most = max(flavor.quota for flavor, _ in offered)
+        message = f"LocalQueue {queue.name} can have {most} of its GPUs, the job asks for {needed}"
+        return Rejection(pool.name, "QuotaTooSmall", message, "ask for fewer GPUs, or for more quota")
+    flavor, nodes = max(ample, key=lambda item: item[0].free >= needed)
+    return _narrowed(pool, nodes, flavor)
+
+
+def _narrowed(pool: Pool, nodes: int, flavor: Flavor | None) -> CandidatePool:
+    limited = replace(pool, max_nodes=min(pool.max_nodes, nodes))
+    if flavor is None:
+        return CandidatePool(limited, None, pool.node_selector, pool.tolerations)
+    per_node = min(pool.gpus_per_node, flavor.quota)
+    limited = replace(limited, gpus_per_node=per_node, max_nodes=min(limited.max_nodes, flavor.quota // per_node))
+    # Kueue adds the tolerations of a flavor itself.
+    return CandidatePool(limited, flavor, {**pool.node_selector, **flavor.node_labels}, pool.tolerations)
+
+
+def _matches(flavor: Flavor, labels: Labels) -> bool:
+    return flavor.node_labels.items() <= labels.items()
+
+
+def _baseline(
+    job: Job, pools: Sequence[Pool], kinds: Sequence[tuple[Labels, int]], queue: Queue | None
+) -> Baseline | None:
+    """The one pool that the job's own selectors leave, or that of the flavor that Kueue tries first."""
+    if not job.gpus:
+        return None
+    own = [labels for labels, _ in kinds if all(_selected(pods, labels, lambda key: True) for pods in job.workers)]
+    if queue is not None:
+        allowed = replace(queue, flavors=tuple(f for f in queue.flavors if any(_matches(f, labels) for labels in own)))
+        first = allowed.first(job.gpus)
+        own = [labels for labels in own if first is not None and _matches(first, labels)]
+    names = {pool.name for pool in pools for labels in own if pool.node_selector.items() <= labels.items()}
+    return Baseline(names.pop(), job.gpus) if len(names) == 1 else None
+
+
+def _accepts(job: Job, labels: Labels, is_placed: bool) -> bool:
+    """Whether nodes with these labels are left by what an advice does not replace: selectors by other labels, what is
+    pinned, and, where the advice will be written, the whole node affinity."""
+
+    def stays(key: str) -> bool:
+        return not is_choice(key)
+
+    return all(
+        pods.pinned.items() <= labels.items() and _selected(pods, labels, stays, whole_affinity=is_placed)
+        for pods in job.workers
+    )
+
+
+def _selected(pods: Pods, labels: Labels, counts: Callable[[str], bool], whole_affinity: bool = False) -> bool:
+    """Whether pods may run on a node, by the labels that count."""
+    if any(labels.get(key) != value for key, value in pods.node_selector.items() if counts(key)):
+        return False
+    terms = [term.get("matchExpressions") or () for term in pods.affinity]
+    return not terms or any(
+        all(_holds(item, labels) for item in term if whole_affinity or counts(str(item.get("key")))) for term in terms
+    )
+
+
+def _holds(expression: Mapping[str, Any], labels: Labels) -> bool:
+    operator = _OPERATORS.get(str(expression.get("operator")))
+    values = [str(value) for value in expression.get("values") or ()]
+    return operator is not None and operator(labels.get(str(expression.get("key"))), values)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdecimal() else None
+
+
+def _above(value: str | None, values: list[str], sign: int) -> bool:
+    number, bound = _number(value), _number(values[0] if values else None)
+    return number is not None and bound is not None and sign * number > sign * bound
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, list[str]], bool]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, values: value is not None,
+    "DoesNotExist": lambda value, values: value is None,
+    "Gt": lambda value, values: _above(value, values, 1),
+    "Lt": lambda value, values: _above(value, values, -1),
+}
+"""Operators of a node selector's requirement: the label's value (None where absent) and those it is compared with."""
+
+
+def _intolerable(job: Job, pool: Pool) -> str:
+    """A taint of the pool that neither the job tolerates nor every GPU node has; empty if there is none."""
+    for taint in pool.tolerations:
+        key, value, effect = taint.get("key", ""), taint.get("value", ""), taint.get("effect", "")
+        is_usual = key == gpu_resource()
+        if not is_usual and not all(_tolerates(pods, key, value, effect) for pods in job.workers):
+            return f"{key}={value}:{effect}" if value else f"{key}:{effect}"
+    return ""
+
+
+def _tolerates(pods: Pods, key: str, value: str, effect: str) -> bool:
+    return any(
+        item.get("key", key) == key
+        and (item.get("effect") or effect) == effect
+        and (item.get("operator") == "Exists" or (item.get("value") or "") == value)
+        for item in pods.tolerations
+    )

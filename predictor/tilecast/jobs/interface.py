@@ -1,0 +1,245 @@
+"""`JobKind`, the interface of a kind of job, and the values that a job is read into.
+
+Field names are those of Kubernetes 1.36, JobSet v1alpha2, Kubeflow Trainer v1alpha1 (2.1 to 2.3) and the training
+operator's v1. Everything is pure on dictionaries.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.api.job_kinds import JOB_APIS
+from tilecast.jobs.keys import ADMISSION_GATES, ADVISOR, APPLIED, ENABLED, IGNORE, MODE, QUEUE
+from tilecast.jobs.quantities import like, requested, whole_count
+from tilecast.nodes import choice_labels, gpu_resource
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """Equal pods of a job."""
+
+    name: str
+    """Of the replica type or replicated job; empty for a batch Job."""
+    path: Path
+    """Of their pod spec in the job; empty where it lies in another object (the runtime of a TrainJob)."""
+    count: int
+    gpus: int
+    """Of each pod."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """The part of the selector that the job cannot take back."""
+    affinity: tuple[Mapping[str, Any], ...] = ()
+    """Terms of the required node affinity, one of which must match; none is no requirement."""
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of any kind, as far as an advice depends on it."""
+
+    kind: JobKind
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    pods: tuple[Pods, ...]
+    is_suspended: bool
+    has_started: bool
+    """Whether it runs, ran, or may start at any moment."""
+    is_finished: bool
+    is_owned: bool
+    """Whether a job of another kind made it."""
+    is_resizable: bool
+    """Whether the number of its pods may be changed while it is suspended."""
+    is_countable: bool
+    """Whether its manifest can have another number of pods."""
+
+    @property
+    def workers(self) -> tuple[Pods, ...]:
+        """The pods that have GPUs."""
+        return tuple(item for item in self.pods if item.gpus)
+
+    @property
+    def gpus(self) -> int:
+        return sum(item.count * item.gpus for item in self.pods)
+
+    @property
+    def gpus_per_pod(self) -> int:
+        """GPUs of the largest pod."""
+        return max((item.gpus for item in self.pods), default=0)
+
+    @property
+    def queue(self) -> str:
+        """Name of its LocalQueue; empty where Kueue does not manage it."""
+        return self.labels.get(QUEUE, "")
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Who must let it pass before Kueue admits it."""
+        return tuple(filter(None, (name.strip() for name in self.annotations.get(ADMISSION_GATES, "").split(","))))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether Kueue waits for us."""
+        return ADVISOR in self.gates
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job waits for us and nobody else can be meant: gated in our name, or suspended by its author in
+        mode Initial, without Kueue and for the first time."""
+        return self.is_gated or self.is_suspended_for_us
+
+    @property
+    def is_suspended_for_us(self) -> bool:
+        """Whether its author suspended it in mode Initial, without Kueue, and it has never run or been let go."""
+        by_mode = self.is_suspended and self.annotations.get(MODE) == "Initial" and not self.queue
+        return by_mode and APPLIED not in self.annotations and not self.has_started
+
+    def is_enabled(self, namespace_labels: Mapping[str, str]) -> bool:
+        """Whether the job asks for advice by label; its own label wins over that of the namespace."""
+        if self.annotations.get(IGNORE, "false").lower() == "true":
+            return False
+        return self.labels.get(ENABLED, namespace_labels.get(ENABLED, "")).lower() == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a job shall run. None leaves a count as it is."""
+
+    node_selector: Mapping[str, str]
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    pods: int | None = None
+    gpus_per_pod: int | None = None
+
+
+class JobKind(ABC):
+    """One kind of job: its API, and where it keeps what.
+
+    A subclass says what is abstract here. The rest holds for kinds whose pods are templates in the job itself.
+    """
+
+    kind: ClassVar[str]
+    plural: ClassVar[str]
+    finished: ClassVar[tuple[str, ...]]
+    """Conditions that end it."""
+    suspend: ClassVar[Path] = ("spec", "suspend")
+    processes: ClassVar[Path | None] = None
+    """Where the number of processes of a pod is written; None where the kind has no such field."""
+    gpu_field: ClassVar[str] = "the limits of a container"
+    """Where its author asks for GPUs, in words."""
+
+    @property
+    def api_version(self) -> str:
+        """Group and version, or the version alone in the core group."""
+        return JOB_APIS[self.kind].version
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the API."""
+        return self.api_version.rpartition("/")[2]
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """Path of a job in the API, or of all of a namespace."""
+        return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
+
+    @abstractmethod
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        """The pods of a job; `runtime` is the object that `runtime_of` names, if it is at hand."""
+
+    @abstractmethod
+    def is_active(self, status: Document) -> bool:
+        """Whether the status tells of pods that run or ran."""
+
+    @abstractmethod
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        """What makes a manifest have so many pods; nothing where that takes more than a number."""
+
+    def is_resizable(self, document: Document) -> bool:
+        """Whether the API lets the number of pods change after creation, while suspended."""
+        return False
+
+    def runtime_of(self, document: Document) -> tuple[str, str] | None:
+        """Kind and name of the object that holds the pod templates; None where the job holds them."""
+        return None
+
+    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
+        """What puts the pods with GPUs onto the nodes of a placement.
+
+        Args:
+            document: the job.
+            job: what was read of it.
+            placement: where it shall run.
+            runtime_patches: whether the API of a TrainJob has `runtimePatches`; other kinds ignore it.
+        """
+        changes = []
+        for pods in job.workers:
+            if (chosen := selector(pods, placement.node_selector)) != dict(pods.node_selector):
+                changes.append(FieldChange((*pods.path, "nodeSelector"), chosen))
+            if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
+                changes.append(FieldChange((*pods.path, "tolerations"), tolerations))
+        return changes
+
+    def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
+        """What gives each pod with GPUs so many of them, where they are written, in a manifest that is not created
+        yet."""
+        resource = gpu_resource()
+        return [
+            FieldChange((*pods.path, "containers", index, "resources", part, resource), like(old, gpus))
+            for pods in job.workers
+            for index, item in enumerate(value_at(document, (*pods.path, "containers")))
+            for part in ("requests", "limits")
+            if whole_count(old := value_at(item, ("resources", part, resource)), 0)
+        ]
+
+    def containers(self, document: Document, job: Job) -> dict[Path, Document]:
+        """Where the commands of containers with GPUs are written, and what is there."""
+        return {
+            (*pods.path, "containers", index): container
+            for pods in job.workers
+            for index, container in enumerate(value_at(document, pods.path)["containers"])
+            if requested(container.get("resources"))
+        }
+
+    def main_address(self, document: Document, job: Job) -> str:
+        """Where a shell in a pod finds the address of the first pod; empty where MASTER_ADDR holds it."""
+        return ""
+
+
+def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
+    """The node selector of pods after a choice: what is not about the kind of node stays."""
+    others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
+    return others | dict(chosen)
+
+
+def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
+    """The tolerations of pods with those that they lack."""
+    return [*pods.tolerations, *(item for item in more if item not in pods.tolerations)]
+
+
+def is_choice(label: str) -> bool:
+    """Whether a node label tells kinds of GPU nodes apart, so that an advice may replace what a job selects by it."""
+    return label in choice_labels()
+
+
+def template(name: str, path: Path, count: int, spec: Document) -> Pods:
+    """The pods of one template: `count` of the pod spec at `path`."""
+    required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
+    return Pods(
+        name=name,
+        path=path,
+        count=count,
+        gpus=sum(requested(item.get("resources")) for item in spec.get("containers") or ()),
+        node_selector=dict(spec.get("nodeSelector") or {}),
+        affinity=tuple(required.get("nodeSelectorTerms") or ()),
+        tolerations=tuple(spec.get("tolerations") or ()),
+    )

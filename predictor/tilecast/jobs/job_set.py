@@ -1,0 +1,51 @@
+"""JobSet of jobset.x-k8s.io."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.jobs.interface import Job, JobKind, Pods, template
+from tilecast.jobs.quantities import any_count, whole_count
+
+
+class JobSet(JobKind):
+    """A JobSet: a template for each replicated job; `spec.replicatedJobs` is immutable."""
+
+    kind = "JobSet"
+    plural = "jobsets"
+    finished = ("Completed", "Failed")
+
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        for index, item in enumerate(document["spec"]["replicatedJobs"]):
+            job = item["template"]["spec"]
+            count = whole_count(item.get("replicas", 1)) * whole_count(job.get("parallelism", 1))
+            path = ("spec", "replicatedJobs", index, "template", "spec", "template", "spec")
+            yield template(str(item["name"]), path, count, job["template"]["spec"])
+
+    def is_active(self, status: Document) -> bool:
+        return any_count(status, "replicatedJobsStatus", "active", "ready", "succeeded", "failed")
+
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        """Of a JobSet with one group of GPU pods."""
+        groups = [index for index, item in enumerate(self.pods(document, None)) if item.gpus]
+        if len(groups) != 1:
+            return []
+        path: Path = ("spec", "replicatedJobs", groups[0])
+        below: Path = (*path, "template", "spec")
+        if whole_count(value_at(document, (*below, "parallelism"))) == 1:
+            return [FieldChange((*path, "replicas"), pods)]
+        if whole_count(value_at(document, (*path, "replicas"))) > 1:
+            return []
+        has_completions = value_at(document, (*below, "completions")) is not None
+        more = [FieldChange((*below, "completions"), pods)] if has_completions else []
+        return [FieldChange((*below, "parallelism"), pods), *more]
+
+    def main_address(self, document: Document, job: Job) -> str:
+        """The first GPU pod by the name that its headless service gives it (JobSet, spec.network); a JobSet sets no
+        MASTER_ADDR."""
+        network = document["spec"].get("network") or {}
+        return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{network.get('subdomain') or job.name}}}"
+
+
+KIND = JobSet()

@@ -1,0 +1,168 @@
+"""The flavors that a LocalQueue of Kueue reaches, their quota, and the part of it that is free.
+
+Pure on the objects of `kueue.x-k8s.io` (v1beta1 and v1beta2 spell what is read here alike, but for the cohort).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecast.api.fields import Document
+from tilecast.api.fields import items as items
+from tilecast.api.fields import mapping as mapping
+from tilecast.nodes import gpu_resource
+from tilecast.nodes.quantities import UNLIMITED, whole
+from tilecast.spec import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A kind of node with a quota of GPUs. Flavors stand in the order in which Kueue tries them."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    tolerations: tuple[Mapping[str, Any], ...]
+    quota: int
+    """GPUs that the queue can ever have of it, borrowed ones included."""
+    free: int
+    """What nobody has reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A LocalQueue with the flavors of its ClusterQueue that have GPUs."""
+
+    name: str
+    cluster_queue: str
+    flavors: tuple[Flavor, ...]
+
+    def first(self, gpus: int) -> Flavor | None:
+        """The flavor that Kueue takes by itself: the first with room now, else the first that can ever have it."""
+        now = (flavor for flavor in self.flavors if gpus <= flavor.free)
+        ever = (flavor for flavor in self.flavors if gpus <= flavor.quota)
+        return next(now, None) or next(ever, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects of Kueue that were read, by name; LocalQueues by namespace and name."""
+
+    local_queues: Mapping[tuple[str, str], Document] = field(default_factory=dict)
+    cluster_queues: Mapping[str, Document] = field(default_factory=dict)
+    flavors: Mapping[str, Document] = field(default_factory=dict)
+
+
+def queue(objects: Objects, namespace: str, name: str) -> Queue:
+    """The queue of that name in a namespace.
+
+    Raises:
+        SpecError: it, its ClusterQueue or a quota of GPUs does not exist.
+    """
+    label = "kueue.x-k8s.io/queue-name"
+    local = objects.local_queues.get((namespace, name))
+    if local is None:
+        known = ", ".join(sorted(other for place, other in objects.local_queues if place == namespace)[:8])
+        remedy = f"create it, or use one of {known}" if known else "create it"
+        raise SpecError(label, f"there is no LocalQueue {name} in namespace {namespace}", remedy)
+    owner = str((local.get("spec") or {}).get("clusterQueue", ""))
+    cluster = objects.cluster_queues.get(owner)
+    if cluster is None:
+        raise SpecError(label, f"LocalQueue {name} names ClusterQueue {owner}, which does not exist", "create it")
+    siblings = _siblings(objects, owner)
+    for missing in sorted(_flavors(cluster) - objects.flavors.keys()):
+        raise SpecError(
+            label, f"ClusterQueue {owner} names ResourceFlavor {missing}, which does not exist", "create it"
+        )
+    flavors = tuple(
+        _flavor(objects, owner, siblings, str(item["name"]), item)
+        for group in (cluster.get("spec") or {}).get("resourceGroups") or ()
+        if gpu_resource() in (group.get("coveredResources") or ())
+        for item in group.get("flavors") or ()
+    )
+    if not flavors:
+        raise SpecError(label, f"ClusterQueue {owner} has no quota of {gpu_resource()}", "add it to a resource group")
+    return Queue(name, owner, flavors)
+
+
+def _flavors(cluster_queue: Document) -> set[str]:
+    """Names of the flavors that have a quota of GPUs."""
+    groups = (cluster_queue.get("spec") or {}).get("resourceGroups") or ()
+    with_gpus = (group for group in groups if gpu_resource() in (group.get("coveredResources") or ()))
+    return {str(item["name"]) for group in with_gpus for item in group.get("flavors") or ()}
+
+
+def _flavor(objects: Objects, owner: str, siblings: Iterable[str], name: str, given: Document) -> Flavor:
+    flavor = objects.flavors.get(name, {})
+    own = next((item for _, item in _of_gpus([given])), {})
+    nominal = whole(own.get("nominalQuota"))
+    reserved = quotas(objects.cluster_queues[owner]).reserved.get(name, 0)
+    lent = taken = 0
+    for sibling in siblings:
+        other = quotas(objects.cluster_queues[sibling])
+        lent += other.lendable.get(name, 0)
+        taken += other.reserved.get(name, 0)
+    borrowable = min(lent, whole(own.get("borrowingLimit"), UNLIMITED))
+    quota = nominal + borrowable
+    free = min(quota - reserved, nominal + lent - reserved - taken) if borrowable else nominal - reserved
+    return Flavor(
+        name=name,
+        node_labels=node_labels(flavor),
+        tolerations=tuple(items(mapping(flavor.get("spec")).get("tolerations"))),
+        quota=quota,
+        free=max(free, 0),
+    )
+
+
+def _siblings(objects: Objects, owner: str) -> list[str]:
+    """The other ClusterQueues of the cohort, which lend what they do not use."""
+    cohort = _cohort(objects.cluster_queues[owner])
+    return [
+        name
+        for name, item in sorted(objects.cluster_queues.items())
+        if cohort and name != owner and _cohort(item) == cohort
+    ]
+
+
+def _cohort(cluster_queue: Document) -> str:
+    spec = cluster_queue.get("spec") or {}
+    return str(spec.get("cohortName") or spec.get("cohort") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """GPUs of one ClusterQueue by flavor; a flavor without any is absent."""
+
+    nominal: Mapping[str, int]
+    lendable: Mapping[str, int]
+    """What others of its cohort may take of that."""
+    reserved: Mapping[str, int]
+
+
+def quotas(cluster_queue: Document) -> Quotas:
+    """The part of a ClusterQueue that counts GPUs; what is not shaped like one counts nothing."""
+    nominal, lendable, reserved = Counter[str](), Counter[str](), Counter[str]()
+    for group in items(mapping(cluster_queue.get("spec")).get("resourceGroups")):
+        for name, quota in _of_gpus(group.get("flavors")):
+            own = whole(quota.get("nominalQuota"))
+            nominal[name] += own
+            lendable[name] += min(own, whole(quota.get("lendingLimit"), UNLIMITED))
+    for name, usage in _of_gpus(mapping(cluster_queue.get("status")).get("flavorsReservation")):
+        reserved[name] += whole(usage.get("total"))
+    return Quotas(dict(+nominal), dict(+lendable), dict(+reserved))
+
+
+def node_labels(resource_flavor: Document) -> dict[str, str]:
+    """Labels of the nodes that a ResourceFlavor means."""
+    labels = mapping(mapping(resource_flavor.get("spec")).get("nodeLabels"))
+    return {str(key): str(value) for key, value in labels.items()}
+
+
+def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
+    """What flavors say of GPUs, by name."""
+    for flavor in items(flavors):
+        for resource in items(flavor.get("resources")):
+            if resource.get("name") == gpu_resource():
+                yield str(flavor.get("name")), resource

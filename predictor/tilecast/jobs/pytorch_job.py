@@ -1,0 +1,48 @@
+"""PyTorchJob of the training operator, kubeflow.org/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilecast.api.fields import Document, FieldChange
+from tilecast.jobs.interface import JobKind, Pods, template
+from tilecast.jobs.quantities import whole_count
+
+_ROLES = ("Master", "Worker")
+
+
+class PyTorchJob(JobKind):
+    """A PyTorchJob: a template for the master and one for the workers."""
+
+    kind = "PyTorchJob"
+    plural = "pytorchjobs"
+    finished = ("Succeeded", "Failed")
+    suspend = ("spec", "runPolicy", "suspend")
+    processes = ("spec", "nprocPerNode")
+
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        replicas = document["spec"]["pytorchReplicaSpecs"]
+        for role in (name for name in _ROLES if name in replicas):
+            path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
+            count = whole_count(replicas[role].get("replicas", 1))
+            yield template(role, path, count, replicas[role]["template"]["spec"])
+
+    def is_active(self, status: Document) -> bool:
+        return any(
+            whole_count(item.get(name), 0)
+            for item in (status.get("replicaStatuses") or {}).values()
+            for name in ("active", "succeeded", "failed")
+        )
+
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        replicas = document["spec"]["pytorchReplicaSpecs"]
+        workers = pods - 1 if "Master" in replicas else pods
+        if "Worker" not in replicas or workers < 1:
+            return []
+        return [FieldChange(("spec", "pytorchReplicaSpecs", "Worker", "replicas"), workers)]
+
+    def is_resizable(self, document: Document) -> bool:
+        return True
+
+
+KIND = PyTorchJob()

@@ -1,0 +1,31 @@
+"""Numbers of pods and GPUs as jobs write them."""
+
+from __future__ import annotations
+
+from tilecast.api.fields import Document
+from tilecast.nodes import gpu_resource
+from tilecast.nodes.quantities import count
+
+MAX_COUNT = 10**9 - 1
+
+
+def whole_count(value: object, otherwise: int = 1) -> int:
+    """A whole number up to `MAX_COUNT`, as a number or as text; `otherwise` for anything else."""
+    number = count(value)
+    return otherwise if number is None or number > MAX_COUNT else number
+
+
+def requested(resources: Document | None) -> int:
+    """GPUs of a `resources` block; Kubernetes takes the limit for both."""
+    parts = resources or {}
+    return max(whole_count((parts.get(part) or {}).get(gpu_resource()), 0) for part in ("limits", "requests"))
+
+
+def like(old: object, new: int) -> int | str:
+    """The new number as the old one was written: text where that was text."""
+    return str(new) if isinstance(old, str) else new
+
+
+def any_count(status: Document, lists: str, *counts: str) -> bool:
+    """Whether an entry of a list in a status has one of the counts above zero."""
+    return any(whole_count(item.get(name), 0) for item in status.get(lists) or () for name in counts)

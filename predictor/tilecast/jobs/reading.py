@@ -1,0 +1,85 @@
+"""A job of any kind, read for what decides an advice."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tilecast.api.base import mapping_in
+from tilecast.api.fields import Document, value_at
+from tilecast.jobs.interface import Job, JobKind, Pods
+from tilecast.jobs.keys import AS_SERVED
+from tilecast.jobs.kinds import JOB_KINDS, kind_of
+from tilecast.nodes import gpu_resource
+from tilecast.spec import SpecError
+
+_mapping = partial(mapping_in, remedy=AS_SERVED)
+
+
+def read(document: Document, runtime: Document | None = None) -> Job:
+    """What a document of one of `JOB_KINDS` says.
+
+    Args:
+        document: the job.
+        runtime: the TrainingRuntime or ClusterTrainingRuntime that a TrainJob names (`runtime_of`), if it is at hand.
+
+    Raises:
+        SpecError: the document is of another kind, or is not shaped like its kind.
+    """
+    kind = kind_of(document)
+    try:
+        return _read(kind, document, runtime)
+    except (KeyError, TypeError, AttributeError, IndexError):
+        remedy = f"write it as `kubectl explain {kind.plural}` says"
+        raise SpecError("spec", f"is not that of a {kind.kind}", remedy) from None
+
+
+def bare(document: Document) -> Job:
+    """The same without what its spec says of pods.
+
+    Raises:
+        SpecError: the document is of another kind, or its metadata or status is not shaped like any.
+    """
+    kind = kind_of(document)
+    try:
+        return _about(kind, document, (), is_countable=False)
+    except (TypeError, AttributeError):
+        raise SpecError("metadata", "is not that of an object", AS_SERVED) from None
+
+
+def _read(kind: JobKind, document: Document, runtime: Document | None) -> Job:
+    pods = tuple(kind.pods(document, runtime))
+    is_countable = bool(kind.resize(document, sum(item.count for item in pods)))
+    return _about(kind, document, pods, is_countable=is_countable)
+
+
+def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
+    metadata = _mapping(document, "metadata", "job")
+    status = _mapping(document, "status", "job")
+    done = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
+    is_suspended = value_at(document, kind.suspend) is True
+    owners = metadata.get("ownerReferences") or ()
+    return Job(
+        kind=kind,
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        labels={str(key): str(value) for key, value in _mapping(metadata, "labels", "metadata").items()},
+        annotations={str(key): str(value) for key, value in _mapping(metadata, "annotations", "metadata").items()},
+        pods=pods,
+        is_suspended=is_suspended,
+        has_started=not is_suspended or kind.is_active(status),
+        is_finished=any(done.get(name) == "True" for name in kind.finished),
+        is_owned=any(owner.get("controller") and owner.get("kind") in JOB_KINDS for owner in owners),
+        is_resizable=is_countable and kind.is_resizable(document),
+        is_countable=is_countable,
+    )
+
+
+def require_gpus(job: Job) -> None:
+    """Nothing, for a job that asks for GPUs.
+
+    Raises:
+        SpecError: it asks for none.
+    """
+    if not job.gpus:
+        raise SpecError("spec", "the job asks for no GPU", f"add {gpu_resource()} to {job.kind.gpu_field}")

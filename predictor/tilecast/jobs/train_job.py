@@ -1,0 +1,113 @@
+"""TrainJob of Kubeflow Trainer, trainer.kubeflow.org/v1alpha1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilecast.api.base import mapping_in
+from tilecast.api.fields import Document, FieldChange, Path, value_at
+from tilecast.jobs.interface import Job, JobKind, Placement, Pods, selector, template, tolerated
+from tilecast.jobs.keys import ADVISOR, AS_SERVED
+from tilecast.jobs.quantities import any_count, requested, whole_count
+from tilecast.nodes import gpu_resource
+
+_STEP = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
+
+
+class TrainJob(JobKind):
+    """A TrainJob: `numNodes` pods of a template that lies in its runtime; `spec.trainer` is immutable."""
+
+    kind = "TrainJob"
+    plural = "trainjobs"
+    finished = ("Complete", "Failed")
+    processes = ("spec", "trainer", "numProcPerNode")
+    gpu_field = "spec.trainer.resourcesPerNode.limits, or to its runtime"
+
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        spec = document["spec"]
+        trainer = spec.get("trainer") or {}
+        base_spec = ((runtime or {}).get("spec")) or {}
+        replicated = _trainer_job(base_spec)
+        pod = value_at(replicated, ("template", "spec", "template", "spec")) or {}
+        container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
+        resources = trainer.get("resourcesPerNode") or container.get("resources")
+        count = trainer.get("numNodes") or value_at(base_spec, ("mlPolicy", "numNodes")) or 1
+        name = str(replicated.get("name", "node"))
+        overrides = spec.get("podTemplateOverrides") or ()
+        over = [mapping_in(item, "spec", "podTemplateOverrides", AS_SERVED) for item in overrides]
+        over += [
+            value_at(job, ("template", "spec", "template", "spec")) or {}
+            for patch in spec.get("runtimePatches") or ()
+            for job in value_at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
+            if job.get("name") == name
+        ]
+        base = template(name, (), whole_count(count), pod)
+        own: dict[str, str] = {}
+        tolerations = base.tolerations
+        for item in over:
+            own |= item.get("nodeSelector") or {}
+            tolerations = tuple(item.get("tolerations") or tolerations)
+        yield Pods(
+            name=name,
+            path=(),
+            count=whole_count(count),
+            gpus=requested(resources),
+            node_selector={**base.node_selector, **own},
+            pinned=base.node_selector,
+            affinity=base.affinity,
+            tolerations=tolerations,
+        )
+
+    def is_active(self, status: Document) -> bool:
+        return any_count(status, "jobsStatus", "active", "ready", "succeeded", "failed")
+
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        return [FieldChange(("spec", "trainer", "numNodes"), pods)]
+
+    def runtime_of(self, document: Document) -> tuple[str, str] | None:
+        reference = (document.get("spec") or {}).get("runtimeRef") or {}
+        return str(reference.get("kind") or "ClusterTrainingRuntime"), str(reference.get("name") or "")
+
+    def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
+        """An entry of our own in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
+        pods = job.pods[0]
+        chosen: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
+        if (tolerations := tolerated(pods, placement.tolerations)) != list(pods.tolerations):
+            chosen["tolerations"] = tolerations
+        if chosen == {"nodeSelector": dict(pods.node_selector)}:
+            return []
+        spec = document["spec"]
+        if runtime_patches and "podTemplateOverrides" not in spec:
+            pod = {"spec": {"template": {"spec": chosen}}}
+            jobs = {"spec": {"replicatedJobs": [{"name": pods.name, "template": pod}]}}
+            entry: dict[str, Any] = {"manager": ADVISOR, "trainingRuntimeSpec": {"template": jobs}}
+            others = [item for item in spec.get("runtimePatches") or () if item.get("manager") != ADVISOR]
+            return [FieldChange(("spec", "runtimePatches"), [*others, entry])]
+        override = {"targetJobs": [{"name": pods.name}], "spec": chosen}
+        return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
+
+    def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
+        path: Path = ("spec", "trainer", "resourcesPerNode")
+        given = value_at(document, path) or {"limits": {}}
+        resources = {part: {**(given[part] or {}), gpu_resource(): gpus} for part in given}
+        return [FieldChange(path, resources)]
+
+    def containers(self, document: Document, job: Job) -> dict[Path, Document]:
+        return {("spec", "trainer"): document["spec"].get("trainer") or {}}
+
+    def main_address(self, document: Document, job: Job) -> str:
+        return "$PET_MASTER_ADDR"  # torchrun's own variable, which Kubeflow Trainer sets
+
+
+def _trainer_job(runtime_spec: Document) -> Document:
+    """The replicated job of a runtime that trains: labelled so, or called node."""
+    jobs = value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ()
+    for item in (*(item for item in jobs if value_at(item, _STEP) == "trainer"), *jobs):
+        job: Document = item
+        if value_at(item, _STEP) == "trainer" or item.get("name") == "node":
+            return job
+    return {}
+
+
+KIND = TrainJob()

@@ -1,0 +1,60 @@
+"""Nodes to pools: which GPUs a cluster has, in which shapes, over which links.
+
+Facts come in layers, the first that answers wins: a GPUPool that a user wrote, the devices of ResourceSlices, the
+labels of `labels.toml` (GPU Feature Discovery, then the clouds'), the instance types of `hardware/nodes`. Where none
+answers the node is left out and the report says why; nothing is guessed but the network, and then the layer says
+`default`.
+
+A pool is what the cluster has; what of it a job can use now is asked for with `pools(…, now=True)`, and whatever holds
+for some of its nodes only is in its remarks.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from tilecast.api import documents, gpu_pool
+from tilecast.api.base import shown
+from tilecast.nodes.discovery import discovered, pools
+from tilecast.nodes.identification import RESOURCE_SLICE
+from tilecast.nodes.labels import choice_labels, gpu_resource
+from tilecast.nodes.objects import Node, Slice, node, resource_slice
+from tilecast.nodes.report import FoundPool, LeftOut, Level, NodesReport
+from tilecast.spec import SpecError
+
+__all__ = [
+    "RESOURCE_SLICE",
+    "Documents",
+    "FoundPool",
+    "LeftOut",
+    "Level",
+    "Node",
+    "NodesReport",
+    "Slice",
+    "choice_labels",
+    "discovered",
+    "gpu_resource",
+    "node",
+    "parse",
+    "pools",
+    "resource_slice",
+]
+
+Documents: TypeAlias = list[documents.Document]
+
+
+def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
+    """Node, GPUPool and ResourceSlice documents of a YAML or JSON text, as `kubectl get nodes,gpupools -o json` prints
+    them.
+
+    Raises:
+        SpecError: the text is not YAML, or holds another kind.
+    """
+    by_kind: dict[str, Documents] = {"Node": [], gpu_pool.KIND: [], "ResourceSlice": []}
+    for index, document in enumerate(documents.load(text, name)):
+        kind = document.get("kind")
+        if not isinstance(kind, str) or kind not in by_kind:
+            remedy = "give Node, GPUPool and ResourceSlice objects, as `kubectl get nodes,gpupools -o json` prints them"
+            raise SpecError(f"{name}: document {index + 1}", f"kind {shown(kind)} is not a node", remedy)
+        by_kind[kind].append(document)
+    return by_kind["Node"], by_kind[gpu_pool.KIND], by_kind["ResourceSlice"]

@@ -1,0 +1,110 @@
+"""Nodes of one kind, taken together as a pool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tilecast.hardware import Gpu, Link, Pool, find_link
+from tilecast.nodes.identification import NodeFacts
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
+from tilecast.nodes.report import Facts, FoundPool, Level
+from tilecast.nodes.usable import usable
+
+
+def group(
+    members: Sequence[int],
+    nodes: Sequence[Node],
+    node_facts: Mapping[int, NodeFacts],
+    selector: Mapping[str, str],
+    keys: Sequence[str] = (),
+    *,
+    now: bool = False,
+) -> FoundPool:
+    """The pool of these nodes, which its GPU names.
+
+    Args:
+        members: positions of its nodes; the first one's look says what all of them share.
+        nodes: every node.
+        node_facts: what nodes are, by position.
+        selector: labels that select the nodes.
+        keys: topology labels that a user named; empty takes the known ones.
+        now: whether to count only nodes that a job can use now.
+    """
+    first, there = node_facts[members[0]], [nodes[index] for index in members]
+    types = {item.node_type for item in there}
+    use = usable(there, [node_facts[index] for index in members], counted=now)
+    gpus_per_node = use.gpus_per_node if now else min(node_facts[index].gpus for index in members)
+    intra, domain_layer = _inside([item for item in there if not (now and item.away)], first.gpu, gpus_per_node)
+    currency = first.kind.currency if first.kind else "USD"
+    facts = _facts(first, gpus_per_node, intra, domain_layer, currency)
+    taints = sorted({taint for item in there for taint in item.taints if taint[2] != "PreferNoSchedule"})
+    pool = Pool(
+        name=first.gpu.name,
+        gpu=first.gpu,
+        gpus_per_node=gpus_per_node,
+        max_nodes=use.nodes if now else len(members),
+        intra=intra,
+        inter=first.inter,
+        node_type=types.pop() if len(types) == 1 else "",
+        node_selector=selector,
+        tolerations=tuple(_toleration(*taint) for taint in taints),
+        price_per_gpu_hour=first.price,
+        currency=currency,
+        layers={name: layer for name, (_, layer) in facts.items()},
+    )
+    return FoundPool(
+        pool,
+        nodes=len(members),
+        gpus_total=sum(node_facts[index].gpus for index in members),
+        gpus_allocatable=sum(node_facts[index].usable for index in members if node_facts[index].is_offered),
+        facts=facts,
+        members=tuple(sorted(item.name for item in there)),
+        spot=all(node_facts[index].spot for index in members),
+        topology=_levels(there, keys or labels().topology.keys),
+        unusable=len(members) - use.nodes,
+        remarks=use.remarks,
+    )
+
+
+def _facts(first: NodeFacts, gpus_per_node: int, intra: Link, domain_layer: str, currency: str) -> Facts:
+    """Value and layer of each fact of a pool, by one of its nodes."""
+    facts: Facts = {
+        "gpu": (first.gpu.name, first.gpu_layer),
+        "gpusPerNode": (str(gpus_per_node), first.count_layer),
+        "intraNode": (intra.name, "gpu"),
+        "interNode": (first.inter.name, first.inter_layer),
+    }
+    if domain_layer:
+        facts["nvlinkDomain"] = (str(intra.domain), domain_layer)
+    if first.price is not None:
+        facts["price"] = (f"{first.price:g} {currency}", "instance type")
+    return facts
+
+
+def _inside(members: Sequence[Node], gpu: Gpu, gpus_per_node: int) -> tuple[Link, str]:
+    """The link between the GPUs of a node and, where it joins nodes, the layer that says how many: the label of their
+    domains, once these show to be smaller or larger than the product's."""
+    intra = find_link(gpu.intra_link)
+    if gpu.mig or intra.beyond is not None or intra.domain <= gpus_per_node:
+        return intra, ""
+    for key in labels().nvlink_domain:
+        domains = Counter(item.labels[key] for item in members if item.labels.get(key))
+        largest = max(domains.values(), default=0) * gpus_per_node
+        if len(domains) > 1 or largest > intra.domain:
+            return replace(intra, domain=largest), key
+        if domains:
+            break
+    return intra, "gpu"
+
+
+def _levels(members: Sequence[Node], keys: Iterable[str]) -> tuple[Level, ...]:
+    counted = ((key, Counter(item.labels[key] for item in members if key in item.labels)) for key in keys)
+    return tuple(Level(key, len(counts), max(counts.values())) for key, counts in counted if counts)[:16]
+
+
+def _toleration(key: str, value: str, effect: str) -> dict[str, str]:
+    match = {"operator": "Equal", "value": value} if value else {"operator": "Exists"}
+    return {"key": key, **match, "effect": effect}

@@ -1,0 +1,244 @@
+"""The GPU of a node, the number of GPUs and the network, each by the first layer that states it.
+
+A user's GPUPool comes first, then the devices of ResourceSlices, the labels of `labels.toml` (GPU Feature Discovery,
+then the clouds'), the instance types of `hardware/nodes`. Where none answers the node has a problem, and nothing is
+guessed but the network; then the layer says `default`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast.api import gpu_pool
+from tilecast.api.base import shown
+from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
+from tilecast.hardware.instances import NodeType, default_network, ethernet, find_type, with_gpus
+from tilecast.nodes.labels import Layer, labels
+from tilecast.nodes.objects import Node, profile_of
+from tilecast.nodes.quantities import count
+from tilecast.spec import SpecError
+
+RESOURCE_SLICE = "resource-slice"
+"""Layer of what a DRA driver publishes."""
+CAPACITY = "capacity"
+"""Layer of what a device plugin offers."""
+_WRITE_POOL = "write a GPUPool that selects them and states the GPU"
+_INSTALL = "install GPU Feature Discovery, or write a GPUPool that selects them"
+_UNSHARE = "turn time-slicing and MPS off on the nodes meant for training"
+_UNCUT = "select them with a GPUPool that states mig, or disable MIG on the nodes meant for training"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the layers say about one node."""
+
+    gpu: Gpu
+    gpus: int
+    usable: int
+    """Of those, the ones that pods may use."""
+    inter: Link
+    kind: NodeType | None
+    spot: bool
+    gpu_layer: str
+    count_layer: str
+    inter_layer: str
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether something on the node offers its GPUs to pods; labels and types tell of GPUs that nobody may use."""
+        return self.count_layer in (CAPACITY, RESOURCE_SLICE)
+
+    @property
+    def price(self) -> float | None:
+        """List price of one GPU, or of a slice's share of one; those of spot nodes change by the hour and are not known
+        here."""
+        price = None if self.kind is None or self.spot else self.kind.price_per_gpu_hour
+        return None if price is None else price * self.gpu.share
+
+    @property
+    def identity(self) -> str:
+        """What nodes of one pool share."""
+        market = "spot" if self.spot else "no price" if self.price is None else f"{self.price:.6g}"
+        return f"{self.gpus} x {self.gpu.name}, {self.inter.name}, {market}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a node with GPUs is in no pool."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+def identify(
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]
+) -> NodeFacts | Problem | None:
+    """What a node is; None if it has no GPU.
+
+    Args:
+        item: the node.
+        spec: of the GPUPool that a user wrote and that selects the node.
+        devices: (kind, product) of each device that ResourceSlices publish for it.
+    """
+    table = labels()
+    whole = [product for kind, product in devices if kind == table.dra_whole]
+    profile = _profile(item, spec)
+    problem = _partitioned(item, profile, whole, devices)
+    if problem is not None:
+        return problem
+    kind = find_type(item.node_type)
+    gpu, gpu_layer = _identify(item, spec, kind, whole)
+    if gpu is None:
+        return _unknown(item, whole)
+    if profile and not gpu.mig:
+        try:
+            gpu = find_slice(gpu, profile)
+        except SpecError as error:
+            remedy = error.remedy if mig_profiles(gpu) else "disable MIG on the nodes meant for training"
+            return Problem("MigPartitioned", error.problem, remedy)
+    counted = _counted(item, spec, kind, gpu, len(whole))
+    if counted is None:
+        return Problem("UnknownAccelerator", f"nothing says how many {gpu.name} a node has", _INSTALL)
+    gpus, usable, count_layer = counted
+    kind = kind or with_gpus(item.node_type, gpu, gpus)
+    physical = _labelled(item) or (None if kind is None else kind.gpus)
+    if not gpu.mig and count_layer == CAPACITY and physical is not None and gpus > physical:
+        message = f"the GPUs are shared between pods (a node offers {gpus} and has {physical})"
+        return Problem("SharedGpu", message, _UNSHARE)
+    inter, inter_layer = _network(item, kind, gpu, gpus)
+    spot = any(item.labels.get(mark.label) == mark.value for mark in table.spot)
+    return NodeFacts(gpu, gpus, usable, inter, kind, spot, gpu_layer, count_layer, inter_layer)
+
+
+def _partitioned(
+    item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[tuple[str, str]]
+) -> Problem | None:
+    """Why the node's GPUs are no whole ones, if they are not and nothing says of which profile their slices are."""
+    table = labels()
+    if not whole and any(kind == table.dra_slice for kind, _ in devices):
+        remedy = "disable MIG on the nodes meant for training"
+        return Problem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
+    for rule in table.partitioned:
+        text = item.labels.get(rule.label)
+        if rule.matches(text) and not (profile and rule.code == "MigPartitioned"):
+            return Problem(rule.code, f"{rule.message} ({rule.label}={shown(text, quote=False)})", rule.remedy)
+    if item.shared:
+        return Problem("SharedGpu", f"the GPUs are shared between pods ({', '.join(item.shared)})", _UNSHARE)
+    if item.slices and not profile and not item.gpus:
+        names = ", ".join(f"{table.mig_resource_prefix}{name}" for name, *_ in item.slices)
+        return Problem("MigPartitioned", f"the GPUs are cut into MIG slices ({names})", _UNCUT)
+    return None
+
+
+def _profile(item: Node, spec: gpu_pool.GPUPoolSpec | None) -> str | None:
+    """The MIG profile whose slices a node offers; None where its GPUs are whole, or cut into several kinds of which
+    nothing chooses one."""
+    if spec is not None and spec.mig is not None:
+        return spec.mig
+    table = labels()
+    for layer in table.layer:
+        _, cut, profile = item.labels.get(layer.product, "").partition("-MIG-")
+        if cut:
+            return profile_of(profile)
+    for label in table.mig_profile_labels:
+        if item.labels.get(label):
+            return profile_of(item.labels[label])
+    return item.slices[0][0] if len(item.slices) == 1 and not item.gpus else None
+
+
+def _named(item: Node) -> Layer | None:
+    """The first maker whose label names the node's GPU."""
+    return next((layer for layer in labels().layer if layer.product in item.labels), None)
+
+
+def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
+    """Why nobody knows the node's GPU; None if it has none."""
+    code, table, named = "UnknownAccelerator", labels(), _named(item)
+    if whole:
+        products = ", ".join(shown(product) for product in sorted(set(whole))[:3])
+        return Problem(code, f"no facts for {products} of the ResourceSlices", _WRITE_POOL)
+    others = [resource for resource in item.other_devices if table.is_other_gpu(resource)]
+    if others and not item.gpus:
+        remedy = "Tilecast prices NVIDIA GPUs alone; leave them to other jobs"
+        return Problem(code, f"the accelerator is {others[0]}", remedy)
+    if named is not None:
+        return Problem(code, f"no facts for {shown(item.labels[named.product])} of label {named.product}", _WRITE_POOL)
+    if item.gpus or item.slices:
+        kind = f", and {shown(item.node_type)} is no known instance type" if item.node_type else ""
+        return Problem(code, f"no label says which GPU they have{kind}", _INSTALL)
+    mark = next((mark for mark in table.present if item.labels.get(mark.label) == mark.value), None)
+    if mark is not None:
+        message = f"label {mark.label} says that they have GPUs, which no device plugin offers and no label names"
+        return Problem(code, message, "install the driver and the device plugin, or write a GPUPool that selects them")
+    return None
+
+
+def _identify(
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, whole: Sequence[str]
+) -> tuple[Gpu | None, str]:
+    """The GPU and the layer that names it."""
+    if spec is not None and spec.gpu is not None:
+        try:
+            return spec.gpu.gpu(), "override"
+        except SpecError:
+            return None, ""
+    if whole:
+        try:
+            return (find_gpu(whole[0]), RESOURCE_SLICE) if len(set(whole)) == 1 else (None, "")
+        except SpecError:
+            return None, ""
+    for layer in labels().layer:
+        product = item.labels.get(layer.product)
+        name = None if product is None else layer.gpu_name(product, count(item.labels.get(layer.memory_mib)))
+        if name is not None:
+            try:
+                return find_gpu(name), layer.name
+            except SpecError:
+                continue
+    if kind is not None:
+        return find_gpu(kind.gpu), "instance type"
+    return None, ""
+
+
+def _counted(
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, kind: NodeType | None, gpu: Gpu, devices: int
+) -> tuple[int, int, str] | None:
+    """How many GPUs or slices the node has, how many of them pods may use, and the layer that says so; None where
+    none does. A device plugin that offers none at all leaves the node with what labels say, and nothing to use."""
+    cut = {name: (total, usable) for name, total, usable in item.slices}
+    if gpu.mig in cut:
+        return (*cut[gpu.mig], CAPACITY)
+    if item.gpus:
+        return item.gpus, min(item.allocatable, item.gpus), CAPACITY
+    if devices:
+        return devices, devices, RESOURCE_SLICE
+    named = _named(item)
+    labelled = count(item.labels.get(named.count)) if named is not None else None
+    if named is not None and labelled:
+        total, layer = labelled, named.name
+    elif kind is not None and not kind.any_size:
+        total, layer = kind.gpus, "instance type"
+    elif spec is not None and spec.gpus_per_node:
+        total, layer = spec.gpus_per_node, "override"
+    else:
+        return None
+    return total, total if item.gpus is None else 0, layer
+
+
+def _labelled(item: Node) -> int | None:
+    """GPUs that the node is made of, by its labels; None where they do not say."""
+    counts = (count(item.labels.get(layer.count)) for layer in labels().layer if layer.count)
+    return next((number for number in counts if number), None)
+
+
+def _network(item: Node, kind: NodeType | None, gpu: Gpu, gpus: int) -> tuple[Link, str]:
+    """The link to other nodes, and the layer that names it."""
+    if kind is not None and kind.inter is not None and (gpus >= kind.gpus or not kind.any_size):
+        return kind.inter, "instance type"
+    rates = ((layer, count(item.labels.get(layer.network_mbit_per_s))) for layer in labels().layer)
+    labelled = next(((layer, rate) for layer, rate in rates if rate), None)
+    if labelled is not None:
+        return ethernet(labelled[1] / 1000), labelled[0].name
+    return default_network(gpu, _labelled(item) or gpus), "default"

@@ -1,0 +1,153 @@
+"""The table `labels.toml`: which labels and resources of a node say what, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict
+
+from tilecast.hardware import normalise
+from tilecast.nodes.quantities import count
+
+MEMORY_TOLERANCE = 0.1
+"""Two sources state the same GPU's memory up to 7 % apart (L4: 22888, 23034 and 24576 MiB)."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProductAlias(_Data):
+    """A product string that the GPU files do not list, and the GPU that it means."""
+
+    value: str
+    gpu: str
+    memory_gib: float | None = None
+
+
+class Layer(_Data):
+    """The labels of one maker."""
+
+    name: str
+    product: str
+    source: str
+    count: str = ""
+    memory_mib: str = ""
+    network_mbit_per_s: str = ""
+    values: tuple[ProductAlias, ...] = ()
+
+    def gpu_name(self, product: str, memory_mib: int | None) -> str | None:
+        """The GPU's name or product that this layer's product string means; None where it is ambiguous."""
+        rows = [row for row in self.values if normalise(row.value) == normalise(product)]
+        if not rows:
+            return product
+        for row in rows:
+            if row.memory_gib is None:
+                return row.gpu
+            expected = row.memory_gib * 1024
+            if memory_mib and abs(memory_mib - expected) <= MEMORY_TOLERANCE * expected:
+                return row.gpu
+        return rows[0].gpu if len({row.gpu for row in rows}) == 1 and not memory_mib else None
+
+
+class Partitioned(_Data):
+    """A label by which GPUs are cut, shared or virtual: where it contains a text, equals one of several, is a number
+    above one, or matches a regular expression."""
+
+    code: str
+    label: str
+    message: str
+    remedy: str
+    source: str = ""
+    contains: str | None = None
+    equals: tuple[str, ...] = ()
+    above: int | None = None
+    pattern: str | None = None
+
+    def matches(self, text: str | None) -> bool:
+        """Whether the label's value says that the GPU is not a whole one."""
+        if text is None:
+            return False
+        number = count(text)
+        return (
+            text in self.equals
+            or (self.contains is not None and self.contains in text)
+            or (self.above is not None and number is not None and number > self.above)
+            or (self.pattern is not None and re.search(self.pattern, text, re.ASCII | re.IGNORECASE) is not None)
+        )
+
+
+class LabelValue(_Data):
+    """A label with a value."""
+
+    label: str
+    value: str
+
+
+class Transient(_Data):
+    """Taints that report a passing state of a node."""
+
+    prefixes: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    def matches(self, key: str) -> bool:
+        """Whether the taint only reports a passing state of the node."""
+        return key in self.keys or key.startswith(self.prefixes)
+
+
+class Topology(_Data):
+    """Labels that say which nodes are near each other."""
+
+    keys: tuple[str, ...]
+    source: str
+
+
+class Labels(_Data):
+    """The schema of `labels.toml`."""
+
+    instance_type: tuple[str, ...]
+    gpu_resource: str
+    shared_resource_suffix: str
+    mig_resource_prefix: str
+    mig_profile_labels: tuple[str, ...]
+    dra_driver: str
+    dra_whole: str
+    dra_slice: str
+    nvlink_domain: tuple[str, ...]
+    other_gpu_resources: tuple[str, ...]
+    present: tuple[LabelValue, ...]
+    node_pool: tuple[str, ...]
+    layer: tuple[Layer, ...]
+    partitioned: tuple[Partitioned, ...]
+    spot: tuple[LabelValue, ...]
+    transient_taints: Transient
+    topology: Topology
+
+    def is_other_gpu(self, resource: str) -> bool:
+        """Whether the resource is an accelerator of another maker; a row that ends in a star is a prefix."""
+        return any(
+            resource.startswith(row[:-1]) if row.endswith("*") else resource == row for row in self.other_gpu_resources
+        )
+
+
+@cache
+def labels() -> Labels:
+    """The table as it ships."""
+    text = files("tilecast.nodes").joinpath("labels.toml").read_text(encoding="utf-8")
+    return Labels.model_validate(tomllib.loads(text))
+
+
+def gpu_resource() -> str:
+    """Name of the resource that a pod asks for to get whole GPUs."""
+    return labels().gpu_resource
+
+
+@cache
+def choice_labels() -> frozenset[str]:
+    """Node labels that tell kinds of GPU nodes apart."""
+    table = labels()
+    keys = {key for layer in table.layer for key in (layer.product, layer.count, layer.memory_mib) if key}
+    return frozenset(keys | set(table.instance_type) | {mark.label for mark in table.spot})

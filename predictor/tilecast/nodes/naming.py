@@ -1,0 +1,74 @@
+"""How discovered pools are called, and by which labels their nodes are selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
+from tilecast.nodes.report import FoundPool
+
+
+def names(unnamed: Sequence[FoundPool], taken: Iterable[str]) -> list[str]:
+    """Short names: the GPU, then what tells pools of one GPU apart, then a number."""
+    pools = [item.pool for item in unnamed]
+    base = [item.pool.gpu.name + ("-spot" if item.spot else "") for item in unnamed]
+    shape = [f"{name}-{pool.gpus_per_node}x" for name, pool in zip(base, pools, strict=True)]
+    typed = [
+        f"{name}-{''.join(ch if ch.isalnum() else '-' for ch in (pool.node_type or pool.inter.name).lower())}"
+        for name, pool in zip(base, pools, strict=True)
+    ]
+    used, out = set(taken), list[str]()
+    for index in range(len(unnamed)):
+        choices = (names[index] for names in (base, shape, typed) if names.count(names[index]) == 1)
+        numbered = (f"{shape[index][:56]}-{number}" for number in range(2, len(unnamed) + len(used) + 3))
+        short = (name[:63].rstrip("-.") for name in (*choices, *numbered))
+        name = next(name for name in short if name not in used)
+        used.add(name)
+        out.append(name)
+    return out
+
+
+def selectors(
+    nodes: Sequence[Node], groups: Sequence[Sequence[int]], old: Sequence[Mapping[str, str]]
+) -> list[dict[str, str]]:
+    """For each group its old labels while they select all of its nodes and no other; then the fewest labels that do,
+    of those that say what nodes are, then also by what their node pool is called; otherwise every label of the first
+    that its nodes share."""
+    table = labels()
+    keys = [layer.product for layer in table.layer] + list(table.instance_type)
+    keys += [key for layer in table.layer for key in (layer.count, layer.memory_mib) if key]
+    keys += [mark.label for mark in table.spot]
+    telling = len(keys)
+    keys += table.node_pool
+    values = [tuple(item.labels.get(key) for key in keys) for item in nodes]
+    home = {index: position for position, group in enumerate(groups) for index in group}
+    kinds: dict[tuple[tuple[str | None, ...], int], None] = {
+        (value, home.get(index, -1)): None for index, value in enumerate(values)
+    }
+    return [_selector(keys, telling, kinds, position, old[position]) for position in range(len(groups))]
+
+
+def _selector(
+    keys: Sequence[str],
+    telling: int,
+    kinds: Iterable[tuple[tuple[str | None, ...], int]],
+    position: int,
+    old: Mapping[str, str],
+) -> dict[str, str]:
+    own = [value for value, owner in kinds if owner == position]
+    others = [value for value, owner in kinds if owner != position]
+    if old and old.keys() <= set(keys):
+        old_slots = [keys.index(key) for key in old]
+        chosen = [owner for value, owner in kinds if all(value[slot] == old[keys[slot]] for slot in old_slots)]
+        if chosen and chosen.count(position) == len(own) == len(chosen):
+            return dict(old)
+    shared = [slot for slot, text in enumerate(own[0]) if text and all(value[slot] == text for value in own)]
+    first = [slot for slot in shared if slot < telling]
+    for candidates in (first, shared):
+        for size in range(1, min(len(candidates), 3) + 1):
+            for slots in combinations(candidates, size):
+                if not any(all(value[slot] == own[0][slot] for slot in slots) for value in others):
+                    return {keys[slot]: str(own[0][slot]) for slot in slots}
+    return {keys[slot]: str(own[0][slot]) for slot in first}

@@ -1,0 +1,191 @@
+"""Node and ResourceSlice objects: the little of them that decides a pool."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from sys import intern
+from typing import Any
+
+from tilecast.api.base import mapping_in, shown
+from tilecast.nodes.labels import labels
+from tilecast.nodes.quantities import count
+from tilecast.spec import SpecError
+
+_AS_PRINTED = "give the node as the API server prints it"
+_mapping = partial(mapping_in, remedy=_AS_PRINTED)
+_PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What matters of a Node object; small enough to keep thousands of."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: tuple[tuple[str, str, str], ...]
+    """(key, value, effect), those that come and go with the node's state left out."""
+    gpus: int | None
+    """Whole GPUs by the device plugin; None if it offers none, not even zero."""
+    allocatable: int
+    """Of those, the ones that pods may use: the device plugin takes out what it finds unhealthy."""
+    other_devices: tuple[str, ...]
+    """Extended resources that are slices of GPUs, or accelerators of other makers."""
+    slices: tuple[tuple[str, int, int], ...] = ()
+    """MIG slices that it offers by profile: (profile, how many, how many that pods may use)."""
+    shared: tuple[str, ...] = ()
+    """Extended resources that are shares of GPUs."""
+    has_capacity: bool = False
+    """Whether the list says what the node offers at all, of processors at least."""
+    away: str = ""
+    """Why no new pod can start on it now: cordoned, not ready, or a taint of a passing state; empty where one can. It
+    decides what is free, and what a pool has now; never what a pool is."""
+
+    @property
+    def schedulable(self) -> bool:
+        """Whether new pods can start on it now."""
+        return not self.away
+
+    @property
+    def node_type(self) -> str:
+        """Its instance type; empty where no label names it."""
+        return next((self.labels[key] for key in labels().instance_type if key in self.labels), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What matters of a ResourceSlice: the GPUs that a DRA driver offers on a node."""
+
+    name: str
+    node: str
+    pool: str
+    generation: int
+    """A pool's slices of older generations are void."""
+    devices: tuple[tuple[str, str], ...]
+    """(kind, product name) of each device; the kind is that of labels.toml, whole or slice."""
+
+
+def node(document: Mapping[str, Any]) -> Node:
+    """The part of a Node object that decides its pool.
+
+    Raises:
+        SpecError: the object is not shaped like a Node.
+    """
+    metadata = _mapping(document, "metadata", "node")
+    name = str(metadata.get("name", ""))[:253]
+    where = f"node {shown(name, quote=False)}"
+    status, spec = _mapping(document, "status", where), _mapping(document, "spec", where)
+    capacity = _mapping(status, "capacity", f"{where}: status")
+    # What a list leaves out is as the capacity says; the API server leaves nothing out.
+    allocatable = {**capacity, **_mapping(status, "allocatable", f"{where}: status")}
+    table = labels()
+    taints = _mappings(spec.get("taints"), f"{where}: spec.taints")
+    conditions = status.get("conditions")
+    present = [str(resource) for resource, value in capacity.items() if count(value)]
+    mig = [resource for resource in present if resource.startswith(table.mig_resource_prefix)]
+    shared = [resource for resource in present if _is_share(resource)]
+    read_labels = _mapping(metadata, "labels", f"{where}: metadata")
+    return Node(
+        name=name,
+        # Thousands of nodes share most of their labels.
+        labels={intern(str(key)): intern(_text(value)) for key, value in read_labels.items()},
+        taints=tuple(
+            sorted(
+                (str(item.get("key", "")), _text(item.get("value") or ""), str(item.get("effect", "")))
+                for item in taints
+                if not table.transient_taints.matches(str(item.get("key", "")))
+            )
+        ),
+        gpus=count(capacity.get(table.gpu_resource)),
+        allocatable=count(allocatable.get(table.gpu_resource)) or 0,
+        other_devices=tuple(sorted([*mig, *filter(table.is_other_gpu, present)])),
+        slices=_slices([item for item in mig if item not in shared and _PROFILE.search(item)], capacity, allocatable),
+        shared=tuple(sorted(shared)),
+        has_capacity=bool(capacity),
+        away=_away(spec, conditions if isinstance(conditions, list) else (), taints),
+    )
+
+
+def resource_slice(document: Mapping[str, Any]) -> Slice | None:
+    """The part of a ResourceSlice that says which GPUs a node has; None if it is of another driver, or of no node.
+
+    Every version of the API is read: attributes lie in the device, or below its `basic`.
+
+    Raises:
+        SpecError: the object is not shaped like a ResourceSlice.
+    """
+    metadata, spec = _mapping(document, "metadata", "resourceslice"), _mapping(document, "spec", "resourceslice")
+    name, table = str(metadata.get("name", ""))[:253], labels()
+    if spec.get("driver") != table.dra_driver or not spec.get("nodeName"):
+        return None
+    where = f"resourceslice {shown(name, quote=False)}"
+    owner = _mapping(spec, "pool", f"{where}: spec")
+    devices = spec.get("devices") or []
+    if not isinstance(devices, list) or not all(isinstance(item, Mapping) for item in devices):
+        remedy = "give the slice as the API server prints it"
+        raise SpecError(f"{where}: spec.devices", "is not a list of mappings", remedy)
+    read_devices = []
+    for device in devices:
+        attributes = _mapping(_mapping(device, "basic", where) or device, "attributes", f"{where}: device")
+        kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
+        read_devices.append((intern(str(kind or table.dra_whole)), intern(str(product or ""))))
+    return Slice(
+        name,
+        intern(str(spec["nodeName"])[:253]),
+        str(owner.get("name", ""))[:253],
+        count(owner.get("generation")) or 0,
+        tuple(sorted(read_devices)),
+    )
+
+
+def profile_of(text: str) -> str:
+    """The MIG profile in a label or a resource, without what media extensions add: 1g.10gb of `mig-1g.10gb.me`."""
+    match = _PROFILE.search(text)
+    return match[0].lower() if match else text
+
+
+def _is_share(resource: str) -> bool:
+    """Whether the device plugin offers shares of GPUs or slices under this name."""
+    table = labels()
+    is_nvidia = resource.startswith((table.gpu_resource, table.mig_resource_prefix))
+    return is_nvidia and resource.endswith(table.shared_resource_suffix)
+
+
+def _slices(
+    resources: Sequence[str], capacity: Mapping[str, Any], allocatable: Mapping[str, Any]
+) -> tuple[tuple[str, int, int], ...]:
+    total, usable = Counter[str](), Counter[str]()
+    for resource in resources:
+        profile = profile_of(resource.removeprefix(labels().mig_resource_prefix))
+        total[profile] += count(capacity[resource]) or 0
+        usable[profile] += count(allocatable.get(resource)) or 0
+    return tuple((profile, amount, usable[profile]) for profile, amount in sorted(total.items()))
+
+
+def _away(spec: Mapping[str, Any], conditions: Sequence[Any], taints: Sequence[Mapping[str, Any]]) -> str:
+    if spec.get("unschedulable") in (True, "true"):
+        return "cordoned"
+    ready = [item for item in conditions if isinstance(item, Mapping) and item.get("type") == "Ready"]
+    if not all(item.get("status") == "True" for item in ready):
+        return "not ready"
+    passing = (
+        str(item.get("key", ""))
+        for item in taints
+        if labels().transient_taints.matches(str(item.get("key", ""))) and item.get("effect") != "PreferNoSchedule"
+    )
+    return next((f"tainted {shown(key, quote=False)}" for key in sorted(passing)), "")
+
+
+def _mappings(value: object, where: str) -> Sequence[Mapping[str, Any]]:
+    listed = value or []
+    if not isinstance(listed, list) or not all(isinstance(item, Mapping) for item in listed):
+        raise SpecError(where, "is not a list of mappings", _AS_PRINTED)
+    return listed
+
+
+def _text(value: object) -> str:
+    """A label's value; a hand-written file may hold a bare number or true."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

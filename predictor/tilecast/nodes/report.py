@@ -1,0 +1,103 @@
+"""The result of discovery: pools, nodes that no pool has, and GPUPools that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilecast.api import gpu_pool
+from tilecast.calibration import Calibration
+from tilecast.hardware import Pool
+from tilecast.spec import SpecError
+
+Facts = dict[str, tuple[str, str]]
+"""Value and layer of each fact of a pool: gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How nodes lie under one topology label: distinct values, and most nodes that share one."""
+
+    key: str
+    domains: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPool:
+    """A pool with the nodes behind it. `facts` holds value and layer of each fact."""
+
+    pool: Pool
+    nodes: int
+    gpus_total: int
+    gpus_allocatable: int
+    facts: Facts
+    members: tuple[str, ...] = ()
+    """Names of those nodes, sorted."""
+    note: gpu_pool.Discovery | None = None
+    """What discovery knows it by; None for a pool that a user wrote."""
+    spot: bool = False
+    kueue_flavor: str = ""
+    """As its user wrote it; empty where it is to be found by the nodes' labels."""
+    topology: tuple[Level, ...] = ()
+    """Topology labels that the nodes carry, nearest first."""
+    unusable: int = 0
+    """Nodes that no job can use whole now."""
+    remarks: tuple[str, ...] = ()
+    """What some of the nodes are besides: cordoned, not ready, tainted, short of GPUs, partly cut; a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """GPU nodes that no pool has, and why. `code` is one of UnknownAccelerator, MigPartitioned, SharedGpu,
+    VirtualGpu."""
+
+    code: str
+    message: str
+    remedy: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodesReport:
+    """The pools of a list of nodes and GPUPools, and what belongs to none."""
+
+    found: tuple[FoundPool, ...]
+    left_out: tuple[LeftOut, ...]
+    invalid: Mapping[str, SpecError]
+    """GPUPools that cannot be meant, by name."""
+    other_nodes: int
+    """Nodes without GPUs."""
+    obsolete: tuple[str, ...] = ()
+    """GPUPools of discovery whose nodes are in another pool now, or gone for good."""
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(item.pool for item in self.found)
+
+    def calibrated(self, table: Calibration) -> NodesReport:
+        """The same, with what a cluster's runs teach about every pool."""
+        calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.found)
+        return replace(self, found=tuple(calibrated))
+
+    def require(self) -> tuple[Pool, ...]:
+        """The pools, for a caller that cannot go on without.
+
+        Raises:
+            SpecError: a GPUPool is wrong, or there is no pool that has or can have a node; the message says what was
+                left out and why.
+        """
+        for name, error in self.invalid.items():
+            raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
+        empty = [item for item in self.found if item.nodes and not item.pool.max_nodes and item.remarks]
+        if self.found and len(empty) < len(self.found):
+            return self.pools
+        if empty:
+            problem = f"no usable GPU: pool {empty[0].pool.name}: {'; '.join(empty[0].remarks)}"
+            raise SpecError("nodes", problem, "uncordon or mend the nodes, or state maxNodes in a GPUPool")
+        if self.left_out:
+            first = self.left_out[0]
+            count = "1 node" if len(first.nodes) == 1 else f"{len(first.nodes)} nodes"
+            raise SpecError("nodes", f"no usable GPU: on {count} {first.message}", first.remedy)
+        count = f"none of the {self.other_nodes} nodes has a GPU" if self.other_nodes else "the list holds no node"
+        raise SpecError("nodes", count, "give nodes with GPU labels, or a GPUPool with nodeType and maxNodes")

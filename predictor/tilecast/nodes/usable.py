@@ -1,0 +1,117 @@
+"""The nodes of a pool that a job can use now, their shape, and remarks about the others."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tilecast.api.base import shown
+from tilecast.nodes.identification import NodeFacts
+from tilecast.nodes.labels import labels
+from tilecast.nodes.objects import Node
+
+MAX_NAMES = 3
+"""Nodes that a remark names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """The nodes of one pool that a job can use whole."""
+
+    gpus_per_node: int
+    nodes: int
+    remarks: tuple[str, ...]
+    """What the pool's other nodes are, and what all of them ask of a job; a sentence each."""
+
+
+def usable(members: Sequence[Node], node_facts: Sequence[NodeFacts], *, counted: bool) -> Usable:
+    """The shape in which a job can use most GPUs of a pool's nodes, and how many nodes have it.
+
+    Args:
+        members: the pool's nodes.
+        node_facts: what each of them is.
+        counted: whether the pool counts the usable nodes alone, which the remarks then say.
+    """
+    whole = min(facts.gpus for facts in node_facts)
+    size = _shape([facts.usable for item, facts in zip(members, node_facts, strict=True) if not item.away], whole)
+    remarks = []
+    why = defaultdict[str, list[str]](list)
+    for item, facts in zip(members, node_facts, strict=True):
+        if item.away:
+            why[item.away].append(item.name)
+        elif facts.usable < size:
+            why[f"short of GPUs (pods may use {facts.usable} of {facts.gpus})"].append(item.name)
+    for reason, names in sorted(why.items()):
+        remarks.append(f"{_of(names, members)} {reason}{' and not counted' if counted else ''}")
+    if counted and size < whole:
+        remarks.append(f"pods may use {size} of the {whole} GPUs of a node; so many are counted")
+    remarks += _unplugged(members, node_facts)
+    remarks += _also_cut(members)
+    remarks += _tainted(members)
+    return Usable(size, len(members) - sum(map(len, why.values())), tuple(remarks))
+
+
+def _shape(offers: Iterable[int], whole: int) -> int:
+    """GPUs of a node: all of them while a node offers all; else the number at which most GPUs can be used."""
+    counts = Counter(offer for offer in offers if offer)
+    if not counts or max(counts) >= whole:
+        return whole
+    return max(counts, key=lambda size: (size * sum(n for offer, n in counts.items() if offer >= size), size))
+
+
+def _of(names: Sequence[str], members: Sequence[Node]) -> str:
+    """How many nodes, and their names."""
+    examples = ", ".join(shown(name, quote=False) for name in sorted(names)[:MAX_NAMES])
+    more = ", …" if len(names) > MAX_NAMES else ""
+    return f"{_share(len(names), len(members))} ({examples}{more}) {_verb(len(names))}"
+
+
+def _share(amount: int, total: int) -> str:
+    if amount < total:
+        return f"{amount} of {total} nodes"
+    return "its only node" if total == 1 else f"all {total} nodes"
+
+
+def _verb(amount: int) -> str:
+    return "is" if amount == 1 else "are"
+
+
+def _unplugged(members: Sequence[Node], node_facts: Sequence[NodeFacts]) -> list[str]:
+    """Nodes whose GPUs no device plugin offers; ones of which only labels are given are taken at their word."""
+    resource = labels().gpu_resource
+    names = [
+        item.name
+        for item, facts in zip(members, node_facts, strict=True)
+        if item.gpus is None and item.has_capacity and not facts.is_offered
+    ]
+    if not names:
+        return []
+    layer = next(facts.count_layer for facts in node_facts)
+    return [f"{_of(names, members)} without {resource}: no device plugin offers it; counted by {layer}"]
+
+
+def _also_cut(members: Sequence[Node]) -> list[str]:
+    """Nodes that offer whole GPUs, and slices of other GPUs besides."""
+    both = [item for item in members if item.gpus and item.slices]
+    if not both:
+        return []
+    amounts = Counter[str]()
+    for item in both:
+        amounts.update({profile: total for profile, total, _ in item.slices})
+    slices = ", ".join(f"{amount} x {profile}" for profile, amount in sorted(amounts.items()))
+    names = [item.name for item in both]
+    return [
+        f"{_of(names, members)} cut in part ({slices}): only whole GPUs are counted; a GPUPool with mig takes slices"
+    ]
+
+
+def _tainted(members: Sequence[Node]) -> list[str]:
+    """Taints that a job has to tolerate."""
+    taints = Counter(taint for item in members for taint in item.taints if taint[2] != "PreferNoSchedule")
+    remarks = []
+    for (key, value, effect), amount in sorted(taints.items()):
+        text = shown(f"{key}={value}:{effect}" if value else f"{key}:{effect}", quote=False)
+        which = "all nodes are" if amount == len(members) else f"{_share(amount, len(members))} {_verb(amount)}"
+        remarks.append(f"{which} tainted {text}, which a job has to tolerate")
+    return remarks
