@@ -7,6 +7,8 @@ the step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tilecast.graph import Graph, Shards
@@ -67,7 +69,7 @@ def _time(walk: Walk, inputs: int, width: int) -> None:
     modulated.vector(walk, width, width)
 
 
-def _block(walk: Walk, extra: dict[str, float], tokens: float, read: float) -> None:
+def _block(walk: Walk, extra: Mapping[str, float], tokens: float, read: float) -> None:
     """Attention among `tokens` tokens, to `read` states of a text, and an MLP."""
     width, heads, inner = int(extra["width"]), int(extra["attention_heads"]), int(extra["inner"])
     if extra.get("labels"):
