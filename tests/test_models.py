@@ -684,15 +684,27 @@ def test_unknown_preset_offers_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("llama-3.1", "llama-3.1-8b"),
+        ("llama-3.1", "llama-3.1-8b, llama-3.1-70b or llama-3.1-405b"),
+        ("gemma3", "gemma-3-1b, gemma-3-4b, gemma-3-12b or gemma-3-27b"),
+        ("google/gemma-3", "gemma-3-1b, gemma-3-4b, gemma-3-12b or gemma-3-27b"),
+        ("yi", "yi-34b, yi-6b or yi-9b"),
         ("Phi-3.5", "phi-3.5-moe"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("unsloth/llama-3.1-8b-bnb-4bit", "llama-3.1-8b"),
     ],
 )
-def test_a_name_cut_short_or_with_more_behind_it_offers_the_preset_that_begins_so(typed: str, meant: str) -> None:
+def test_a_name_cut_short_or_with_more_behind_it_offers_the_presets_that_begin_so(typed: str, meant: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {meant}\?"):
         models.preset(typed)
+
+
+def test_a_large_family_is_listed_in_part() -> None:
+    with pytest.raises(
+        SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
+    ):
+        models.preset("qwen")
+    assert "llama-30b" not in models.family("llama3")
+    assert models.family("g") == models.family("nosuch") == []
 
 
 def test_presets_are_many_and_distinct() -> None:

@@ -206,7 +206,8 @@ def _preset(name: str) -> str:
     except SpecError as error:
         kind, kinds = _hyphened(name.rpartition("/")[2]), set(map(_hyphened, huggingface.supported()))
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
-        if kind in kinds or ("did you mean" not in error.remedy and is_of_one):
+        is_known = kind in kinds and not models.family(name)
+        if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
             raise SpecError(error.field, error.problem, remedy) from None
         raise
