@@ -17,7 +17,7 @@ import numpy as np
 from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster
-from tilecast.advise.choose import Choice, island, simplicity
+from tilecast.advise.choose import Choice, island, simplicity, tangled
 from tilecast.advise.rank import Field, field, is_price
 from tilecast.advise.remedies import FURTHER, GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
@@ -339,6 +339,8 @@ class _Neighbour:
         """Why a plan that is ahead is not recommended without being asked for."""
         if self.plan.tensor > island(self.best.found):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
+        if tangled(self.best.found.take(np.array([self.row])))[0]:
+            return "it splits a replica within a node in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:
