@@ -38,6 +38,19 @@ def test_a_model_by_name_and_no_file_at_all(capsys: pytest.CaptureFixture[str]) 
     assert {item["pool"] for item in advice["rejected"]} >= {"t4"}
 
 
+def test_trade_offs_name_the_plan_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["advise", "llama-2-7b", "--seq", "4096", "--batch", "64", "--gpus", "a100-80:16"]
+    assert main([*asked, "-o", "json"]) == 0
+    offers = json.loads(capsys.readouterr().out)["pareto"]
+    assert main(asked) == 0
+    screen = capsys.readouterr().out
+    lines = screen[screen.index("Trade-offs") : screen.index("Prices per GPU")].splitlines()
+    told = [item.strip() for line in lines for item in line.removeprefix("Trade-offs").split("|") if item.strip()]
+    assert len(told) == len(offers) >= 3, "no line ends within an item"
+    for item, offer in zip(told, offers, strict=True):
+        assert item.startswith(f"{offer['pool']} {offer['nodes']}x{offer['gpusPerNode']} {offer['plan']} ")
+
+
 def test_nodes_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(Path(MIXED).read_text()))
     assert main(["advise", JOB, "--nodes", "-", "-o", "csv"]) == 0
