@@ -261,15 +261,15 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
 @pytest.mark.parametrize(
     ("plan", "changed", "remedy"),
     [
-        ("fsdp8", "training.activationCheckpointing", "recompute every layer (full)"),
+        ("fsdp8,ac=none", "training.activationCheckpointing", "recompute every layer (full)"),
         ("fsdp8,mb2", "training.microBatchSize", "micro-batch 2 -> 1"),
-        ("dp8,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
+        ("dp8,zero=0,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
     """Not shorter sequences, where the plan itself can be made to fit."""
     lora = replace(LARGE, model=models.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
-    workload = lora if plan == "fsdp8" else LARGE
+    workload = lora if plan == "fsdp8,ac=none" else LARGE
     request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))
     (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
     assert rejection.change is not None
