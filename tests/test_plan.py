@@ -52,9 +52,9 @@ def test_what_is_left_out_means_the_same_in_every_form(forms: tuple[str, ...]) -
     assert len({Stated.parse(text, "--plan") for text in forms}) == 1
 
 
-@pytest.mark.parametrize("text", ["", "dp", "tp=auto", "tp=", "tp=0", "tp=-1", "tp=2,tp=4", "fsdp=8,zero=1", "xp=2", "ac=maybe",
+@pytest.mark.parametrize("text", ["", "dp", "tp=", "tp=0", "tp=-1", "tp=2,tp=4", "fsdp=8,zero=1", "xp=2", "ac=maybe",
                                   "zero=4", "sp=2", "tp2,tp=4", "zero1-dp8,zero2", "dp8,foo", "tp=99999999999",
-                                  "mb=1.5"])  # fmt: skip
+                                  "mb=1.5", "tp=auto"])  # fmt: skip
 def test_what_is_no_plan_is_one_line(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         Stated.parse(text, "--plan")

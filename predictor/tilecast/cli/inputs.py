@@ -479,7 +479,8 @@ def _pools_of(text: str) -> list[Pool]:
 
 def _usual_pool(gpu: Gpu, count: int) -> Pool:
     usual = instances.usual_type(gpu)
-    per_node = min(count, usual.gpus if usual else instances.default_gpus_per_node(gpu))
+    whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
+    per_node = min(count, whole)
     if count % per_node:
         remedy = f"give a multiple of {per_node}, or fewer"
         raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
@@ -494,6 +495,7 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
         price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
         currency=usual.currency if usual else "USD",
         layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
+        usual_gpus_per_node=whole,
     )
 
 
