@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, models
 from tilecast.graph import Shards
-from tilecast.spec import Attention, Framework, Model, Plan, Plans, SpecError, Workload
+from tilecast.spec import Attention, Checkpointing, Framework, Model, Plan, Plans, SpecError, Workload
 
 # Parameters in millions as each model's authors publish them (model card or paper; torchvision for images).
 PUBLISHED = {
@@ -469,6 +469,23 @@ def test_a_quantized_weight_is_written_before_each_product(framework: Framework,
     assert sum(op.table.bytes()[0] for op in written) == pytest.approx(2 * weights * (bits / 8 + 2))
     forward = models.build(replace(jobs[1], training=False), WHOLE).layers[0].ops
     assert sum(op.name.endswith(".dequantize") for op in forward) == len(written) / 2
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
+    """One at a time: MatMul4Bit writes the weight of its one product and keeps nothing of it."""
+    model = models.preset("llama-2-7b")
+    plans = Plans.of(Plan(checkpointing=checkpointing))
+    jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
+    whole, quantized = (memory.footprint(job, models.shard(job, plans), plans) for job in jobs)
+    layer = models.build(jobs[1], WHOLE).layers[0]
+    largest = 2 * 4096 * 11008  # of the gate, or of what it gates
+    assert layer.copied_bytes[0] == largest
+    assert whole.working[0] < largest <= quantized.working[0]
+    assert models.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
+    one, two = (np.array(sizes, np.int64) for sizes in ((1, 1), (1, 2)))
+    split = models.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]
+    assert split.copied_bytes.tolist() == [largest, largest / 2]
 
 
 @pytest.mark.parametrize(("framework", "calls"), [("huggingface", 1.0), ("megatron", 2.0)])
