@@ -286,6 +286,49 @@ def test_a_config_without_its_type_is_told_what_is_read(tmp_path: Path, capsys: 
     assert "model_type of a Hugging Face config.json" in capsys.readouterr().err
 
 
+ADAPTER = {"base_model_name_or_path": "meta-llama/Llama-3.1-8B", "peft_type": "LORA", "r": 16}
+ASKED = ["--seq", "512", "--batch", "16", "--gpus", "a100-80:1", "-o", "json"]
+
+
+def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(ADAPTER))
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["advise", "llama-3.1-8b", "--lora-rank", "16", *ASKED]) == 0
+    meant = capsys.readouterr().out
+    for job in (path, tmp_path):
+        assert main(["advise", str(job), *ASKED]) == 0
+        told = capsys.readouterr()
+        assert told.out == meant
+        assert told.err == f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer\n"
+    assert main(["advise", str(path), "--lora-rank", "64", *ASKED]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"base_model_name_or_path": "me/mine"}, "is a LoRA adapter of 'me/mine', which is no preset; give its base's"),
+        ({"base_model_name_or_path": None}, "with --lora-rank 16"),
+        ({"base_model_name_or_path": "google/gemma-3"}, "did you mean gemma-3-1b"),
+        ({"peft_type": "PREFIX_TUNING"}, "is a PREFIX_TUNING adapter of 'meta-llama/Llama-3.1-8B'"),
+        ({"r": "16"}, "is a LoRA adapter without a rank r"),
+    ],
+)
+def test_an_adapter_that_is_not_priced_says_how_its_base_is(
+    changed: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**ADAPTER, **changed}))
+    assert main(["advise", str(path), *ASKED]) == 2
+    _one_line(capsys, told)
+
+
+def test_a_folder_without_a_config_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(tmp_path), *ASKED]) == 2
+    _one_line(capsys, "is a folder without adapter_config.json or config.json")
+
+
 def test_a_quantized_config_is_priced_unquantized_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
