@@ -174,6 +174,36 @@ def test_whoever_asks_for_more_tensor_parallelism_than_nvlink_joins_may_get_it()
     assert found.plans.tensor[sensible(free, found, np.ones(len(found), bool))].max() == 2
 
 
+def ways(plan: Plan) -> int:
+    """How many of tensor, pipeline and context parallelism split a replica."""
+    return sum(degree > 1 for degree in (plan.tensor, plan.pipeline, plan.context))
+
+
+def test_a_replica_within_a_node_is_split_in_two_ways_at_most() -> None:
+    several = 0
+    for case in GRID:
+        for offer in advised(case).offers:
+            plan = offer.plan
+            within = plan.tensor * plan.pipeline * plan.context <= offer.pool.gpus_per_node
+            assert not within or ways(plan) <= 2, (case, plan)
+            several += within and ways(plan) == 2
+    assert several >= 5
+
+
+@pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "a30", "a10g"])
+def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
+    """llama-3.1-8b on eight RTX 3090 was tp2,pp2,cp2 for a tenth that no measured run bears out."""
+    gpu = find_gpu(name)
+    pool = Pool(name, gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-25"))
+    request = Request("8b", Workload(models.preset("llama-3.1-8b"), 4096, 64), "time")
+    best = advise(request, [pool]).best
+    assert best is not None and ways(best.plan) <= 2
+    found = field(request, pool)
+    tangled = np.array([ways(found.plans.row(row)) > 2 for row in range(len(found))]) & found.fits
+    assert tangled.any()
+    assert np.array_equal(sensible(request, found, tangled), tangled), "where nothing else fits it is still an answer"
+
+
 FIRST_MINUTE: dict[str, tuple[str, Objective, dict[str, int]]] = {
     "gpt2 on 16 H200": ("gpt2", "time", {"h200": 16}),
     "gpt2 on 8 H200": ("gpt2", "time", {"h200": 8}),

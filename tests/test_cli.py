@@ -38,6 +38,19 @@ def test_a_model_by_name_and_no_file_at_all(capsys: pytest.CaptureFixture[str]) 
     assert {item["pool"] for item in advice["rejected"]} >= {"t4"}
 
 
+def test_trade_offs_name_the_plan_of_each(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["advise", "llama-2-7b", "--seq", "4096", "--batch", "64", "--gpus", "a100-80:16"]
+    assert main([*asked, "-o", "json"]) == 0
+    offers = json.loads(capsys.readouterr().out)["pareto"]
+    assert main(asked) == 0
+    screen = capsys.readouterr().out
+    lines = screen[screen.index("Trade-offs") : screen.index("Prices per GPU")].splitlines()
+    told = [item.strip() for line in lines for item in line.removeprefix("Trade-offs").split("|") if item.strip()]
+    assert len(told) == len(offers) >= 3, "no line ends within an item"
+    for item, offer in zip(told, offers, strict=True):
+        assert item.startswith(f"{offer['pool']} {offer['nodes']}x{offer['gpusPerNode']} {offer['plan']} ")
+
+
 def test_nodes_from_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(Path(MIXED).read_text()))
     assert main(["advise", JOB, "--nodes", "-", "-o", "csv"]) == 0
@@ -271,6 +284,49 @@ def test_a_config_without_its_type_is_told_what_is_read(tmp_path: Path, capsys: 
     path.write_text('{"hidden_size": 4096}')
     assert main(["advise", str(path), "--seq", "4096", "--batch", "64", "--gpus", "h100-sxm:8"]) == 2
     assert "model_type of a Hugging Face config.json" in capsys.readouterr().err
+
+
+ADAPTER = {"base_model_name_or_path": "meta-llama/Llama-3.1-8B", "peft_type": "LORA", "r": 16}
+ASKED = ["--seq", "512", "--batch", "16", "--gpus", "a100-80:1", "-o", "json"]
+
+
+def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(ADAPTER))
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["advise", "llama-3.1-8b", "--lora-rank", "16", *ASKED]) == 0
+    meant = capsys.readouterr().out
+    for job in (path, tmp_path):
+        assert main(["advise", str(job), *ASKED]) == 0
+        told = capsys.readouterr()
+        assert told.out == meant
+        assert told.err == f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer\n"
+    assert main(["advise", str(path), "--lora-rank", "64", *ASKED]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"base_model_name_or_path": "me/mine"}, "is a LoRA adapter of 'me/mine', which is no preset; give its base's"),
+        ({"base_model_name_or_path": None}, "with --lora-rank 16"),
+        ({"base_model_name_or_path": "google/gemma-3"}, "did you mean gemma-3-1b"),
+        ({"peft_type": "PREFIX_TUNING"}, "is a PREFIX_TUNING adapter of 'meta-llama/Llama-3.1-8B'"),
+        ({"r": "16"}, "is a LoRA adapter without a rank r"),
+    ],
+)
+def test_an_adapter_that_is_not_priced_says_how_its_base_is(
+    changed: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**ADAPTER, **changed}))
+    assert main(["advise", str(path), *ASKED]) == 2
+    _one_line(capsys, told)
+
+
+def test_a_folder_without_a_config_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(tmp_path), *ASKED]) == 2
+    _one_line(capsys, "is a folder without adapter_config.json or config.json")
 
 
 def test_a_quantized_config_is_priced_unquantized_and_says_so(

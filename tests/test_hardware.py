@@ -11,7 +11,7 @@ NAMES = [
     "a100-80-pcie", "l4", "l40s", "t4", "v100-sxm", "v100-sxm-32", "v100-pcie", "v100-pcie-32", "p100", "p4", "a10",
     "a10g", "a40", "a30", "b200", "gb200", "a800-80", "b300", "gb300", "h100-96", "h20", "h200-nvl", "h800-sxm", "k80",
     "l40", "a800-80-pcie", "h800-pcie", "h20-3e", "rtx-3090", "rtx-4090", "rtx-6000-ada", "rtx-a5000", "rtx-a6000",
-    "v100-sxm3", "v100-sxm3-450w",
+    "v100-sxm3", "v100-sxm3-450w", "rtx-5090", "rtx-pro-6000-server", "rtx-pro-6000-workstation",
 ]  # fmt: skip
 
 SPELLINGS = {
@@ -69,6 +69,10 @@ SPELLINGS = {
     "NVIDIA-RTX-A5000": "rtx-a5000",
     "NVIDIA-GeForce-RTX-3090": "rtx-3090",
     "NVIDIA-GeForce-RTX-4090": "rtx-4090",
+    "NVIDIA-GeForce-RTX-5090": "rtx-5090",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Workstation-Edition": "rtx-pro-6000-workstation",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition": "rtx-pro-6000-server",
+    "nvidia-rtx-pro-6000": "rtx-pro-6000-server",
     "Tesla-V100-SXM3-32GB": "v100-sxm3",
     "Tesla-V100-SXM3-32GB-H": "v100-sxm3-450w",
     "V100-32GB": "v100-sxm3",
@@ -118,7 +122,11 @@ def test_links_and_bridges_of_a_gpu_are_those_inside_a_node(gpu):
 
 
 def test_geforce_states_the_rate_of_training_half_of_the_same_die_in_a_workstation():
-    for geforce, workstation in (("rtx-3090", "rtx-a6000"), ("rtx-4090", "rtx-6000-ada")):
+    for geforce, workstation in (
+        ("rtx-3090", "rtx-a6000"),
+        ("rtx-4090", "rtx-6000-ada"),
+        ("rtx-5090", "rtx-pro-6000-server"),
+    ):
         per_cycle = [
             gpu.peak("bf16") / gpu.sm_count / gpu.boost_clock_hz for gpu in (find_gpu(geforce), find_gpu(workstation))
         ]

@@ -420,7 +420,10 @@ def test_a_config_of_many_labels_fits_into_a_job(tmp_path: Path, capsys: pytest.
         ("facebook/dinov2-large", "dinov2-large'; give its config.json"),
         ("my_model", "unknown model 'my_model'; `tilecast show models` lists them"),
         ("model.safetensors", "holds weights, not what is computed with them; give the model's config.json"),
-        ("Llama3", "did you mean llama-3-8b?"),
+        ("Llama3", "did you mean llama-3-8b, llama-3.1-8b, llama-3-70b"),
+        ("gemma3", "did you mean gemma-3-1b, gemma-3-4b, gemma-3-12b or gemma-3-27b?"),
+        ("opt", "did you mean opt-125m, "),
+        ("mamba", "unknown model 'mamba'; give its config.json"),
     ],
 )
 def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys: pytest.CaptureFixture[str]) -> None:

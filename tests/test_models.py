@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilecast import frameworks, memory, models
 from tilecast.graph import Shards
-from tilecast.spec import Attention, Framework, Model, Plan, Plans, SpecError, Workload
+from tilecast.spec import Attention, Checkpointing, Framework, Model, Plan, Plans, SpecError, Workload
 
 # Parameters in millions as each model's authors publish them (model card or paper; torchvision for images).
 PUBLISHED = {
@@ -471,6 +471,23 @@ def test_a_quantized_weight_is_written_before_each_product(framework: Framework,
     assert sum(op.name.endswith(".dequantize") for op in forward) == len(written) / 2
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_memory_holds_the_largest_quantized_weight_in_16_bits(checkpointing: Checkpointing) -> None:
+    """One at a time: MatMul4Bit writes the weight of its one product and keeps nothing of it."""
+    model = models.preset("llama-2-7b")
+    plans = Plans.of(Plan(checkpointing=checkpointing))
+    jobs = [Workload(model, 16, 1, lora_rank=4, frozen_bits=held, framework="huggingface") for held in (16, 4)]
+    whole, quantized = (memory.footprint(job, models.shard(job, plans), plans) for job in jobs)
+    layer = models.build(jobs[1], WHOLE).layers[0]
+    largest = 2 * 4096 * 11008  # of the gate, or of what it gates
+    assert layer.copied_bytes[0] == largest
+    assert whole.working[0] < largest <= quantized.working[0]
+    assert models.build(jobs[0], WHOLE).layers[0].copied_bytes[0] == 0
+    one, two = (np.array(sizes, np.int64) for sizes in ((1, 1), (1, 2)))
+    split = models.build(jobs[1], Shards(one, two, one, one, np.zeros(2, np.int64))).layers[0]
+    assert split.copied_bytes.tolist() == [largest, largest / 2]
+
+
 @pytest.mark.parametrize(("framework", "calls"), [("huggingface", 1.0), ("megatron", 2.0)])
 def test_quantized_experts_of_a_rank_are_written_before_each_product(framework: Framework, calls: float) -> None:
     """All that the rank holds, chosen or not; routers and norms stay."""
@@ -684,15 +701,27 @@ def test_unknown_preset_offers_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("llama-3.1", "llama-3.1-8b"),
+        ("llama-3.1", "llama-3.1-8b, llama-3.1-70b or llama-3.1-405b"),
+        ("gemma3", "gemma-3-1b, gemma-3-4b, gemma-3-12b or gemma-3-27b"),
+        ("google/gemma-3", "gemma-3-1b, gemma-3-4b, gemma-3-12b or gemma-3-27b"),
+        ("yi", "yi-34b, yi-6b or yi-9b"),
         ("Phi-3.5", "phi-3.5-moe"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("unsloth/llama-3.1-8b-bnb-4bit", "llama-3.1-8b"),
     ],
 )
-def test_a_name_cut_short_or_with_more_behind_it_offers_the_preset_that_begins_so(typed: str, meant: str) -> None:
+def test_a_name_cut_short_or_with_more_behind_it_offers_the_presets_that_begin_so(typed: str, meant: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {meant}\?"):
         models.preset(typed)
+
+
+def test_a_large_family_is_listed_in_part() -> None:
+    with pytest.raises(
+        SpecError, match=r"did you mean one of qwen-1\.8b, .* \(`tilecast show models` lists \d+ more\)"
+    ):
+        models.preset("qwen")
+    assert "llama-30b" not in models.family("llama3")
+    assert models.family("g") == models.family("nosuch") == []
 
 
 def test_presets_are_many_and_distinct() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,7 +131,9 @@ def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[s
     assert main(["advise", str(EXAMPLE), "--gpus", "t4:8", "--per-layer"]) == 0
     screen = capsys.readouterr().out
     assert f"{found.saving:.1%} less than the best that is the same everywhere" in screen
-    assert "ac-full" in screen.split("Per layer on", 1)[1]
+    told = screen.split("Per layer on", 1)[1]
+    assert "ac-full" in told
+    assert re.search(rf"^  layers? [\d,-]+ of {workload.model.layers} ", told, re.MULTILINE)
 
 
 def test_a_framework_limits_what_varies() -> None:

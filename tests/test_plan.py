@@ -25,7 +25,8 @@ JOB = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h
     [
         ("tp=2,dp=8", Stated(tensor=2, data=8)),
         (" tp = 2 , pp=4 ", Stated(tensor=2, pipeline=4)),
-        ("fsdp=16,mb=1,ac=sel", Stated(data=16, zero_stage=3, micro_batch=1, checkpointing="selective")),
+        ("fsdp=16,mb=1,ac=sel", Stated(data=16, zero_stage=3, micro_batch=1, checkpointing="selective",
+                                       sequence_parallel=False)),
         ("cp=2,ep=8,vp=3,zero=1,sp=0", Stated(context=2, expert=8, virtual_stages=3, zero_stage=1,
                                              sequence_parallel=False)),
         ("zero1-dp8,tp2,mb1,ac-full", Stated(data=8, tensor=2, zero_stage=1, micro_batch=1, checkpointing="full",
@@ -33,19 +34,27 @@ JOB = ["advise", "llama-3.1-8b", "--seq", "8192", "--batch", "128", "--gpus", "h
         ("fsdp16,mb2", Stated(data=16, zero_stage=3, micro_batch=2, checkpointing="none", sequence_parallel=False)),
         ("tp8,sp,pp2,mb1", Stated(tensor=8, pipeline=2, zero_stage=0, micro_batch=1, checkpointing="none",
                                   sequence_parallel=True)),
-        ("dp8,zero3", Stated(data=8, zero_stage=3, checkpointing="none", sequence_parallel=False)),
+        ("dp8,zero3", Stated(data=8, zero_stage=3)),
         ("TP2,DP=8,ac=None,sp", Stated(data=8, tensor=2, checkpointing="none", sequence_parallel=True)),
-        ("zero3-dp8", Stated(data=8, zero_stage=3, checkpointing="none", sequence_parallel=False)),
-        ("fsdp8,mb=1", Stated(data=8, zero_stage=3, micro_batch=1)),
+        ("zero3-dp8", Stated(data=8, zero_stage=3)),
+        ("tp=2,mb=1,ac=auto,zero=auto", Stated(tensor=2, micro_batch=1, sequence_parallel=False)),
     ],
 )  # fmt: skip
 def test_a_plan_is_read(text: str, meant: Stated) -> None:
     assert Stated.parse(text, "--plan") == meant
 
 
+@pytest.mark.parametrize(
+    "forms",
+    [("fsdp8", "fsdp=8", "dp8,zero=3"), ("fsdp8,mb1", "fsdp8,mb=1", "dp=8,zero=3,mb=1"), ("dp8,tp2", "dp=8,tp=2")],
+)
+def test_what_is_left_out_means_the_same_in_every_form(forms: tuple[str, ...]) -> None:
+    assert len({Stated.parse(text, "--plan") for text in forms}) == 1
+
+
 @pytest.mark.parametrize("text", ["", "dp", "tp=", "tp=0", "tp=-1", "tp=2,tp=4", "fsdp=8,zero=1", "xp=2", "ac=maybe",
                                   "zero=4", "sp=2", "tp2,tp=4", "zero1-dp8,zero2", "dp8,foo", "tp=99999999999",
-                                  "mb=1.5"])  # fmt: skip
+                                  "mb=1.5", "tp=auto"])  # fmt: skip
 def test_what_is_no_plan_is_one_line(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         Stated.parse(text, "--plan")
@@ -133,7 +142,7 @@ def test_a_plan_and_a_framework_agree_or_say_why_not(capsys: pytest.CaptureFixtu
 
 def test_the_hash_knows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     hashes = set()
-    for more in ([], ["--plan", "tp=2,dp=8"], ["--plan", "tp=2,dp=8,mb=1"]):
+    for more in ([], ["--plan", "tp=2,dp=8"], ["--plan", "tp=2,dp=8,zero=1,mb=1"]):
         assert main([*JOB, *more, "-o", "json"]) == 0
         hashes.add(json.loads(capsys.readouterr().out)["inputsHash"])
     assert len(hashes) == 3

@@ -211,6 +211,7 @@ INPUTS = {
     "constraints.allowSharing": "true",
     "deadlineSeconds": 60.0,
     "budget.amount": 5.0,
+    "pool.gpus": 128,
     "pool.maxNodes": 9,
     "pool.price.perGpuHour": 1.5,
     "pool.gpu.memoryGib": 141,
@@ -226,6 +227,32 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
         after, changed = apply(Change(name, value, "fits", ""), request, POOLS[0])
         assert (after != request) != (changed != POOLS[0]), name
         assert (changed != POOLS[0]) == name.startswith("pool."), name
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "told"),
+    [
+        ("llama-3.1-8b", 1, "1 node of 2 GPUs instead of 1"),
+        ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1"),
+        ("llama-3-70b", 8, "2 nodes instead of 1"),
+    ],
+)
+def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str, gpus: int, told: str) -> None:
+    whole = pool("h100-sxm", 1, 6.9)
+    part = replace(whole, gpus_per_node=gpus, usual_gpus_per_node=8)
+    request = Request("x", Workload(models.preset(model), 4096, 64))
+    (rejection,) = advise(request, [part]).rejections
+    assert rejection.change is not None and rejection.remedy == told
+    after, grown = apply(rejection.change, request, part)
+    assert advise(after, [grown]).best is not None
+    assert (grown.gpus_per_node, grown.max_nodes) == ((2, 1) if model == "llama-3.1-8b" else (8, 2))
+
+
+def test_a_faster_plan_of_more_gpus_fills_the_node_first() -> None:
+    part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=2, usual_gpus_per_node=8)
+    advice = advise(Request("x", Workload(models.preset("gpt2-xl"), 1024, 64)), [part])
+    (change,) = [item.change for item in advice.why_not if item.code == "PoolTooSmall" and item.change]
+    assert (change.input, change.text) == ("pool.gpus", "1 node of 4 GPUs instead of 2")
 
 
 def test_faster_links_are_faster_and_leave_the_rest() -> None:
@@ -261,15 +288,15 @@ def test_a_precision_that_the_framework_lacks_is_no_remedy() -> None:
 @pytest.mark.parametrize(
     ("plan", "changed", "remedy"),
     [
-        ("fsdp8", "training.activationCheckpointing", "recompute every layer (full)"),
+        ("fsdp8,ac=none", "training.activationCheckpointing", "recompute every layer (full)"),
         ("fsdp8,mb2", "training.microBatchSize", "micro-batch 2 -> 1"),
-        ("dp8,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
+        ("dp8,zero=0,ac-full", "plan.zeroStage", "ZeRO stage 0 -> 1"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_told_what_of_it_to_change(plan: str, changed: str, remedy: str) -> None:
     """Not shorter sequences, where the plan itself can be made to fit."""
     lora = replace(LARGE, model=models.preset("qwen3-8b"), sequence_length=8192, lora_rank=16)
-    workload = lora if plan == "fsdp8" else LARGE
+    workload = lora if plan == "fsdp8,ac=none" else LARGE
     request = Request("x", workload, plan=Stated.parse(plan, "plan"), constraints=Constraints(gpus=8))
     (rejection,) = advise(request, [pool("a100-40", 1, 3.4)]).rejections
     assert rejection.change is not None

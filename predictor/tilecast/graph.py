@@ -295,6 +295,8 @@ class Block:
     """Parameters among `parameters` that expert parallelism spreads, so fewer ranks hold a copy."""
     working_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Scratch alive only while the block runs (logits, unfused scores)."""
+    copied_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """The largest weight that is written in another type right before its product, and gone after it, (S,)."""
     workspace_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """What a library takes while one of its kernels runs, as the allocator sees it, (S,)."""
     frozen_parameters: Floats = field(default_factory=lambda: np.zeros(1))

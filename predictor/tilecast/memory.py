@@ -447,14 +447,16 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
     head_working = _largest(sharded, [item.working_bytes for item in graph.last], len(plans))
+    copied = _largest(sharded, [item.copied_bytes for item in graph.layers], len(plans))
     if not workload.training:
         nothing = np.zeros(len(plans))
-        return _Micro(nothing, nothing, nothing, 2 * layer_working + head_working + first, nothing, nothing)
+        return _Micro(nothing, nothing, nothing, 2 * layer_working + copied + head_working + first, nothing, nothing)
     # The one layer being recomputed is whole again while its backward pass runs.
     whole = _largest(
         sharded, [np.broadcast_to(item.activation_bytes, (3, graph.shards))[0] for item in graph.layers], len(plans)
     )
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
+    layer_working = layer_working + copied
     share = sharded.layer_share(plans, "activations")
     everything, staged = kept + first + last, plans.pipeline > 1
     early = np.where(staged, kept * share + first, everything)

@@ -240,24 +240,23 @@ class Stated:
     @classmethod
     def parse(cls, text: str, field: str) -> Stated:
         """The plan that `tp=2,dp=8,zero=1,mb=1,ac=full` states, or `zero1-dp8,tp2,mb1,ac-full` as tables print it, or a
-        mixture; `field` is what errors call it. What a table leaves out is off, where no part has an equals sign.
+        mixture; `field` is what errors call it. However it is written, one with a micro-batch is whole, as tables print
+        it, and what it leaves out is off; without one what it leaves out stays open, as `zero=auto` says of one column.
 
         Raises:
             SpecError: a key is unknown or twice there, or a value is no count.
         """
         items = [part.strip() for part in text.lower().split(",")]
         pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
-        found = dict[str, Any]({} if "=" in text else _OFF)
-        given: set[str] = set()
+        found: dict[str, Any] = {}
         for key, value in pairs:
             name = _PLAN_KEYS.get(key)
-            if name is None or name in given:
+            if name is None or name in found:
                 problem = f"{key[:40]!r} is unknown" if name is None else f"{key} is given twice"
                 known = ", ".join((*_PLAN_KEYS, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            given.add(name)
             found[name] = _plan_value(name, value, f"{key}={value}", field)
-        return cls(**found)
+        return cls(**({**_OFF, **found} if "micro_batch" in found else found))
 
 
 _PLAN_KEYS: Mapping[str, str] = {
@@ -266,7 +265,7 @@ _PLAN_KEYS: Mapping[str, str] = {
 }  # fmt: skip
 """What people write for a column of a plan; the short form of a `Plan` uses the same words."""
 _OFF: Mapping[str, object] = {"zero_stage": 0, "checkpointing": "none", "sequence_parallel": False}
-"""What the short form leaves out."""
+"""What a whole plan leaves out."""
 _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-(sel|full)|(sp)")
 """A part of the short form of a plan."""
 
@@ -294,10 +293,12 @@ def _printed(item: str, field: str) -> list[tuple[str, str]]:
 
 
 def _plan_value(name: str, value: str, item: str, field: str) -> object:
+    if value == "auto" and name in _OFF:
+        return None
     if name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
         if meant not in CHECKPOINTING:
-            raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel or ac=full")
+            raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
         return meant
     least, most = {"zero_stage": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, 2**20))
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):

@@ -15,6 +15,7 @@ from tilecast.advise.batches import neighbour
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.buckets import best_size
 from tilecast.advise.choose import Choice
+from tilecast.advise.fewer import fewer_gpus
 from tilecast.advise.rank import FINISHING, PRICED, Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
@@ -94,6 +95,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             *_reading(offers),
             *_batch(request, choices),
             *_buckets(choices),
+            *_fewer(request, choices),
             *_told(request, shared),
             *notes,
         ),
@@ -350,6 +352,12 @@ def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:
 def _buckets(choices: Sequence[Choice]) -> list[str]:
     """What another size of gradient buckets would give the recommendation."""
     told = best_size(choices[0]) if choices else None
+    return [told] if told else []
+
+
+def _fewer(request: Request, choices: Sequence[Choice]) -> list[str]:
+    """What fewer GPUs would give, where the last of the recommended ones bring little."""
+    told = fewer_gpus(request, choices[0]) if choices else None
     return [told] if told else []
 
 

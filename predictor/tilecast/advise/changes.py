@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tilecast.advise.values import Change, Request
 from tilecast.hardware import Link, Pool
@@ -88,6 +88,27 @@ def _nodes(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
     return request, replace(pool, max_nodes=int(value))
 
 
+def _gpus(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+    return request, grown(pool, int(value))
+
+
+def grown(pool: Pool, gpus: int) -> Pool:
+    """The pool with so many GPUs: a part of a node grows to a whole one before there are more of them."""
+    per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
+    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
+
+
+def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
+    """So many GPUs instead of those that a pool has, in nodes of its own size, or of the usual one where it is a part
+    of a node."""
+    wide = grown(pool, gpus)
+    if not pool.is_part:
+        told = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
+        return Change("pool.maxNodes", wide.max_nodes, effect, told)
+    nodes = f"{wide.max_nodes} nodes" if wide.max_nodes > 1 else "1 node"
+    return Change("pool.gpus", gpus, effect, f"{nodes} of {wide.gpus_per_node} GPUs instead of {pool.gpus_per_node}")
+
+
 def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
     return request, replace(pool, price_per_gpu_hour=float(value))
 
@@ -139,6 +160,7 @@ CHANGES: Mapping[str, Apply] = {
     "constraints.allowSharing": _sharing,
     "deadlineSeconds": _deadline,
     "budget.amount": _budget,
+    "pool.gpus": _gpus,
     "pool.maxNodes": _nodes,
     "pool.price.perGpuHour": _price,
     "pool.gpu.memoryGib": _memory,

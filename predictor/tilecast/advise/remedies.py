@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast import memory, search
 from tilecast.advise.boards import judge, settle, usable
-from tilecast.advise.changes import apply
+from tilecast.advise.changes import apply, more
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
@@ -192,7 +192,12 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     yield from _leaner(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
-    if request.constraints.gpus is None:
+    if request.constraints.gpus is None and pool.is_part:
+        whole = pool.usual_gpus_per_node
+        sizes = [size for size in search.divisors(whole) if size > pool.gpus_per_node]
+        for gpus in (*sizes, *(whole * nodes for nodes in range(2, FURTHER[-1] + 1))):
+            yield more(pool, gpus, "fits")
+    elif request.constraints.gpus is None:
         for times in FURTHER:
             nodes = pool.max_nodes * times
             yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, pool))

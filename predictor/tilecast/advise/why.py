@@ -16,8 +16,8 @@ import numpy as np
 
 from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.changes import faster
-from tilecast.advise.choose import Choice, island, simplicity
+from tilecast.advise.changes import faster, grown, more
+from tilecast.advise.choose import Choice, island, simplicity, tangled
 from tilecast.advise.rank import Field, field, is_price
 from tilecast.advise.remedies import FURTHER, GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
@@ -102,7 +102,7 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         if is_barred or choice.value * pool.max_nodes / nodes > best.value * math.exp(uncertainty.most_tied()):
             return None
         if nodes not in known:
-            judged = judge(request, field(request, replace(pool, max_nodes=nodes), Limits(gpus=gpus)))
+            judged = judge(request, field(request, grown(pool, gpus), Limits(gpus=gpus)))
             known[nodes] = judged if isinstance(judged, Choice) else None
         return known[nodes]
 
@@ -113,6 +113,8 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
         fails = pool.max_nodes
         for nodes in (times * pool.max_nodes for times in FURTHER):
             if works(nodes):
+                if pool.is_part:
+                    return nodes
                 # Of a large pool, a fourth is fine enough.
                 parts = 8 if nodes * pool.gpus_per_node <= MOST_CONFIRMED else 4
                 return least_whole(works, fails, nodes, max(nodes // parts, 1))
@@ -121,11 +123,11 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
 
     nodes = least(_wins)
     if nodes is not None and not _surely(request, known[nodes] or choice, others):
-        wide = replace(pool, max_nodes=nodes)
+        wide = grown(pool, nodes * pool.gpus_per_node)
         nodes = nodes if wide.max_gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
     if nodes is None:
         return None
-    return Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
+    return more(pool, nodes * pool.gpus_per_node, "wins")
 
 
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -340,6 +342,8 @@ class _Neighbour:
         """Why a plan that is ahead is not recommended without being asked for."""
         if self.plan.tensor > island(self.best.found):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
+        if tangled(self.best.found.take(np.array([self.row])))[0]:
+            return "it splits a replica within a node in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:
@@ -352,8 +356,7 @@ class _Neighbour:
 
     def _beyond(self) -> WhyNot:
         pool = self.best.found.pool
-        nodes = -(-self.plan.gpus // pool.gpus_per_node)
-        change = Change("pool.maxNodes", nodes, "wins", f"{nodes} nodes instead of {pool.max_nodes}")
+        change = more(pool, self.plan.gpus, "wins")
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
         return self._said("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
 

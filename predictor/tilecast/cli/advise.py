@@ -41,7 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--plan",
         metavar="PLAN",
         help="price this plan alone: tp=2,dp=8, or one as tables print it; keys dp (or fsdp), tp, pp, cp, ep, vp, mb, "
-        "zero, ac, sp, of which degrees left out are 1, dp takes the GPUs that remain, and the rest is chosen",
+        "zero, ac, sp, of which degrees left out are 1 and dp takes the GPUs that remain; zero, ac and sp left out are "
+        "off in a plan with mb, or else chosen (zero=auto and so on ask for that)",
     )
     parser.add_argument(
         "--measured",

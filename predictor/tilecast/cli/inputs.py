@@ -129,7 +129,8 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         help=f"a file with a TrainingJob, or with an annotated {listed()}; a Hugging Face "
-        "config.json, an ONNX file, a graph that `tilecast trace` wrote, or the name of a model preset",
+        "config.json, PEFT's adapter_config.json, or a folder with either; an ONNX file, a graph that `tilecast trace` "
+        "wrote, or the name of a model preset",
     )
     parser.add_argument("--seq", type=int, help="tokens per sample, for a bare model")
     parser.add_argument("--batch", type=int, help="samples per optimizer step, for a bare model")
@@ -175,6 +176,8 @@ def job(options: argparse.Namespace) -> Job:
     Raises:
         SpecError: the file cannot be read or holds no job, or a flag does not suit it.
     """
+    if (held := _in_folder(options.job)) is not None:
+        options = argparse.Namespace(**{**vars(options), "job": held})
     if options.job.lower().endswith(".onnx"):
         read = onnx(options.job, options.seq)
         found = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
@@ -207,7 +210,8 @@ def _preset(name: str) -> str:
     except SpecError as error:
         kind, kinds = _hyphened(name.rpartition("/")[2]), set(map(_hyphened, huggingface.supported()))
         is_of_one = any(re.match(rf"{re.escape(known)}[-\d]", kind) for known in kinds)
-        if kind in kinds or ("did you mean" not in error.remedy and is_of_one):
+        is_known = kind in kinds and not models.family(name)
+        if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
             raise SpecError(error.field, error.problem, remedy) from None
         raise
@@ -392,6 +396,47 @@ def _is_file(job: str) -> bool:
     return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
+_FOLDER = ("adapter_config.json", "config.json")
+"""Files that a folder of the Hub stands for, the first that it has."""
+
+
+def _in_folder(job: str) -> str | None:
+    """The file of a folder that says what model it holds; None where the job is no folder.
+
+    Raises:
+        SpecError: the folder has no such file.
+    """
+    if not os.path.isdir(job):  # noqa: PTH112 (never raises)
+        return None
+    for name in _FOLDER:
+        if (path := Path(job) / name).is_file():
+            return str(path)
+    raise SpecError(job, f"is a folder without {' or '.join(_FOLDER)}", "name a file in it, or a preset")
+
+
+def _adapted(options: argparse.Namespace, config: Document) -> Job:
+    """The job of a PEFT adapter: LoRA of its rank on its base, if that is a preset; flags win.
+
+    Raises:
+        SpecError: it is no LoRA, or its base is no preset; the message says how the base is priced.
+    """
+    base, kind, rank = (config.get(key) for key in ("base_model_name_or_path", "peft_type", "r"))
+    if kind != "LORA" or not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        told = f"{kind[:40]} adapter" if isinstance(kind, str) and kind != "LORA" else "LoRA adapter without a rank r"
+        remedy = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
+        raise SpecError(options.job, f"is a {told} of {str(base)[:80]!r}, which is not priced", remedy)
+    flags = f"--lora-rank {rank}"
+    try:
+        name = models.preset(str(base)).name
+    except SpecError as error:
+        remedy = f"give its base's config.json, or a preset, with {flags}; {error.remedy}"
+        raise SpecError(options.job, f"is a LoRA adapter of {str(base)[:80]!r}, which is no preset", remedy) from None
+    if options.lora_rank is None:
+        options = argparse.Namespace(**{**vars(options), "lora_rank": rank})
+        print(f"tilecast: {options.job}: priced as {name} with {flags}, on every dense layer", file=sys.stderr)
+    return _bare(options, name, {"preset": name})
+
+
 def _from_file(options: argparse.Namespace) -> Job:
     from tilecast import jobs
     from tilecast.api import documents
@@ -407,6 +452,8 @@ def _from_file(options: argparse.Namespace) -> Job:
         if (quantization := found[0].get("quantization_config")) is not None and options.quantization is None:
             _tell_quantization(options.job, quantization)
         return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(found[0])}})
+    if len(found) == 1 and "peft_type" in found[0]:
+        return _adapted(options, found[0])
     if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
         raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
@@ -480,7 +527,8 @@ def _pools_of(text: str) -> list[Pool]:
 
 def _usual_pool(gpu: Gpu, count: int) -> Pool:
     usual = instances.usual_type(gpu)
-    per_node = min(count, usual.gpus if usual else instances.default_gpus_per_node(gpu))
+    whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
+    per_node = min(count, whole)
     if count % per_node:
         remedy = f"give a multiple of {per_node}, or fewer"
         raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
@@ -495,6 +543,7 @@ def _usual_pool(gpu: Gpu, count: int) -> Pool:
         price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
         currency=usual.currency if usual else "USD",
         layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
+        usual_gpus_per_node=whole,
     )
 
 

@@ -215,6 +215,13 @@ class Pool:
     """GPUs that nothing uses now; None where that is not known. It decides no ranking."""
     calibration: Calibration = field(default_factory=Calibration)
     """What the cluster's own runs teach about forecasts on this pool."""
+    usual_gpus_per_node: int = 0
+    """GPUs of a whole node, where the pool was said to have a part of one; 0 where its nodes are what they are."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the pool is a part of one node."""
+        return self.max_nodes == 1 and self.usual_gpus_per_node > self.gpus_per_node
 
     @property
     def max_gpus(self) -> int:

@@ -245,18 +245,34 @@ def preset(name: str) -> Model:
     for key in keys:
         if key in table:
             return table[key]
-    near = _nearest(keys[-1], table)
-    hint = f"did you mean {table[near].name}?" if near else "`tilecast show models` lists them"
+    begun = family(name)
+    near = None if begun else _nearest(keys[-1], table)
+    meant = _listed(begun) if begun else table[near].name if near else ""
+    hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
 
 
+def family(name: str) -> list[str]:
+    """Names of the presets that begin with a name, in the order that they are listed in: where it ends in a digit the
+    number ends there too. A single letter begins no family."""
+    key = _keys(name)[-1]
+    if len(key) < _LEADING:
+        return []
+    begins = re.compile(r"[^a-z\d.]*".join(map(re.escape, key)) + (r"(?!\d)" if key[-1].isdigit() else ""))
+    return list(dict.fromkeys(model.name for model in presets().values() if begins.match(model.name)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a choice: `a`, `a or b`, `a, b, c …`."""
+    if len(names) > _LISTED:
+        return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def _nearest(key: str, table: Collection[str]) -> str | None:
-    """The key that is probably meant: one that begins with what was typed, the longest that begins it, or one spelled
-    much like it."""
-    begun = [known for known in table if known.startswith(key)] if len(key) >= _TELLING else []
+    """The key that is probably meant: the longest that begins what was typed, or one spelled much like it."""
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
-    if begun:
-        return get_close_matches(key, begun, n=1, cutoff=0.0)[0]
     if within:
         return max(within, key=len)
     alike = get_close_matches(key, table, n=3, cutoff=_CLOSE)
@@ -266,7 +282,11 @@ def _nearest(key: str, table: Collection[str]) -> str | None:
 _CLOSE = 0.75
 """How alike two names have to be, by difflib's ratio, for one to be taken for the other misspelled."""
 _TELLING = 3
-"""Characters from which the start of a name is taken for the name."""
+"""Characters from which a preset that a name begins with is taken for what is meant."""
+_LEADING = 2
+"""Characters from which the presets that begin with a name are taken for its family: t5, yi."""
+_LISTED = 12
+"""Presets of a family that a message names."""
 
 
 def is_preset(name: str) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -190,8 +191,11 @@ def layer(
     if workload.lora_rank:
         adapters, added = _adapters(workload, [linear for part in parts for linear in part.linears])
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
+    copied = np.zeros(1)
     if workload.lora_rank and workload.frozen_bits < 16:
-        ops += tuple(_dequantized(workload, parts, grouped.launches(workload, np.maximum(experts / rank.expert, 1.0))))
+        calls = grouped.launches(workload, np.maximum(experts / rank.expert, 1.0))
+        ops += tuple(_dequantized(workload, parts, calls))
+        copied = numerics.element * _largest_quantized(parts, calls)
     inputs = numerics.element * rank.outer_tokens * model.hidden
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for part in parts for item in part.linears), np.zeros(1))
@@ -215,6 +219,7 @@ def layer(
         transfers=transfers,
         expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
         working_bytes=working,
+        copied_bytes=copied,
         frozen_parameters=frozen,
         remembered_bytes=numerics.element * memory.outer_tokens * model.hidden if memory else np.zeros(1),
     )
@@ -228,6 +233,8 @@ class Linear:
     rows: Floats
     inputs: Floats | float
     outputs: Floats | float
+    modules: float = 1.0
+    """Over how many modules, each with a weight of the same size, the outputs spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +329,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         transfers += key_transfers(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h))]
     if key_rank is rank:
-        linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t))
+        linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width))
     else:
         linears.append(Linear(f"{name}.query", tokens, float(h), width / t))
         linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(h), 2 * kv_width / t))
@@ -396,7 +403,7 @@ def _mlp(workload: Workload, rank: Rank) -> Part:
     parameters = (ups + 1) * h * f / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + ups * f / t + h
-    linears = (Linear("mlp.up", tokens, float(h), ups * f / t), Linear("mlp.down", tokens, f / t, float(h)))
+    linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
     none = np.zeros(1)
     transfers = tensor_transfers("mlp", workload, rank)
     return Part(ops, transfers, parameters, kept, none, none, e * tokens * f / t, linears)
@@ -442,7 +449,7 @@ def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
         ops += _activation("experts.shared-activation", workload, numerics, tokens * shared)
         ops += layers.linear("experts.shared-down", numerics, tokens, shared, h, trainable=not numerics.frozen)
         linears = (
-            Linear("experts.shared-up", tokens, float(h), ups * shared),
+            Linear("experts.shared-up", tokens, float(h), ups * shared, ups),
             Linear("experts.shared-down", tokens, shared, float(h)),
         )
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
@@ -610,6 +617,14 @@ def _dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> li
         for name, elements, launches in weights
         for phase in (_PHASES if workload.training else _PHASES[:1])
     ]
+
+
+def _largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
+    """Elements of the largest weight that is written in 16 bits at once, (S,): MatMul4Bit's forward and backward call
+    dequantize_4bit on the weight of their one product and keep nothing of it, and LinearNF4 does alike."""
+    sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
+    experts = [part.expert_parameters / (2 * calls) for part in parts]
+    return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
 
 
 def _adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:

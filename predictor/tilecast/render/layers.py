@@ -55,7 +55,8 @@ def _strategies(where: str, found: PerLayer | None) -> list[str]:
     else:
         told = f"{found.saving:.1%} less than the best that is the same everywhere ({found.uniform})"
     lines = [f"Per layer on {where}: {duration(found.step_s)}, {told}"]
-    names = [_name(group) for group in found.groups]
+    depth = max((layer for group in found.groups for layer in group.layers), default=0)
+    names = [_name(group, depth) for group in found.groups]
     width = max(len(name) for name in names)
     lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, found.groups, strict=True)]
     gap = found.step_s / found.bound_s - 1
@@ -66,8 +67,11 @@ def _strategies(where: str, found: PerLayer | None) -> list[str]:
     return lines
 
 
-def _name(group: Group) -> str:
-    return f"{group.name} {_ranges(group.layers)}" if group.layers else group.name
+def _name(group: Group, depth: int) -> str:
+    """A group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
+    if not group.layers:
+        return group.name
+    return f"layer{'s' if len(group.layers) > 1 else ''} {_ranges(group.layers)} of {depth}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

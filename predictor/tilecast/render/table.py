@@ -24,6 +24,10 @@ MAX_WHY_NOT = 6
 """Lines that say why not another plan; programs get all of them."""
 
 
+_FIRM = "\N{NO-BREAK SPACE}"
+"""A space that no line ends at."""
+
+
 def table(advice: Advice) -> str:
     """The advice as a screen of text, ending in a newline."""
     best = advice.best
@@ -45,8 +49,12 @@ def table(advice: Advice) -> str:
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    """A text behind its head, lines after the first indented alike."""
-    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+    """A text behind its head, lines after the first indented alike; words with hyphens stay whole."""
+    indent = " " * len(head)
+    wrapper = textwrap.TextWrapper(
+        WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text)
 
 
 def _headline(advice: Advice) -> str:
@@ -106,8 +114,9 @@ def _pareto(advice: Advice) -> list[str]:
         each = f" {money(cost, offer.pool.currency)}/1k" if cost is not None else ""
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
-        told.append(f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}{batch} {duration(offer.step_s)}{each}")
-    return _wrapped("Trade-offs  ", " | ".join(told))
+        where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
+        told.append(f"{where} {duration(offer.step_s)}{each}".replace(" ", _FIRM))
+    return [line.replace(_FIRM, " ") for line in _wrapped("Trade-offs  ", " | ".join(told))]
 
 
 def _notes(advice: Advice) -> list[str]:

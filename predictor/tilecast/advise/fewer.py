@@ -1,0 +1,49 @@
+"""How few GPUs do almost as well: what the last doublings of a plan's GPUs bring, and what they cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tilecast.advise.choose import Choice
+from tilecast.advise.values import Request
+
+SEVERAL = 3
+"""GPUs are too many where the price of a step rises by so many times the logarithm of what its time falls by: of twice
+as many GPUs those that make it less than 1.19 times as fast."""
+
+
+def fewer_gpus(request: Request, choice: Choice) -> str | None:
+    """What the fastest plan on half of the recommended GPUs takes, in a sentence, or on half of those and so on, as far
+    as each doubling costs several times what it gains; None where the last does not, or where not time alone counts."""
+    if request.objective not in ("time", "timeToFinish"):
+        return None
+    found = choice.found
+    each = found.step_s / found.batch
+    rows = np.flatnonzero(choice.kept & (found.gpus <= choice.gpus // 2))
+    roomy = rows if choice.is_tight else rows[~found.take(rows).tight]
+    chosen, gpus, times = choice.row, found.gpus[roomy], each[roomy]
+    while (near := np.flatnonzero(gpus <= found.gpus[chosen] // 2)).size:
+        half = int(roomy[near[np.argmin(times[near])]])
+        faster = math.log(each[half] / each[chosen])
+        dearer = math.log(found.gpus[chosen] / found.gpus[half]) - faster
+        if dearer < SEVERAL * max(faster, 0.0):
+            break
+        chosen = half
+    if chosen == choice.row:
+        return None
+    price = found.pool.price_per_gpu_hour
+
+    def told(row: int) -> str:
+        seconds = float(found.step_s[row])
+        time = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+        cost = None if price is None else float(found.gpus[row]) * price * seconds / 3.6
+        return time if cost is None else f"{time} and {cost:,.3g} {found.pool.currency} per 1000 steps"
+
+    count, faster = int(found.gpus[chosen]), float(each[chosen] / each[choice.row])
+    few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"
+    return (
+        f"{few} {told(chosen)} with {found.plans.row(chosen)}, instead of {told(choice.row)}: the rest make a step "
+        f"{faster:.2f}x as fast at {choice.gpus / count / faster:.3g}x the price."
+    )

@@ -1,0 +1,52 @@
+"""How few GPUs do, told where the last ones bring little."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tilecast import models
+from tilecast.advise import Request, advise
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Objective, Workload
+
+H100 = find_gpu("h100-sxm")
+POOL = Pool("h100", H100, 8, 64, find_link(H100.intra_link), find_link("efa-3200"), price_per_gpu_hour=6.88)
+SMALL = Workload(models.preset("gpt2"), 1024, 512)
+
+
+def told(workload: Workload, pool: Pool = POOL, objective: Objective = "time") -> list[str]:
+    advice = advise(Request("job", workload, objective), [pool])
+    return [note for note in advice.notes if "the rest make a step" in note]
+
+
+def test_gpus_that_cost_several_times_what_they_gain_are_told() -> None:
+    (note,) = told(SMALL)
+    best = advise(Request("job", SMALL), [POOL]).best
+    assert best is not None
+    found = re.fullmatch(
+        r"(\d+) of the (\d+) GPUs take ([\d.]+) ms and ([\d.]+) USD per 1000 steps with (\S+), "
+        r"instead of ([\d.]+) ms and ([\d.]+) USD per 1000 steps: "
+        r"the rest make a step ([\d.]+)x as fast at ([\d.]+)x the price\.",
+        note,
+    )
+    assert found is not None
+    few, many, slow, cheap, fast, dear, faster, dearer = (float(found[place]) for place in (1, 2, 3, 4, 6, 7, 8, 9))
+    assert many == best.gpus and 2 * few <= many
+    assert faster == pytest.approx(slow / fast, rel=0.02) and dearer == pytest.approx(dear / cheap, rel=0.02)
+    assert dearer > faster**3
+    alone = advise(Request("job", SMALL), [replace(POOL, max_nodes=int(few) // 8)]).best
+    assert alone is not None and alone.step_s == pytest.approx(slow / 1e3, rel=0.1)
+
+
+def test_gpus_that_earn_their_price_are_not() -> None:
+    assert told(Workload(models.preset("llama-3.1-8b"), 4096, 1024)) == []
+    assert told(SMALL, objective="cost") == []
+    assert told(SMALL, replace(POOL, max_nodes=1)) == []
+
+
+def test_without_a_price_only_times_are_told() -> None:
+    (note,) = told(SMALL, replace(POOL, price_per_gpu_hour=None))
+    assert "USD" not in note
