@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 
@@ -93,9 +94,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             *request.workload.model.notes,
             *_notes(request, offers),
             *_reading(offers),
-            *_batch(request, choices),
-            *_buckets(choices),
-            *_fewer(request, choices),
+            *_of_best(choices, partial(neighbour, request), best_size, partial(fewer_gpus, request)),
             *_told(request, shared),
             *notes,
         ),
@@ -343,22 +342,9 @@ def _rate(per_s: float) -> str:
     return f"{float(f'{per_s:.3g}'):,g}"
 
 
-def _batch(request: Request, choices: Sequence[Choice]) -> list[str]:
-    """What another global batch would give, where the job's own leaves GPUs idle."""
-    told = neighbour(request, choices[0]) if choices else None
-    return [told] if told else []
-
-
-def _buckets(choices: Sequence[Choice]) -> list[str]:
-    """What another size of gradient buckets would give the recommendation."""
-    told = best_size(choices[0]) if choices else None
-    return [told] if told else []
-
-
-def _fewer(request: Request, choices: Sequence[Choice]) -> list[str]:
-    """What fewer GPUs would give, where the last of the recommended ones bring little."""
-    told = fewer_gpus(request, choices[0]) if choices else None
-    return [told] if told else []
+def _of_best(choices: Sequence[Choice], *questions: Callable[[Choice], str | None]) -> list[str]:
+    """The sentences that questions about the recommendation are answered with; none without a recommendation."""
+    return [answer for choice in choices[:1] for ask in questions if (answer := ask(choice))]
 
 
 def _confidence(offers: Sequence[Offer]) -> str:
