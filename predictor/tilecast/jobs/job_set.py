@@ -24,7 +24,7 @@ class JobSet(JobKind):
             yield template(str(item["name"]), path, count, job["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
-        return any_count(status, "replicatedJobsStatus", "active", "ready", "succeeded", "failed")
+        return any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         """Of a JobSet with one group of GPU pods."""

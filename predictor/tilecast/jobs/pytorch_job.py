@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, template
-from tilecast.jobs.quantities import whole_count
+from tilecast.jobs.quantities import any_count, whole_count
 
 _ROLES = ("Master", "Worker")
 
@@ -28,11 +28,7 @@ class PyTorchJob(JobKind):
             yield template(role, path, count, replicas[role]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
-        return any(
-            whole_count(item.get(name), 0)
-            for item in (status.get("replicaStatuses") or {}).values()
-            for name in ("active", "succeeded", "failed")
-        )
+        return any_count((status.get("replicaStatuses") or {}).values(), "active", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         replicas = document["spec"]["pytorchReplicaSpecs"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tilecast.api.fields import Document
 from tilecast.nodes import gpu_resource
 from tilecast.nodes.quantities import count
@@ -26,6 +28,6 @@ def like(old: object, new: int) -> int | str:
     return str(new) if isinstance(old, str) else new
 
 
-def any_count(status: Document, lists: str, *counts: str) -> bool:
-    """Whether an entry of a list in a status has one of the counts above zero."""
-    return any(whole_count(item.get(name), 0) for item in status.get(lists) or () for name in counts)
+def any_count(entries: Iterable[Document], *counts: str) -> bool:
+    """Whether an entry of a status has one of the counts above zero."""
+    return any(whole_count(entry.get(name), 0) for entry in entries for name in counts)

@@ -60,7 +60,7 @@ class TrainJob(JobKind):
         )
 
     def is_active(self, status: Document) -> bool:
-        return any_count(status, "jobsStatus", "active", "ready", "succeeded", "failed")
+        return any_count(status.get("jobsStatus") or (), "active", "ready", "succeeded", "failed")
 
     def resize(self, document: Document, pods: int) -> list[FieldChange]:
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
