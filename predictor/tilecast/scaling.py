@@ -9,6 +9,7 @@ import numpy as np
 
 from tilecast.advise import Constraints, Request
 from tilecast.advise.rank import field
+from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 
 
@@ -44,7 +45,7 @@ def _curve(request: Request, pool: Pool) -> Curve:
     for gpus in np.unique(every.gpus[every.fits]):
         rows = np.flatnonzero(every.fits & (every.gpus == gpus))
         row = int(rows[np.argmin(every.step_s[rows])])
-        cost = every.hourly[row] * every.step_s[row] / 3.6 if pool.price_per_gpu_hour is not None else None
+        cost = per_1000_steps(every.hourly[row], every.step_s[row]) if pool.price_per_gpu_hour is not None else None
         points.append(
             Best(
                 int(gpus),

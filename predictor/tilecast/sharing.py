@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from tilecast import hardware, memory, search, uncertainty
+from tilecast.cost import per_1000_steps
 from tilecast.hardware import Gpu, Pool
 from tilecast.search import Limits, Priced
 from tilecast.spec import Objective, Plan, Workload
@@ -171,7 +172,7 @@ class _Run:
             slowdown=step_s / whole.step_s,
             memory_bytes=self.memory_bytes,
             memory_available_bytes=self.priced.usable_bytes,
-            cost_per_1000_steps=None if price is None else price * share * step_s / 3.6,
+            cost_per_1000_steps=None if price is None else per_1000_steps(price * share, step_s),
         )
 
 

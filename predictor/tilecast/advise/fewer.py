@@ -8,6 +8,7 @@ import numpy as np
 
 from tilecast.advise.choose import Choice
 from tilecast.advise.values import Request
+from tilecast.cost import per_1000_steps
 
 SEVERAL = 3
 """GPUs are too many where the price of a step rises by so many times the logarithm of what its time falls by: of twice
@@ -33,13 +34,14 @@ def fewer_gpus(request: Request, choice: Choice) -> str | None:
         chosen = half
     if chosen == choice.row:
         return None
-    price = found.pool.price_per_gpu_hour
 
     def told(row: int) -> str:
         seconds = float(found.step_s[row])
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-        cost = None if price is None else float(found.gpus[row]) * price * seconds / 3.6
-        return time if cost is None else f"{time} and {cost:,.3g} {found.pool.currency} per 1000 steps"
+        if found.pool.price_per_gpu_hour is None:
+            return time
+        cost = per_1000_steps(float(found.hourly[row]), seconds)
+        return f"{time} and {cost:,.3g} {found.pool.currency} per 1000 steps"
 
     count, faster = int(found.gpus[chosen]), float(each[chosen] / each[choice.row])
     few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"

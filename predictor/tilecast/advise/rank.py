@@ -14,6 +14,7 @@ import numpy as np
 from tilecast import memory, search, uncertainty
 from tilecast.advise import stated
 from tilecast.advise.values import Constraints, Offer, Request
+from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 from tilecast.search import Found, Limits, Mask, Priced
 from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
@@ -310,7 +311,7 @@ class Details:
             memory_available_bytes=priced.usable_bytes,
             memory=priced.footprint.items(place),
             tokens_per_s=workload.tokens_per_step / seconds,
-            cost_per_1000_steps=_known(hourly * seconds / 3.6),
+            cost_per_1000_steps=_known(per_1000_steps(hourly, seconds)),
             finish_s=_known(finish),
             cost_to_finish=_known(cost),
             fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
