@@ -201,7 +201,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
 def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sums:
     steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
-    copied = weights.copied_seconds(workload, steps.shared, plans, steps.copied_bytes_per_s)
+    copied = weights.copied_seconds(workload, steps.shared.held, plans, steps.copied_bytes_per_s)
     waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
     stage_s = float((steps.micro.gpu_s + copied)[0])
     exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
@@ -231,7 +231,8 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
         job = replace(workload, gradient_sync=way, server_updates=updates, parameter_servers=servers)
         steps = step.Steps.of(job, sharded, plans, pool, priced)
-        wire_s, step_s = (steps.shared.first_s + steps.shared.reduce_s)[0], steps.rows(slice(None)).total[0]
+        sync = steps.shared.sync
+        wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
         found.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
     return tuple(found)
@@ -301,21 +302,21 @@ _NEARLY = 1 - 1e-9
 
 
 def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
-    plan, graph = plans.row(0), sharded.graph
+    plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
+    factor = fitted.factor["exchange"]
     found = []
     for block in graph.blocks:
         again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
         for transfer in block.transfers:
             alone_s = float(passes.transfer_seconds(sharded, plans, pool, transfer)[0])
-            once_s = alone_s * constants.shipped().factor["exchange"]
+            once_s = alone_s * factor
             if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
                 continue
             times = 1 + (again and workload.training and transfer.phase == "forward")
             runs = transfer.count * block.repeat * times
             size = float(sharded.gather(transfer.size_bytes)[0])
             ranks = int(getattr(plan, transfer.group))
-            factor = constants.shipped().factor["exchange"]
-            exposed = passes.exposed_share(workload, transfer, constants.shipped()) / factor
+            exposed = passes.exposed_share(workload, transfer, fitted) / factor
             found.append(
                 Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
             )

@@ -308,11 +308,12 @@ def _plan_value(name: str, value: str, item: str, field: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of one length."""
+    """Columns of one length, or groups of such columns."""
 
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
         """The chosen rows, in the order given."""
-        return type(self)(*[getattr(self, name)[rows] for name in self.__dataclass_fields__])
+        values = [getattr(self, name) for name in self.__dataclass_fields__]
+        return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
 
 
 @dataclass(frozen=True, slots=True)

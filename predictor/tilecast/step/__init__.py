@@ -219,11 +219,12 @@ class Steps:
         workload, repeats = self.workload, plans.gradient_accumulation.astype(float)
         exposed, contended = gradient_sync(workload, plans, micro, shared, self.fitted)
         staged = (at_stage(stage, plans) for stage in range(4))
-        copied = np.stack([copied_seconds(workload, shared, one, self.copied_bytes_per_s) for one in staged])
+        copied = np.stack([copied_seconds(workload, shared.held, one, self.copied_bytes_per_s) for one in staged])
         compute = repeats * (micro.gpu_s + copied) + contended * self.contention
         if workload.offload == "parameters":
-            held = np.stack([shared.parameters, shared.parameters, shared.parameters, shared.own])
-            exposed = exposed + repeats * fetch_seconds(shared, held, micro)
+            whole, own = shared.held.parameters, shared.held.own
+            held = np.stack([whole, whole, whole, own])
+            exposed = exposed + repeats * fetch_seconds(shared.held, held, micro)
         update = np.stack([shared.update_s, shared.update_own_s, shared.update_own_s, shared.update_own_s])
         return compute, exposed, update, _input_seconds(self.graph, plans, compute)
 

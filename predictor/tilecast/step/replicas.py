@@ -96,19 +96,13 @@ def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, 
 
 
 @dataclass(frozen=True, slots=True)
-class Shared(Held):
+class Shared(Columns):
     """What plans of equal degrees share, (n,): the collectives over their replicas, and what the weights of a rank
     ask."""
 
-    first_s: Floats
-    """The parts of `SyncSeconds`, 0 without replicas."""
-    reduce_s: Floats
-    scatter_s: Floats
-    gather_s: Floats
-    updated_s: Floats
-    first_share: Floats
-    reduced: Floats
-    scattered: Floats
+    held: Held
+    sync: SyncSeconds
+    """Its seconds are 0 without replicas."""
     units: Floats
     """Blocks of a stage that are gathered one after the other."""
     update_s: Floats
@@ -152,19 +146,10 @@ def shared_by_degrees(
         block_bytes = trained * gradient / units
         caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
         sync = sync_seconds(workload, sharded, held, plans, pool, caps, units, fitted)
+    exchanged = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
     return Shared(
-        held.parameters,
-        held.own,
-        held.trainable,
-        held.gathered_bytes,
-        np.where(active, sync.first_s, 0.0),
-        np.where(active, sync.reduce_s, 0.0),
-        np.where(active, sync.scatter_s, 0.0),
-        np.where(active, sync.gather_s, 0.0),
-        np.where(active, sync.updated_s, 0.0),
-        sync.first_share,
-        sync.reduced,
-        sync.scattered,
+        held,
+        replace(sync, **{name: np.where(active, getattr(sync, name), 0.0) for name in exchanged}),
         units,
         update_seconds(workload, trained, active, pool.gpu, fitted),
         update_seconds(workload, own, np.zeros_like(active), pool.gpu, fitted),
@@ -187,27 +172,27 @@ def gradient_sync(
 ) -> tuple[Floats, Floats]:
     """Exposed data-parallel communication of a step, and how much it slows computation down, at each ZeRO stage from 0
     to 3, whatever the plans' own, (4, n)."""
-    repeats = plans.gradient_accumulation
+    repeats, sync = plans.gradient_accumulation, shared.sync
     backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
     hides = float(overlap.hides(workload))
-    plain = overlap.exposed(shared.reduce_s, shared.reduced, backward * hides, shared.first_s, shared.first_share)
-    scattered = overlap.exposed(shared.scatter_s, shared.scattered, backward * hides)
-    updated = overlap.exposed(shared.updated_s, shared.scattered, forward * hides)
-    both = shared.gather_s + shared.scatter_s
-    gathered = overlap.exposed(shared.gather_s, shared.units, forward)
+    plain = overlap.exposed(sync.reduce_s, sync.reduced, backward * hides, sync.first_s, sync.first_share)
+    scattered = overlap.exposed(sync.scatter_s, sync.scattered, backward * hides)
+    updated = overlap.exposed(sync.updated_s, sync.scattered, forward * hides)
+    both = sync.gather_s + sync.scatter_s
+    gathered = overlap.exposed(sync.gather_s, shared.units, forward)
     # Stage 2 keeps no whole gradient to accumulate into, so every micro-batch scatters its own.
     reshards = reshards_weights(workload, at_stage(2, plans))
     second = repeats * scattered + np.where(reshards, repeats * gathered, updated)
     # The last bucket of gradients, which may hold several blocks, comes after the pass.
-    last = shared.scatter_s / shared.scattered
+    last = sync.scatter_s / sync.scattered
     sharded = repeats * (gathered + np.maximum(overlap.exposed(both, shared.units, backward), last))
     visible = np.stack([plain, scattered + updated, second, sharded])
     busy = np.stack(
         [
-            shared.first_s + shared.reduce_s,
-            shared.scatter_s + shared.updated_s,
-            repeats * shared.scatter_s + np.where(reshards, repeats * shared.gather_s, shared.updated_s),
-            repeats * (shared.gather_s + both),
+            sync.first_s + sync.reduce_s,
+            sync.scatter_s + sync.updated_s,
+            repeats * sync.scatter_s + np.where(reshards, repeats * sync.gather_s, sync.updated_s),
+            repeats * (sync.gather_s + both),
         ]
     )
     return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
