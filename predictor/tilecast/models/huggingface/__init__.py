@@ -204,6 +204,12 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
     table = dict(_tables()[kind])
     read, defaults = table.pop("read"), _defaults().get(kind, {})
     scope = reading.Scope(config, defaults)
+    for key, known in table.get("accepts", {}).items():
+        if (stated := scope.merged.get(key)) not in known:
+            problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
+            raise SpecError(
+                f"{path}.{key}", problem, f"{' and '.join(known)} are read; trace others with `tilecast trace`"
+            )
     reading.fill(table, read, scope, path)
     if "pattern" in table:
         try:
@@ -226,7 +232,7 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
         ) from None
 
 
-_NOT_DIMENSIONS = ("assumed", "towers", "language", "language_type", "within", "within_type")
+_NOT_DIMENSIONS = ("assumed", "accepts", "towers", "language", "language_type", "within", "within_type")
 
 
 def _name(config: Mapping[str, Any], kind: str) -> str:
