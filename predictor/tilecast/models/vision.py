@@ -48,7 +48,7 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
     windows of `extra.window` x `extra.window` tokens, to which an image is padded and which are no larger than it;
     from stage to stage four tokens merge into one of twice the width. `hidden` and `heads` are the first stage's."""
     model = _classifier(workload.model)
-    sides = [int(model.extra["image"]) // int(model.extra["patch"]) // 2**stage for stage in range(4)]
+    whole = grid(model)
     workload = replace(workload, model=model, attention="eager")
     embedding = patches(workload, shards, learned=2 * model.hidden)
     blocks: list[Block] = []
@@ -58,10 +58,10 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
             model, layers=int(model.extra[f"stage{stage + 1}"]), hidden=width, heads=heads, kv_heads=heads,
             ffn_hidden=4 * width,
         )  # fmt: skip
-        side = max(1, sides[stage])
-        window = min(int(model.extra["window"]), side)
+        rows, columns = (max(1, side // 2**stage) for side in whole)
+        window = min(int(model.extra["window"]), rows, columns)
         staged = replace(workload, model=part, sequence_length=window * window)
-        windows = replace(shards, micro_batch=shards.micro_batch * (-(-side // window)) ** 2)
+        windows = replace(shards, micro_batch=shards.micro_batch * -(-rows // window) * -(-columns // window))
         graph = transformer.build(staged, windows)
         if stage:
             blocks.append(_merge(f"stage{stage + 1}-merge", staged, windows))
