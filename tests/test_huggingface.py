@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,17 @@ def test_a_changed_config_has_the_parameters_that_follow(name: str) -> None:
     before = size(huggingface.model(published(name)))
     after = size(huggingface.model({**published(name), **changes}))
     assert after - before == pytest.approx(more, rel=0.02, abs=0.002 * before)
+
+
+def test_kimi_vl_sees() -> None:
+    """MoonViT, 400 M parameters (arXiv 2504.07491, section 2.1), and a projector from four patches."""
+    vision = {"model_type": "moonvit", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+              "num_attention_heads": 16, "patch_size": 14}  # fmt: skip
+    text = config("deepseek_v3", num_hidden_layers=4)
+    whole = huggingface.model({"model_type": "kimi_vl", "text_config": text, "vision_config": vision})
+    projector = 4608 * 4608 + 4608 * text["hidden_size"]
+    assert size(whole) - size(replace(whole, towers=())) == pytest.approx(413e6 + projector, rel=0.02)
+    assert "one image of 448 x 448 pixels" in whole.notes[-1]
 
 
 def test_keys_under_an_old_name_go_before_defaults_of_the_new() -> None:
