@@ -75,13 +75,16 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     """Every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
+    whole = {} if model.hidden else {"tp": tensor, "cp": context} | ({} if model.trace else {"pp": pipeline})
+    for name, degree in whole.items():
+        if degree > 1:
+            kind = (
+                "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
+            )
+            raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
     if not search.splits_heads(workload, tensor):
         told = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-        if model.hidden:
-            raise SpecError(field, f"tp={tensor} does not divide {told}", "choose a divisor")
-        raise SpecError(field, f"tp={tensor} does not split {model.name}, {_REPLICATED}", "leave tp out")
-    if pipeline > 1 and not model.hidden and model.trace is None:
-        raise SpecError(field, f"pp={pipeline} does not cut {model.name}, {_REPLICATED}", "leave pp out")
+        raise SpecError(field, f"tp={tensor} does not divide {told}", "choose a divisor")
     if pipeline > 1 and not search.stages_are_full(workload, pipeline):
         raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
     if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
@@ -100,9 +103,6 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     if experts % stated.expert or (data * tensor) % stated.expert:
         problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
         raise SpecError(field, problem, "choose a divisor of both")
-
-
-_REPLICATED = "whose family is priced with data parallelism alone"
 
 
 def _data(gpus: int, stated: Stated, field: str) -> int:
