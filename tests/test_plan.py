@@ -98,7 +98,13 @@ def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("model", "text", "said"),
     [
-        ("resnet-50", "tp=2", "which has no heads"),
+        (
+            "resnet-50",
+            "tp=2",
+            "tp=2 does not split resnet-50, whose family is priced data parallel alone; leave tp out",
+        ),
+        ("flux.1", "pp=2", "pp=2 does not split flux.1, whose family is priced data parallel alone; leave pp out"),
+        ("flux.1", "cp=2", "cp=2 does not split flux.1, whose family is priced data parallel alone; leave cp out"),
         ("gpt2", "tp=8", "does not divide the 12 heads"),
         ("gpt2", "pp=8", "leaves stages of gpt2 without a layer"),
         ("t5-v1.1-base", "pp=2", "leaves stages"),

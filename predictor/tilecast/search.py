@@ -461,9 +461,10 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
     zero = [0] if is_whole else [3] if workload.offload == "parameters" else [0, 1, 2, 3]
     recompute = [0]
     if workload.checkpointing is not None:
+        models.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
-    elif workload.training and models.recomputes(model):
-        recompute = list(range(len(CHECKPOINTING)))
+    elif workload.training:
+        recompute = [CHECKPOINTING.index(mode) for mode in models.recomputes(model)]
     sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")
