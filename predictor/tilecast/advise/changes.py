@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from tilecast.advise.values import Change, Request
 from tilecast.hardware import Link, Pool
+from tilecast.search import divisors
 
 Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
 
@@ -96,6 +97,19 @@ def grown(pool: Pool, gpus: int) -> Pool:
     """The pool with so many GPUs: a part of a node grows to a whole one before there are more of them."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
+
+
+FURTHER = (2, 4, 8)
+"""How many times as many nodes a pool is imagined to have."""
+
+
+def sizes(pool: Pool) -> list[int]:
+    """GPUs that a pool can be had with, ascending from its own: whole nodes, and of one node a divisor; at most
+    `FURTHER[-1]` times its nodes."""
+    whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
+    parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
+    own = [pool.max_gpus, *parts] if pool.is_part else []
+    return [*own, *(whole * nodes for nodes in range(pool.max_nodes, most + 1))]
 
 
 def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
