@@ -352,6 +352,13 @@ def test_what_an_adapter_has_beyond_its_rank_is_told(tmp_path: Path, capsys: pyt
         assert capsys.readouterr().err == f"{told}{left_out}\n"
 
 
+@pytest.mark.parametrize("verb", ["advise", "sweep"])
+def test_adapters_on_a_model_without_any_name_the_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--over", "pool.gpus=8"] if verb == "sweep" else []
+    assert main([verb, "resnet-50", "--batch", "64", "--lora-rank", "8", "--gpus", "h100-sxm:8", *more]) == 2
+    _one_line(capsys, "tilecast: --lora-rank: resnet-50 is of family resnet, which has no adapters")
+
+
 def test_a_folder_does_not_hide_the_preset_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

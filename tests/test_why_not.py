@@ -233,7 +233,7 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     ("model", "gpus", "told"),
     [
         ("llama-3.1-8b", 1, "1 node of 2 GPUs instead of 1"),
-        ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1"),
+        ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1 node of 1"),
         ("llama-3-70b", 8, "2 nodes instead of 1"),
     ],
 )
@@ -268,6 +268,14 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
                     assert int(change.value) in (8, 16, 24, 32, 40, 48, 56, 64), change
                     _, after = apply(change, request, part)
                     assert (after.gpus_per_node, after.max_gpus) == (8, int(change.value))
+
+
+def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:
+    """Seven samples go onto one of six V100, though not onto two, three or six."""
+    found = pool("v100-sxm-32", 1, 3.1)
+    request = Request("x", Workload(models.preset("t5-small"), 512, 7))
+    (rejection,) = advise(request, [replace(found, gpus_per_node=6)]).rejections
+    assert rejection.remedy == "train in fp16"
 
 
 def test_a_limit_on_nodes_counts_nodes_not_parts_of_one() -> None:

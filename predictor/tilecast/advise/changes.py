@@ -119,8 +119,9 @@ def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     if not pool.is_part:
         told = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
         return Change("pool.maxNodes", wide.max_nodes, effect, told)
-    nodes = f"{wide.max_nodes} nodes" if wide.max_nodes > 1 else "1 node"
-    return Change("pool.gpus", gpus, effect, f"{nodes} of {wide.gpus_per_node} GPUs instead of {pool.gpus_per_node}")
+    nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
+    told = f"{nodes} of {wide.gpus_per_node} GPUs instead of {own}{pool.gpus_per_node}"
+    return Change("pool.gpus", gpus, effect, told)
 
 
 def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:

@@ -101,7 +101,9 @@ def _judged(change: Change, request: Request, found: Field) -> Rejection | None:
         if isinstance(judged, Choice):
             return None
         first = first or judged
-    return first or _against(judge(after, field(after, pool)))
+    if first is not None and first.code != "NoDivisiblePlan":
+        return first
+    return _against(judge(after, field(after, pool)))
 
 
 def _against(judged: Choice | Rejection) -> Rejection | None:

@@ -93,11 +93,16 @@ class Job:
         try:
             return training_job.read(self.document, self.config_maps)
         except SpecError as error:
-            if error.field not in self.flags:
+            if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
-                raise (jobs.in_annotations(error) if self.source else error) from None
-            raise SpecError(self.flags[error.field], error.problem, error.remedy) from None
+                raise jobs.in_annotations(error) from None
+            raise self.told(error) from None
+
+    def told(self, error: SpecError) -> SpecError:
+        """The error by the flag that filled its field; `spec.` may be left out of the field's path."""
+        flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
+        return error if flag is None else SpecError(flag, error.problem, error.remedy)
 
     def having(self, path: Sequence[str], value: object, flag: str) -> Job:
         """The job with another value in a field of its spec.
