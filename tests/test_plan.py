@@ -61,6 +61,12 @@ def test_what_is_no_plan_is_one_line(text: str) -> None:
     assert caught.value.field == "--plan" and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["fsdp=8,zero=auto", "fsdp8,zero=3", "zero=1,fsdp=8", "fsdp8,dp=8"])
+def test_fsdp_says_two_things_already(text: str) -> None:
+    with pytest.raises(SpecError, match=r"is said beside fsdp, which says dp and zero=3; write dp=N,zero="):
+        Stated.parse(text, "--plan")
+
+
 @pytest.mark.parametrize("workload", [LLAMA, MIXTRAL], ids=["dense", "experts"])
 def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> None:
     plans = search.enumerate_plans(workload, POOL)
