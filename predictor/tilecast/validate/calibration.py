@@ -17,7 +17,8 @@ from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs as tables
 from tilecast.validate import scores
-from tilecast.validate.table import Row, read
+from tilecast.validate.cells import Row
+from tilecast.validate.table import read
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from tilecast import collectives
 from tilecast.calibrate import Measured, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, csvfile, table, untracked
+from tilecast.validate import Track, csvfile, untracked
+from tilecast.validate.networks import intra_link, names_network, network_link
+from tilecast.validate.table import ASSUMED
 
 NEEDED = ("op", "bytes", "n_gpus")
 
@@ -184,17 +186,17 @@ def _links(
     if gpu is None:
         return None, None
     between = between or words
-    known = any(word in words.lower() for word in ("nv", "pcie", "not stated")) or table.names_network(words)
+    known = any(word in words.lower() for word in ("nv", "pcie", "not stated")) or names_network(words)
     if words and not known and not link:
         raise SpecError(
             "interconnect", f"unknown link {words[:60]!r}", "write NVLink, PCIe, InfiniBand, EFA or the like"
         )
-    intra = _named(link, "link") if link else table.intra_link(inside if shares_node else "", gpu)
+    intra = _named(link, "link") if link else intra_link(inside if shares_node else "", gpu)
     if not spans_nodes:
         return intra, None
     if network:
         return intra, _named(network, "network")
-    return intra, table.network(between, gpu, NODE_GPUS) if table.names_network(between) else None
+    return intra, network_link(between, gpu, NODE_GPUS) if names_network(between) else None
 
 
 def _named(name: str, field: str) -> Link:
@@ -209,7 +211,7 @@ def _gpu(name: str) -> Gpu | None:
     if not text:
         raise SpecError("gpu", "is empty and no link is named", "give gpu, or the name of a link in link")
     try:
-        return find_gpu(table.ASSUMED.get(normalise(text).upper(), text))
+        return find_gpu(ASSUMED.get(normalise(text).upper(), text))
     except SpecError:
         return None
 

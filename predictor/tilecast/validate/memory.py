@@ -17,7 +17,7 @@ from tilecast.memory import Figure
 from tilecast.search import Priced
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs
-from tilecast.validate.table import Row
+from tilecast.validate.cells import Row
 
 COLUMN = "peak_mem_gb_per_gpu"
 LOW = 0.9

@@ -11,11 +11,11 @@ import numpy as np
 from tilecast import constants
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, memory, residuals, runs, scores, untracked
+from tilecast.validate.cells import Row
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.memory import Peaks
 from tilecast.validate.residuals import Part
 from tilecast.validate.runs import Forecast, Group
-from tilecast.validate.table import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from tilecast import calibration, constants
 from tilecast.spec import Floats
 from tilecast.step.blocks import FACTORS
 from tilecast.validate import mixed
-from tilecast.validate.table import Row, execution, integer
+from tilecast.validate.cells import Row, integer
+from tilecast.validate.table import execution
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     **{name: (f"factor.{name}",) for name in FACTORS},

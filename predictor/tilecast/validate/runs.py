@@ -23,8 +23,9 @@ from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, residuals, untracked
+from tilecast.validate.cells import Refusal, Row
 from tilecast.validate.graphs import Graphs
-from tilecast.validate.table import Case, Refusal, Row, read
+from tilecast.validate.table import Case, read
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
