@@ -249,7 +249,7 @@ def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_E
 
         tensor = advice.request.constraints.max_tensor
         varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
-        cut = perlayer.stages(best.workload, best.pool, best.plan)
+        cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
         screen = layers.screen(best, varied, cut)
         found.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
     if options.launch:
