@@ -106,8 +106,28 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
             )  # fmt: skip
     shapes, gpus, protocol = TRIALS
     measured = [source for source in SOURCES if source.file != NEUSIGHT_TEST]
-    version, digest = kernels.model_info()
     lines = [
+        *_introduction(),
+        *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
+        *_section(
+            shapes.title, shapes.note,
+            _asked(data, measured, work / shapes.file, lambda table: table.fold() == HELD_OUT_FOLD),
+        ),
+        *_section(
+            gpus.title, gpus.note,
+            _asked(data, SOURCES[:1], work / gpus.file, lambda t: np.isin(np.array(t.gpu, object), UNSEEN_NAMES)),
+        ),
+        *_section(
+            protocol.title, protocol.note,
+            _asked(data, [Source(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
+        ),
+    ]  # fmt: skip
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _introduction() -> list[str]:
+    version, digest = kernels.model_info()
+    return [
         f"# Utilization model {version}",
         "",
         f"`utilization.onnx`, SHA-256 `{digest}`.",
@@ -132,21 +152,7 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
         "|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in COVERAGE),
         "",
-        *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
-        *_section(
-            shapes.title, shapes.note,
-            _asked(data, measured, work / shapes.file, lambda table: table.fold() == HELD_OUT_FOLD),
-        ),
-        *_section(
-            gpus.title, gpus.note,
-            _asked(data, SOURCES[:1], work / gpus.file, lambda t: np.isin(np.array(t.gpu, object), UNSEEN_NAMES)),
-        ),
-        *_section(
-            protocol.title, protocol.note,
-            _asked(data, [Source(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
-        ),
-    ]  # fmt: skip
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ]
 
 
 def _every(table: Table) -> Mask:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast.graph import Graph, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.transformer import Linear, Part, Rank, Span
 from tilecast.spec import Workload
 
@@ -61,18 +61,9 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     )
     seen = Span.of(workload, rank, key_rank, causal)
     ops += layers.attention(
-        name,
-        numerics,
-        batch=seen.batch,
-        heads=heads,
-        kv_heads=heads,
-        seq_q=seen.queries,
-        seq_kv=seen.keys,
-        head_dim=query,
-        value_dim=value,
-        causal=causal,
-        dropout=False,
-    )
+        name, numerics, batch=seen.batch, heads=heads, kv_heads=heads, seq_q=seen.queries, seq_kv=seen.keys,
+        head_dim=query, value_dim=value, causal=causal, dropout=False,
+    )  # fmt: skip
     ops += transformer.residual(f"{name}.residual", numerics, outer * h, dropout=False)
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence

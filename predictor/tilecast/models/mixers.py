@@ -20,7 +20,7 @@ import numpy as np
 
 from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.transformer import Linear, Part, Rank
 from tilecast.spec import Floats, Workload
 

@@ -23,7 +23,7 @@ from tilecast import frameworks
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.cnn.walk import Walk
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.recurrent import recurrent
 from tilecast.spec import Floats, Workload
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilecast.graph import Graph, KernelTable, Op, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.transformer import Part, Rank
 from tilecast.spec import Floats, Workload
 

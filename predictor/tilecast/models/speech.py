@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.transformer import Rank
 from tilecast.spec import Floats, Workload
 

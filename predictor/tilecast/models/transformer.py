@@ -29,7 +29,7 @@ from tilecast import frameworks
 from tilecast.frameworks import Composed
 from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards, Transfer
 from tilecast.models import grouped, layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats, Model, Workload
 
 MOST_LAYERS = 4096

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 from tilecast.trace import Operator, Shape
 
