@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 from pydantic import Field
 
 from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
-from tilecast.api.base import MAX_BATCH, MAX_GPUS, OBJECT_NAME, ApiModel, ValidationRule, check, envelope
+from tilecast.api.base import (
+    MAX_BATCH,
+    MAX_GPUS,
+    OBJECT_NAME,
+    ApiModel,
+    ValidationRule,
+    check,
+    envelope,
+    open_plan_field,
+    plan_field,
+)
 from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
 from tilecast.api.stored_model import Reference as Reference
@@ -20,6 +30,7 @@ from tilecast.api.stored_model import content as content
 from tilecast.api.stored_model import model_of, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
+from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.spec import Checkpointing, Model, Objective, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
@@ -69,35 +80,20 @@ class JobConstraints(ApiModel):
 class BaselinePlan(ApiModel):
     """How the job is split today. Degrees that are absent are 1; data takes the GPUs that remain."""
 
-    data: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Replicas that see different samples.")
-    tensor: int = Field(default=1, ge=1, le=4096, description="GPUs that share each layer.")
-    pipeline: int = Field(default=1, ge=1, le=4096, description="Stages of consecutive layers.")
-    context: int = Field(default=1, ge=1, le=4096, description="GPUs that share one sequence.")
-    expert: int = Field(default=1, ge=1, le=4096, description="GPUs that share the experts.")
-    virtual_stages: int = Field(default=1, ge=1, le=1024, description="Pieces of the model that each stage holds.")
-    zero_stage: int | None = Field(
-        default=None, ge=0, le=3, description="What data-parallel ranks shard; absent takes the fastest that fits."
-    )
-    micro_batch_size: int | None = Field(
-        default=None, ge=1, le=MAX_BATCH, description="Samples of one forward pass; absent takes the fastest that fits."
-    )
-    activation_checkpointing: Checkpointing | None = Field(
-        default=None, description="What is recomputed; absent takes the fastest that fits."
-    )
+    data: int | None = plan_field("data", default=None, le=MAX_GPUS)
+    tensor: int = plan_field("tensor", default=1, le=4096)
+    pipeline: int = plan_field("pipeline", default=1, le=4096)
+    context: int = plan_field("context", default=1, le=4096)
+    expert: int = plan_field("expert", default=1, le=4096)
+    virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
+    zero_stage: int | None = open_plan_field("zero_stage", le=3)
+    micro_batch_size: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
+    activation_checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
         """The same as a `Stated`."""
-        return Stated(
-            data=self.data,
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            context=self.context,
-            expert=self.expert,
-            virtual_stages=self.virtual_stages,
-            zero_stage=self.zero_stage,
-            micro_batch=self.micro_batch_size,
-            checkpointing=self.activation_checkpointing,
-        )
+        given = self.model_dump(by_alias=True)
+        return Stated(**{name: given[column.key] for name, column in PLAN_COLUMNS.items() if column.key in given})
 
 
 class JobBaseline(ApiModel):
