@@ -11,7 +11,8 @@ from tilecast.advise import Advice, Budget, Change, Constraints, Request, advise
 from tilecast.advise.changes import CHANGES, apply
 from tilecast.advise.remedies import roomier
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Objective, Plan, Plans, Stated, Workload
+from tilecast.objectives import Objective
+from tilecast.spec import Plan, Plans, Stated, Workload
 
 
 def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-8x200", per_node: int = 8) -> Pool:

@@ -58,8 +58,6 @@ SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """What frozen weights of layers are held in beside 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
-Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
     "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",

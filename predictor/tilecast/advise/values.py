@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tilecast.hardware import Pool
+from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.sharing import Sharing
-from tilecast.spec import Objective, Plan, Precision, Stated, Workload
+from tilecast.spec import Plan, Precision, Stated, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Request:
     """Tokens of the whole run, where its length is given in tokens."""
     plan: Stated | None = None
     """The only plan to price; None leaves it to the search."""
+
+    @property
+    def goal(self) -> ObjectiveRecord:
+        """What the objective makes least, and what it needs."""
+        return OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True, slots=True)

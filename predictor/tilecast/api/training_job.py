@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
-from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
+from tilecast.advise import Baseline, Budget, Constraints, Request
 from tilecast.api.base import (
     MAX_BATCH,
     MAX_GPUS,
@@ -30,8 +31,9 @@ from tilecast.api.stored_model import content as content
 from tilecast.api.stored_model import model_of, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
+from tilecast.objectives import OBJECTIVES, Objective, bounded_by
 from tilecast.plan_columns import PLAN_COLUMNS
-from tilecast.spec import Checkpointing, Model, Objective, SpecError, Stated, Workload
+from tilecast.spec import Checkpointing, Model, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -160,6 +162,21 @@ class TargetRef(ApiModel):
     )
 
 
+_OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items()]
+
+
+def _bound_rule(field: str) -> ValidationRule:
+    """A field of the job that bounds the plans goes with the objectives that it bounds."""
+    names = bounded_by(field)
+    among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
+    return ValidationRule(
+        f"(self.objective {among}) == has(self.{field})",
+        lambda m: (m.objective in names) == (getattr(m, to_snake(field)) is not None),
+        f"{field} and objective {' or '.join(names)} go together",
+        "give both or neither",
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """The desired training run and the limits of the advice."""
 
@@ -172,9 +189,7 @@ class TrainingJobSpec(ApiModel):
     constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
     objective: Objective = Field(
         default="time",
-        description="What is best: the shortest step (time), the cheapest step (cost), the shortest run "
-        "(timeToFinish), the cheapest run that meets deadlineSeconds (cheapestBeforeDeadline), the shortest that keeps "
-        "to the budget (fastestWithinBudget), or the fewest GPUs that hold the job (fewestGpus).",
+        description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}.",
     )
     deadline_seconds: int | None = Field(
         default=None, ge=1, le=10**11, description="How long the run may take, for cheapestBeforeDeadline."
@@ -218,24 +233,13 @@ class TrainingJobSpec(ApiModel):
             "leave training.activationCheckpointing out",
         ),
         ValidationRule(
-            "!(self.objective in ['timeToFinish', 'cheapestBeforeDeadline', 'fastestWithinBudget']) || "
+            f"!(self.objective in {[name for name, record in OBJECTIVES.items() if record.is_whole_run]}) || "
             "has(self.training.steps) || has(self.training.tokens)",
-            lambda m: m.objective not in FINISHING or (m.training.steps or m.training.tokens) is not None,
+            lambda m: not OBJECTIVES[m.objective].is_whole_run or (m.training.steps or m.training.tokens) is not None,
             "the objective needs to know how long the run is",
             "give training.steps or training.tokens",
         ),
-        ValidationRule(
-            "(self.objective == 'cheapestBeforeDeadline') == has(self.deadlineSeconds)",
-            lambda m: (m.objective == "cheapestBeforeDeadline") == (m.deadline_seconds is not None),
-            "deadlineSeconds and objective cheapestBeforeDeadline go together",
-            "give both or neither",
-        ),
-        ValidationRule(
-            "(self.objective == 'fastestWithinBudget') == has(self.budget)",
-            lambda m: (m.objective == "fastestWithinBudget") == (m.budget is not None),
-            "budget and objective fastestWithinBudget go together",
-            "give both or neither",
-        ),
+        *(_bound_rule(field) for field in ("deadlineSeconds", "budget")),
     )
 
 

@@ -127,11 +127,10 @@ def _is_run(advice: Advice) -> bool:
 
 def _value(advice: Advice, offer: Offer) -> float:
     """What the objective makes least of an offer: its GPUs, or the seconds or the price of a sample."""
-    objective = advice.request.objective
-    if objective == "fewestGpus":
+    goal = advice.request.goal
+    if goal.fewest_gpus:
         return float(offer.gpus)
-    is_priced = objective in ("cost", "cheapestBeforeDeadline")
-    price = offer.cost_per_1000_steps if is_priced else None
+    price = offer.cost_per_1000_steps if goal.is_price else None
     return (offer.step_s if price is None else price) / offer.workload.global_batch
 
 

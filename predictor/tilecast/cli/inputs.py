@@ -28,11 +28,11 @@ from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
+from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
     EXECUTIONS,
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
-    OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
     QUANTIZATIONS,
@@ -158,7 +158,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     told = "what the input pipeline of each node delivers; no step is shorter than that takes"
     parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=told)
     parser.add_argument("--max-gpus", type=int)
-    parser.add_argument("--objective", choices=OBJECTIVES)
+    parser.add_argument("--objective", choices=list(OBJECTIVES))
     parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")
     parser.add_argument("--budget", metavar="AMOUNT", help="for fastestWithinBudget: 5000 (USD), or 5000EUR")
 
