@@ -7,7 +7,6 @@ key, a missing one or an implausible value fails with the file's name.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -20,9 +19,9 @@ from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chained, 
 from tilecast.spec import SpecError
 
 __all__ = [
-    "MESSAGE", "NAME", "PROTOCOLS", "Gpu", "GpuFile", "Link", "LinkFile", "MigProfile", "Pool", "Protocol", "Tier",
-    "digest", "find_gpu", "find_link", "find_slice", "gpu_facts", "gpus", "link_facts", "links", "load_gpu",
-    "load_link", "mig_profiles", "normalise",
+    "LINKS", "MESSAGE", "NAME", "PROTOCOLS", "Gpu", "GpuFile", "Link", "LinkFile", "MigProfile", "Pool", "Protocol",
+    "Tier", "digest", "find_gpu", "find_link", "find_slice", "gpu_facts", "gpus", "link_facts", "links", "load_gpu",
+    "load_link", "mig_profiles", "normalise", "use_links",
 ]  # fmt: skip
 
 
@@ -42,20 +41,31 @@ def gpus() -> Mapping[str, Gpu]:
     return {gpu.name: gpu for gpu in found}
 
 
+LINKS = "TILECAST_LINKS"
+"""The variable that names a folder of link files."""
+_link_folder = ""
+
+
+def use_links(folder: str) -> None:
+    """Take the link files of that folder besides those that ship; of none if it is empty. A program says so once, where
+    it starts; a folder that is none is an error where a link is asked for."""
+    global _link_folder
+    _link_folder = folder
+
+
 def links() -> Mapping[str, Link]:
-    """Every link by name: those that ship with Tilecast, and the TOML files of the folder that `TILECAST_LINKS`
-    names, which win.
+    """Every link by name: those that ship with Tilecast, and the TOML files of the folder of `use_links`, which win.
 
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
     """
-    return _links(os.environ.get("TILECAST_LINKS", ""))
+    return _links(_link_folder)
 
 
 @cache
 def _link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
-        raise SpecError("TILECAST_LINKS", f"{folder} is no folder", "name the folder that holds your link files")
+        raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
     return {item.name: item for path in [*toml_files("links"), *mine] for item in [read_facts(path, LinkFile)]}
 
@@ -83,12 +93,12 @@ def gpu_facts(name: str) -> GpuFile:
 
 
 def link_facts(name: str) -> LinkFile:
-    """The file of a link, sources among it, shipped or from the folder that `TILECAST_LINKS` names.
+    """The file of a link, sources among it, shipped or from the folder of `use_links`.
 
     Raises:
         SpecError: there is no such link.
     """
-    return named(_link_files(os.environ.get("TILECAST_LINKS", "")), find_link(name).name, "link")
+    return named(_link_files(_link_folder), find_link(name).name, "link")
 
 
 def load_link(path: Path | Traversable) -> Link:
