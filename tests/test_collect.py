@@ -20,7 +20,7 @@ from tilecast.graph import KIND_NAMES
 from tilecast.validate import kernels as tables_of_kernels
 from tilecast_fit import collect
 from tilecast_fit.collect import device
-from tilecast_fit.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, Case, Kind, log_uniform, plan
+from tilecast_fit.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, KernelCase, KernelKind, log_uniform, plan
 from tilecast_fit.collect.tables import CollectError, Environment, SkippedError, Tables, Tally, Timing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ ENVIRONMENT = Environment("NVIDIA H100 80GB HBM3", "550.54.15", "12.8", "2.9.1+c
 TIMING = Timing(12.5e-6, 12e-6, 13e-6, 15)
 
 
-def cases(count: int, *names: str, seed: int = 0) -> list[Case]:
+def cases(count: int, *names: str, seed: int = 0) -> list[KernelCase]:
     return list(islice(plan(names or list(KINDS), seed), count))
 
 
@@ -61,7 +61,7 @@ def test_a_plan_is_balanced_wherever_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_every_stratum_comes_before_any_comes_again(kind: Kind) -> None:
+def test_every_stratum_comes_before_any_comes_again(kind: KernelKind) -> None:
     drawn = cases(len(kind.strata), kind.name)
     assert sorted(str(case.words) for case in drawn) == sorted(str(words) for words in kind.strata)
     assert len({str(case.sizes) for case in drawn}) > len(drawn) / 2
@@ -104,7 +104,7 @@ def test_sizes_are_spread_over_their_orders_of_magnitude() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_the_tables_are_read_back_as_the_kernels_that_were_measured(kind: Kind, tmp_path: Path) -> None:
+def test_the_tables_are_read_back_as_the_kernels_that_were_measured(kind: KernelKind, tmp_path: Path) -> None:
     drawn = cases(2 * len(kind.strata), kind.name)
     tables = Tables(tmp_path / "new", ENVIRONMENT)
     for case in drawn:
@@ -168,7 +168,7 @@ def test_no_case_begins_after_the_budget_and_one_that_has_begun_is_finished(tmp_
     now = [1000.0]
     durations: Iterator[float] = itertools.cycle([3.0, 7.0])
 
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         now[0] += next(durations)
         return TIMING
 
@@ -180,7 +180,7 @@ def test_no_case_begins_after_the_budget_and_one_that_has_begun_is_finished(tmp_
 
 
 def test_what_cannot_be_measured_is_counted_by_reason_and_writes_nothing(tmp_path: Path) -> None:
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         if case.kind.name == "gemm":
             raise SkippedError("out of memory", f"detail of {case.words['dtype']}")
         return TIMING
@@ -195,7 +195,7 @@ def test_what_cannot_be_measured_is_counted_by_reason_and_writes_nothing(tmp_pat
 
 
 def test_a_device_that_fails_leaves_whole_rows_and_the_count(tmp_path: Path) -> None:
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         if tally.measured.total() == 7:
             raise CollectError("CUDA: the device is gone")
         return TIMING

@@ -24,7 +24,7 @@ Bound = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class PricedOperator:
     """One operator of the model on one rank, equal ones of several blocks together. Seconds and counts are those of one
     micro-batch through every stage."""
 
@@ -125,7 +125,7 @@ class Explanation:
     gpu: Gpu
     precision: str
     plan: Plan
-    operators: tuple[Operator, ...]
+    operators: tuple[PricedOperator, ...]
     """The costliest first."""
     exchanges: tuple[Exchange, ...]
     gradient_bytes: float
@@ -256,7 +256,7 @@ def _operators(
     sharded: Sharded,
     times: kernels.KernelTimes,
     rows: Sequence[npt.NDArray[np.intp]],
-) -> tuple[Operator, ...]:
+) -> tuple[PricedOperator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
@@ -275,7 +275,7 @@ def _operators(
         kind, precision = KIND_NAMES[table.kind[row]], PRECISION_NAMES[table.precision[row]]
         compute_s = flops[row] / times.gpu.peak_flops.get(precision, np.inf)
         found.append(
-            Operator(
+            PricedOperator(
                 name=name,
                 phase=phase,
                 kind=kind,

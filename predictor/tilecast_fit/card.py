@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tilecast import kernels
 from tilecast.spec import Floats
 from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
-from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernel_table import MeasuredKernels
 from tilecast.validate.kernels import NEUSIGHT_ERRORS, Prediction, predict
-from tilecast_fit.samples import SOURCES, Source
+from tilecast_fit.samples import SOURCES, SampleTable
 from tilecast_fit.training import fit
 
 HELD_OUT_FOLD = 0
@@ -50,7 +50,7 @@ FEWEST = 5
 """Cells of a table with fewer rows are left out."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Chosen: TypeAlias = Callable[[Table], Mask]
+Chosen: TypeAlias = Callable[[MeasuredKernels], Mask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
         ),
         *_section(
             protocol.title, protocol.note,
-            _asked(data, [Source(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
+            _asked(data, [SampleTable(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
         ),
     ]  # fmt: skip
     output.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -155,13 +155,13 @@ def _introduction() -> list[str]:
     ]
 
 
-def _every(table: Table) -> Mask:
+def _every(table: MeasuredKernels) -> Mask:
     return np.ones(len(table), bool)
 
 
 def _asked(
-    data: Path, sources: Sequence[Source], model: Path | None, chosen: Chosen
-) -> list[tuple[Table, Prediction, Mask]]:
+    data: Path, sources: Sequence[SampleTable], model: Path | None, chosen: Chosen
+) -> list[tuple[MeasuredKernels, Prediction, Mask]]:
     found = []
     for source in sources:
         table = read(data / source.file)
@@ -173,7 +173,7 @@ def _asked(
     return found
 
 
-def _section(title: str, note: str, asked: Iterable[tuple[Table, Prediction, Mask]]) -> list[str]:
+def _section(title: str, note: str, asked: Iterable[tuple[MeasuredKernels, Prediction, Mask]]) -> list[str]:
     cells: dict[tuple[str, str, str], list[Floats]] = {}
     for table, p, rows in asked:
         for i in np.flatnonzero(rows & np.isfinite(p.seconds) & (table.latency_s > 0)):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tilecast_observe.reporter import Reporter, Settings, log
+from tilecast_observe.reporter import Reporter, ReporterSettings, log
 
 if TYPE_CHECKING:
     from typing import Self
@@ -39,7 +39,7 @@ class StepTimer:
         self,
         warmup_steps: int = 10,
         interval_s: float = 60.0,
-        settings: Settings | None = None,
+        settings: ReporterSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ class StepTimer:
         self._count = 0
         self._reporter: Reporter | None = None
         try:
-            self._reporter = Reporter(settings or Settings.of(os.environ), self._take, interval_s)
+            self._reporter = Reporter(settings or ReporterSettings.of(os.environ), self._take, interval_s)
         except Exception:
             log.warning("step times are not reported", exc_info=True)
 

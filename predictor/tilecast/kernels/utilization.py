@@ -67,7 +67,7 @@ class Spread(_Part):
         return self.dies.get(die(gpu), self.seen) if measured else self.unseen
 
 
-class Network(_Part):
+class TrainedNetwork(_Part):
     """One network of the file. A context index is `dies.index(die) * len(cases) + cases.index(case)`;
     the first die is the empty name: no GPU in particular."""
 
@@ -117,7 +117,7 @@ class Description(_Part):
 
     format: str
     version: str
-    networks: Mapping[str, Network]
+    networks: Mapping[str, TrainedNetwork]
     ceilings: Mapping[str, Ceiling]
 
 

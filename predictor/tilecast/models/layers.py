@@ -190,7 +190,7 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Composition:
     """An operator written in element-wise ones: tensors read and written, and kernels, of each pass."""
 
     forward: tuple[float, float, int]
@@ -199,14 +199,14 @@ class Chain:
     """Whether mixed precision runs it in FP32, as it does powers and sums."""
 
 
-_GELU = Chain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
-CHAINS: Mapping[Composed, Chain] = {
-    "rmsnorm": Chain((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
-    "layernorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
-    "channelnorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+_GELU = Composition((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
+CHAINS: Mapping[Composed, Composition] = {
+    "rmsnorm": Composition((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
     "gelu": _GELU,
     "tanh-gelu": _GELU,
-    "dropout": Chain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+    "dropout": Composition((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
 }
 """Counted from the formulas and their derivatives. A norm of layers or channels: mean, squared difference, its mean,
 product, sum (TensorFlow, nn_impl.py: moments, batch_normalization); of root mean squares: conversion, square, mean,

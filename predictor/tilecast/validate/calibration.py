@@ -22,7 +22,7 @@ from tilecast.validate.table import read
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRuns:
     """Rows of grade A and B with what was forecast for them; arrays are (R,)."""
 
     rows: tuple[Row, ...]
@@ -31,7 +31,7 @@ class Measured:
     """Of the range without any run, as a logarithm."""
 
 
-def measured(rows: Sequence[Row]) -> Measured:
+def measured(rows: Sequence[Row]) -> MeasuredRuns:
     """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
     forecasts = tables.forecast(rows)
     scored = scores.score(rows, forecasts)
@@ -55,11 +55,11 @@ def measured(rows: Sequence[Row]) -> Measured:
                 observed_s=float(seconds),
             )
         )
-    return Measured(scored.rows, tuple(found), np.array([widths[id(row)] for row in scored.rows]))
+    return MeasuredRuns(scored.rows, tuple(found), np.array([widths[id(row)] for row in scored.rows]))
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CalibrationPoint:
     """Errors of forecasts after so many observations of their pool."""
 
     observations: int
@@ -75,7 +75,7 @@ class Point:
     """Mean half-width of the range, as a ratio."""
 
 
-def curve(found: Measured, counts: Sequence[int], least: int, draws: int = 20) -> list[Point]:
+def curve(found: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
     """How forecasts improve with observations of their pool.
 
     Of every pool with `least` rows or more, so many are drawn at random as observations, and the others are forecast;
@@ -98,11 +98,11 @@ def curve(found: Measured, counts: Sequence[int], least: int, draws: int = 20) -
                 seen, rest = order[:count], order[max(counts) :]
                 figures.append(_held(found, seen, rest))
         error, bias, coverage, width = np.mean(figures, axis=0)
-        points.append(Point(count, len(large), rows, error, bias, coverage, width))
+        points.append(CalibrationPoint(count, len(large), rows, error, bias, coverage, width))
     return points
 
 
-def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
     table = calibration.fit([found.runs[index] for index in seen])
     held = [found.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
@@ -123,7 +123,7 @@ def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int
 COUNTS = (0, 3, 10, 30)
 
 
-def report(found: Measured) -> str:
+def report(found: MeasuredRuns) -> str:
     """How errors fall with observations, for the pools that are large enough, and the corrections of all rows.
 
     Raises:
@@ -147,7 +147,7 @@ def report(found: Measured) -> str:
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"
 
 
-def _line(point: Point) -> str:
+def _line(point: CalibrationPoint) -> str:
     return (
         f"{point.observations:<26}{point.pools:>6}{point.rows:>6}{point.error:>8.1%}{point.bias:>8.1%}"
         f"{point.coverage:>10.1%}{point.width:>8.0%}"

@@ -22,7 +22,7 @@ REASONS: Mapping[str, str] = {
 """Every reason for which a row is not predicted."""
 
 
-class Refusal(Exception):  # noqa: N818  (an outcome of a row, not a failure)
+class UnreadRow(Exception):  # noqa: N818  (an outcome of a row, not a failure)
     """A row that cannot be expressed; `code` is a key of `REASONS`."""
 
     def __init__(self, code: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import collectives
-from tilecast.calibrate import Measured, predict
+from tilecast.calibrate import Measurements, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, csvfile, untracked
@@ -51,12 +51,12 @@ CLASSES: tuple[tuple[str, float], ...] = (("<64 KiB", 2**16), ("<1 MiB", 2**20),
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CollectivesTable:
     """A measured table of R rows and its forecasts; every column (R,), seconds, NaN where `reason` says why."""
 
     header: list[str]
     cells: list[list[str]]
-    measured: Measured
+    measured: Measurements
     link: list[str]
     """What joins the ranks: the network where they span nodes, else the link inside the node."""
     seconds: Floats
@@ -66,7 +66,7 @@ class Table:
     reason: list[str]
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> CollectivesTable:
     """A table of collectives, plain or gzipped, with its forecasts.
 
     Raises:
@@ -83,7 +83,7 @@ def read(path: Path) -> Table:
     return _forecast(path, header, cells, columns, measured)
 
 
-def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
+def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
     operations = [text.strip().lower() for text in columns["op"]]
     for row, name in enumerate(operations):
         if name not in OPERATIONS and name not in UNPRICED:
@@ -100,7 +100,7 @@ def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
         problem = f"{ranks[row]:g} GPUs do not fill {nodes[row]:g} nodes evenly"
         raise SpecError(_cell(path, int(row), "n_nodes"), problem, "give GPUs that are a multiple of the nodes")
     seconds = _numbers(path, columns, "latency_us", least=1e-3, default=np.nan) * 1e-6
-    return Measured(np.array([OPERATIONS.get(name, "") for name in operations]), size, ranks, local, local, seconds)
+    return Measurements(np.array([OPERATIONS.get(name, "") for name in operations]), size, ranks, local, local, seconds)
 
 
 def _cell(path: Path, row: int, column: str) -> str:
@@ -126,8 +126,12 @@ def _numbers(
 
 
 def _forecast(
-    path: Path, header: list[str], cells: list[list[str]], columns: Mapping[str, list[str]], measured: Measured
-) -> Table:
+    path: Path,
+    header: list[str],
+    cells: list[list[str]],
+    columns: Mapping[str, list[str]],
+    measured: Measurements,
+) -> CollectivesTable:
     count = len(cells)
     text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
     keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
@@ -167,7 +171,7 @@ def _forecast(
         inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
         spread[rows] = network.spread if key[-1] else inside
     lower, upper = seconds * np.exp(-spread), seconds * np.exp(spread)
-    return Table(header, cells, measured, link, seconds, lower, upper, bound, reason)
+    return CollectivesTable(header, cells, measured, link, seconds, lower, upper, bound, reason)
 
 
 def _links(
@@ -237,9 +241,9 @@ def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> s
     return summary(tables)
 
 
-def summary(tables: Sequence[Table]) -> str:
+def summary(tables: Sequence[CollectivesTable]) -> str:
     """The errors of the tables together, as text."""
-    measured = Measured.concatenate([table.measured for table in tables])
+    measured = Measurements.concatenate([table.measured for table in tables])
     seconds, lower, upper, bound = (
         np.concatenate([getattr(table, name) for table in tables]) for name in ("seconds", "lower", "upper", "bound")
     )

@@ -12,7 +12,7 @@ from tilecast.spec import (
     Model,
     SpecError,
 )
-from tilecast.validate.cells import Refusal, Row, integer, noted, real
+from tilecast.validate.cells import Row, UnreadRow, integer, noted, real
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
          ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
@@ -101,7 +101,7 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     gated = row.get("gated_mlp", "") in ("1", "1.0")
     notes = row.get("notes", "").lower()
     if family not in ("decoder", "encoder", "moe", "encdec") or not (stated.get("hidden") and stated.get("vocab")):
-        raise Refusal("unknown-model")
+        raise UnreadRow("unknown-model")
     if not stated.get("layers"):
         stated["layers"] = _layers(row, stated, gated)
     table: dict[str, object] = {
@@ -120,14 +120,14 @@ def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
     }
     table |= {name: value for name, pattern in _IN_NOTES if (value := noted(pattern, notes))}
     if family == "moe" and "experts" not in table:
-        raise Refusal("unknown-model")
+        raise UnreadRow("unknown-model")
     if family == "encoder":
         table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
         table["head_share"] = 0.15625
     try:
         return models.model_from(table)
     except SpecError:
-        raise Refusal("unknown-model") from None
+        raise UnreadRow("unknown-model") from None
 
 
 _IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
@@ -139,12 +139,12 @@ def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
     MLP each, beside one embedding."""
     billions = real(row, "params_b")
     if billions is None:
-        raise Refusal("unknown-model")
+        raise UnreadRow("unknown-model")
     parameters, hidden = billions * 1e9, stated["hidden"]
     each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
     layers = round((parameters - stated["vocab"] * hidden) / each)
     if row.get("family") == "moe" or layers < 1:
-        raise Refusal("unknown-model")
+        raise UnreadRow("unknown-model")
     return layers
 
 

@@ -25,7 +25,7 @@ from tilecast.spec import (
     SpecError,
     Workload,
 )
-from tilecast.validate.cells import Refusal, Row, integer, noted
+from tilecast.validate.cells import Row, UnreadRow, integer, noted
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.models import model_of
 from tilecast.validate.networks import pool_of
@@ -60,27 +60,27 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
     """The case a row describes, its model taken from a folder of graphs where that has one.
 
     Raises:
-        Refusal: the row cannot be expressed, with the reason's code.
+        UnreadRow: the row cannot be expressed, with the reason's code.
         SpecError: the graph that the row names is damaged, or of another model.
     """
     try:
         name = row["gpu"].split("(")[0].strip()
         gpu = find_gpu(ASSUMED.get(name, name))
     except SpecError:
-        raise Refusal("unknown-gpu") from None
+        raise UnreadRow("unknown-gpu") from None
     precision = _PRECISION.get(row.get("precision", "").lower())
     if precision is None:
-        raise Refusal("unknown-precision")
+        raise UnreadRow("unknown-precision")
     if not gpu.supports(precision):
-        raise Refusal("precision-not-supported")
+        raise UnreadRow("precision-not-supported")
     model = (graphs.model(row) if graphs else None) or model_of(row)
     gpus = _gpus(row)
     if not gpus:
-        raise Refusal("no-gpus")
+        raise UnreadRow("no-gpus")
     stated = _plan(row, model, gpus)
     batch = integer(row, "global_batch") or _batch_of(stated)
     if not batch:
-        raise Refusal("no-batch")
+        raise UnreadRow("no-batch")
     sequence = _sequence(row, model)
     notes = row.get("notes", "").lower()
     workload = Workload(
@@ -249,7 +249,7 @@ def _sequence(row: Row, model: Model) -> int:
         return 1
     sequence = integer(row, "seq_len")
     if not sequence:
-        raise Refusal("no-sequence")
+        raise UnreadRow("no-sequence")
     return sequence
 
 
@@ -267,7 +267,7 @@ def _plan(row: Row, model: Model, gpus: int) -> dict[str, int | None]:
     if degrees["data"] and degrees["tensor"] and degrees["pipeline"]:
         used = degrees["data"] * degrees["tensor"] * degrees["pipeline"] * (degrees["context"] or 1)
         if used != gpus:
-            raise Refusal("impossible-plan")
+            raise UnreadRow("impossible-plan")
     zero = integer(row, "zero_stage")
     if zero is None and _spreads_optimizer(row):
         zero = 1

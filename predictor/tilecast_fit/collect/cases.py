@@ -31,7 +31,7 @@ LARGEST_FLOPS: Mapping[str, float] = {"fp32": 2e12, "tf32": 1e13, "fp16": 1e13, 
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KernelKind:
     """A kind of kernel, measured into the table `<name>.csv`."""
 
     name: str
@@ -52,10 +52,10 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """One kernel to measure."""
 
-    kind: Kind
+    kind: KernelKind
     words: Words
     sizes: Sizes
 
@@ -238,16 +238,16 @@ SWEPT = ("dtype", "op", DIRECTION, "x_name", "x_value", "config_json")
 HALVES = ("fp16", "bf16")
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, KernelKind] = {
     kind.name: kind
     for kind in (
-        Kind(
+        KernelKind(
             "gemm", 6, ("dtype", "m", "n", "k", "batch"),
             tuple({"dtype": dtype, **form} for dtype in ("fp32", "tf32", "fp16", "bf16") for form in GEMM_FORMS)
             + (FP8_FORM,) * 3,
             _gemm_sizes, _gemm_bytes, _gemm_flops, labels=("trans_a", "trans_b", "kernel"),
         ),
-        Kind(
+        KernelKind(
             "attention", 6,
             ("dtype", DIRECTION, "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "causal"),
             _strata(
@@ -256,7 +256,7 @@ KINDS: Mapping[str, Kind] = {
             ),
             _attention_sizes, _attention_bytes, _attention_flops, labels=("kernel",),
         ),
-        Kind(
+        KernelKind(
             "norm", 4, ROWWISE,
             _strata(
                 dtype=("fp32", *HALVES), op=("layer_norm", "rms_norm", "softmax"), **{DIRECTION: ("fwd", "bwd")},
@@ -264,12 +264,12 @@ KINDS: Mapping[str, Kind] = {
             ),
             _matrix_sizes, _rowwise_bytes, labels=("impl",),
         ),
-        Kind(
+        KernelKind(
             "elementwise", 2, ROWWISE,
             _strata(dtype=("fp32", *HALVES), op=tuple(POINTWISE_INPUTS), **{DIRECTION: ("fwd",)}, impl=("pytorch",)),
             _matrix_sizes, _pointwise_bytes, labels=("impl",),
         ),
-        Kind(
+        KernelKind(
             "cross_entropy", 2, SWEPT,
             _strata(
                 dtype=("fp32", "bf16"), op=("cross_entropy",), **{DIRECTION: ("forward", "backward")},
@@ -277,13 +277,13 @@ KINDS: Mapping[str, Kind] = {
             ),
             _logits_sizes, _logits_bytes, labels=("impl",), swept="V",
         ),
-        Kind(
+        KernelKind(
             "embedding", 2, SWEPT,
             _strata(dtype=("fp32", "bf16"), op=("embedding",), **{DIRECTION: ("forward",)}, impl=("pytorch",))
             + _strata(dtype=("fp32", "bf16"), op=("embedding",), **{DIRECTION: ("backward",)}, impl=("composite",)),
             _embedding_sizes, _embedding_bytes, labels=("impl",), swept="V",
         ),
-        Kind(
+        KernelKind(
             "conv2d", 4,
             (
                 "dtype", DIRECTION, "batch", "c_in", "h", "w", "c_out", "kh", "kw", "pad_h", "pad_w",
@@ -295,7 +295,7 @@ KINDS: Mapping[str, Kind] = {
             ),
             _conv_sizes, _conv_bytes, _conv_flops, labels=("groups", "layout", "fwd_algo"),
         ),
-        Kind(
+        KernelKind(
             "optimizer", 2, ROWWISE,
             _strata(
                 dtype=("fp32", "bf16"), op=tuple(OPTIMIZER_TENSORS), **{DIRECTION: ("step",)}, impl=("pytorch fused",)
@@ -308,20 +308,20 @@ KINDS: Mapping[str, Kind] = {
 implementation does in one; an optimizer's `rows` are its tensors, `cols` the elements of each."""
 
 
-def draw(kind: Kind, seed: int) -> Iterator[Case]:
+def draw(kind: KernelKind, seed: int) -> Iterator[KernelCase]:
     """Cases of one kind without end: its strata in turn, shuffled anew each time round, with fresh sizes."""
     rng = Random(f"{seed}/{kind.name}")  # noqa: S311 shapes are no secret
     strata = list(kind.strata)
     while True:
         rng.shuffle(strata)
         for words in strata:
-            case = Case(kind, words, kind.sizes(rng, words))
+            case = KernelCase(kind, words, kind.sizes(rng, words))
             while not case.fits():
-                case = Case(kind, words, kind.sizes(rng, words))
+                case = KernelCase(kind, words, kind.sizes(rng, words))
             yield case
 
 
-def plan(names: Sequence[str], seed: int) -> Iterator[Case]:
+def plan(names: Sequence[str], seed: int) -> Iterator[KernelCase]:
     """Cases of those kinds without end, interleaved: each kind has its share of every round, evenly spread.
 
     The cases of a kind do not depend on which others are measured.

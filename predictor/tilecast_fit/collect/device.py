@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .cases import DIRECTION, POINTWISE_INPUTS, Case, Sizes, Words
+from .cases import DIRECTION, POINTWISE_INPUTS, KernelCase, Sizes, Words
 from .tables import CollectError, Environment, SkippedError, Timing
 
 BURST_S = 4e-3
@@ -65,7 +65,7 @@ LEAST_PYTORCH: Mapping[str, tuple[int, int]] = {"rms_norm": (2, 9)}
 """PyTorch version from which an op is one kernel."""
 
 
-def missing(case: Case, capability: tuple[int, int], pytorch: str) -> str:
+def missing(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
     """Why a GPU of that capability or a PyTorch of that version cannot run a case; empty where it can."""
     if capability < LEAST_CAPABILITY[case.words["dtype"]]:
         return f"no {case.words['dtype']} units"
@@ -243,7 +243,7 @@ class Device:
         torch.backends.cudnn.benchmark = True
         self.flush = torch.zeros(2 * self.l2_bytes // 4, device="cuda")
 
-    def __call__(self, case: Case) -> Timing:
+    def __call__(self, case: KernelCase) -> Timing:
         """Measure one case.
 
         Raises:
@@ -266,7 +266,7 @@ class Device:
             raise CollectError(f"CUDA: {case} broke the device ({str(error).splitlines()[0]}); start anew") from None
         raise skip
 
-    def _timing(self, case: Case) -> Timing:
+    def _timing(self, case: KernelCase) -> Timing:
         torch = self.torch
         if case.moved_bytes > MEMORY_SHARE * (torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()):
             raise SkippedError("out of memory")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from .cases import KINDS, Case, Kind
+from .cases import KINDS, KernelCase, KernelKind
 
 
 class CollectError(Exception):
@@ -55,12 +55,12 @@ class Environment:
 MEASURED = ("n_runs", "latency_min_us", "latency_max_us", "driver", "cuda", "pytorch")
 
 
-def header(kind: Kind) -> list[str]:
+def header(kind: KernelKind) -> list[str]:
     """The columns of a kind's table."""
     return ["source", "gpu", *kind.columns, "latency_us", *kind.labels, *MEASURED]
 
 
-def row(case: Case, timing: Timing, environment: Environment) -> list[str]:
+def row(case: KernelCase, timing: Timing, environment: Environment) -> list[str]:
     """The row of a measured case, in the order of `header`."""
     cells = case.cells() | {
         "source": "tilecast", "gpu": environment.gpu, "latency_us": f"{timing.median_s * 1e6:.4f}",
@@ -104,7 +104,7 @@ class Tables:
         self.folder, self.environment, self.copy = folder, environment, copy
         self.started: set[str] = set()
 
-    def write(self, case: Case, timing: Timing) -> None:
+    def write(self, case: KernelCase, timing: Timing) -> None:
         """Append the row of a measured case."""
         name = f"{case.kind.name}.csv"
         with (self.folder / name).open("a", newline="", encoding="utf-8") as file:
@@ -136,12 +136,12 @@ class Tally:
 class Measure(Protocol):
     """What turns a case into seconds."""
 
-    def __call__(self, case: Case) -> Timing:
+    def __call__(self, case: KernelCase) -> Timing:
         """Raises `SkippedError` where the case cannot be measured, `CollectError` where no further one can."""
 
 
 def collect(
-    cases: Iterable[Case], measure: Measure, tables: Tables, tally: Tally, *, budget_s: float,
+    cases: Iterable[KernelCase], measure: Measure, tables: Tables, tally: Tally, *, budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:  # fmt: skip
     """Measure cases in order until they end or the budget does; a case that has begun is finished.

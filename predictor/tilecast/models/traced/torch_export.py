@@ -99,7 +99,7 @@ def _exported(module: Any, inputs: tuple[Any, ...], target: str) -> Exported:
         remedy = "see torch.export: no data-dependent control flow"
         raise SpecError(target, f"torch.export failed: {first_line(error)}", remedy) from None
     _inline(program.graph_module)
-    return _Reader(program, target).read()
+    return _ProgramReader(program, target).read()
 
 
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
@@ -124,7 +124,7 @@ def _inline(module: Any) -> None:
         graph.erase_node(node)
 
 
-class _Reader:
+class _ProgramReader:
     """Walks an exported program once."""
 
     def __init__(self, program: Any, target: str) -> None:
