@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context
 from pathlib import Path
@@ -186,16 +186,10 @@ def _with(link: Link, name: str, value: float) -> Link:
     return replace(link, protocols={**link.protocols, part: replace(link.protocols[part], **change)})
 
 
-PERFORMED: Mapping[str, str] = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "sendrecv": "send_recv",
-}  # fmt: skip
-"""Collectives by the name of nccl-tests' program, without `_perf`."""
-
 LEAST_US, MOST = 1e-3, 2**53
 """The shortest time in microseconds that a log may hold, and its largest time and size."""
 
-_PROGRAM = re.compile(r"(all_reduce|all_gather|reduce_scatter|[a-z]+)_perf(?![a-z])")
+_PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])")
 """A program of nccl-tests in a command line or a file's name, with whatever stands around it."""
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
@@ -253,8 +247,8 @@ def read_log(path: Path) -> Log:
 
 
 def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
-    if name not in PERFORMED:
-        known = ", ".join(f"{known}_perf" for known in PERFORMED)
+    if name not in collectives.PROGRAMS:
+        known = ", ".join(f"{known}_perf" for known in collectives.PROGRAMS)
         problem = f"{name}_perf is not priced" if name else "the log does not name the collective"
         raise SpecError(
             where, problem, f"give the log of one of {known}, with the command line in it or in its file name"
@@ -283,7 +277,7 @@ def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[
         raise SpecError(where, f"size {digits[:40]!r} is more than 2**53 bytes", "give the log as it was printed")
     on_node = sum(host == mine[0] for _, host in hosts)
     numbers = (float(digits), float(ranks), float(min(each)), float(on_node), time_us * 1e-6)
-    return Measurements(np.array([PERFORMED[name]]), *(np.array([value]) for value in numbers))
+    return Measurements(np.array([collectives.PROGRAMS[name]]), *(np.array([value]) for value in numbers))
 
 
 def toml(link: Link, source: str) -> str:

@@ -23,13 +23,6 @@ from tilecast.validate.table import ASSUMED
 
 NEEDED = ("op", "bytes", "n_gpus")
 
-OPERATIONS: Mapping[str, str] = {
-    "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather", "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter", "all_to_all": "all_to_all",
-    "alltoall": "all_to_all", "p2p": "send_recv", "sendrecv": "send_recv", "send_recv": "send_recv",
-}  # fmt: skip
-"""Collectives as tables write them."""
-
 UNPRICED = ("broadcast", "reduce", "gather", "scatter", "alltoallv", "hypercube")
 """Collectives of nccl-tests that no training step here uses."""
 
@@ -86,8 +79,8 @@ def read(path: Path) -> CollectivesTable:
 def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
     operations = [text.strip().lower() for text in columns["op"]]
     for row, name in enumerate(operations):
-        if name not in OPERATIONS and name not in UNPRICED:
-            known = ", ".join(collectives.ALGORITHMS)
+        if name not in collectives.SPELLINGS and name not in UNPRICED:
+            known = ", ".join(collectives.COLLECTIVES)
             raise SpecError(_cell(path, row, "op"), f"unknown collective {name!r}", f"use one of {known}")
     size = _numbers(path, columns, "bytes", least=0)
     for row in np.flatnonzero((size > 0) & (size < 1))[:1]:
@@ -100,7 +93,9 @@ def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
         problem = f"{ranks[row]:g} GPUs do not fill {nodes[row]:g} nodes evenly"
         raise SpecError(_cell(path, int(row), "n_nodes"), problem, "give GPUs that are a multiple of the nodes")
     seconds = _numbers(path, columns, "latency_us", least=1e-3, default=np.nan) * 1e-6
-    return Measurements(np.array([OPERATIONS.get(name, "") for name in operations]), size, ranks, local, local, seconds)
+    return Measurements(
+        np.array([collectives.SPELLINGS.get(name, "") for name in operations]), size, ranks, local, local, seconds
+    )
 
 
 def _cell(path: Path, row: int, column: str) -> str:
