@@ -94,7 +94,7 @@ class PerLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class StrategyChain:
     """The strategies (S) that one plan may mix, and the chain of the model's blocks (N) under them. `moving` is the
     part of the changes in which activations move, (N - 1, S, S)."""
 
@@ -122,7 +122,7 @@ def best(
     Raises:
         SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
     """
-    found: tuple[float, Family, Ints] | None = None
+    found: tuple[float, StrategyChain, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
     graph, order = None, np.zeros(0, np.int64)
@@ -246,7 +246,7 @@ class Families:
         held = self.costs.held_bytes[self.order].sum(axis=0) + self.costs.working_bytes.max(axis=0)
         return np.unique(np.append(fast, rows[held[rows].argmin()]))
 
-    def family(self, rows: Ints) -> Family:
+    def family(self, rows: Ints) -> StrategyChain:
         """The chain of the model's blocks under these strategies."""
         return _family(self.workload, self.plans.take(rows), self.costs.take(rows), self.order, self.pool, self.fitted)
 
@@ -263,7 +263,9 @@ def cheapest_uniform(one: Chain) -> tuple[int | None, float]:
     return (row if np.isfinite(seconds[row]) else None), float(seconds[row])
 
 
-def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants) -> Family:
+def _family(
+    workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: Pool, fitted: Constants
+) -> StrategyChain:
     straggle = replicas.straggle(plans, fitted)
     pairs, where = np.unique(np.column_stack([order[:-1], order[1:]]), axis=0, return_inverse=True)
     exposed = [
@@ -278,10 +280,10 @@ def _family(workload: Workload, plans: Plans, costs: Costs, order: Ints, pool: P
     cost[0] += exposed_seconds(workload, plans, costs, None, int(order[0]), pool, fitted)
     budget = memory.usable_bytes(pool.gpu) - memory.shared_context_bytes(workload, plans, pool.gpu)
     whole = Chain(cost, change, costs.held_bytes[order], costs.working_bytes[order], budget)
-    return Family(plans, whole, moves)
+    return StrategyChain(plans, whole, moves)
 
 
-def _tied(workload: Workload, graph: Graph, order: Ints, family: Family) -> Iterator[Chain]:
+def _tied(workload: Workload, graph: Graph, order: Ints, family: StrategyChain) -> Iterator[Chain]:
     """The chain; where embedding and head share their weights, once for each layout that both may have."""
     model = workload.model
     ends = np.isin(order, [number_of(graph.blocks, block) for block in (*graph.first, *graph.last)])
