@@ -21,12 +21,12 @@ from tilecast.advise.rank import Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
+    AdviceOrigin,
     Baseline,
     Budget,
     Change,
     Constraints,
     Offer,
-    Provenance,
     Rejection,
     Request,
     WhyNot,
@@ -40,12 +40,12 @@ from tilecast.spec import SpecError
 
 __all__ = [
     "Advice",
+    "AdviceOrigin",
     "Baseline",
     "Budget",
     "Change",
     "Constraints",
     "Offer",
-    "Provenance",
     "Rejection",
     "Request",
     "WhyNot",
@@ -100,7 +100,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         ),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
-        provenance=Provenance(
+        provenance=AdviceOrigin(
             version=__version__,
             model_version=version,
             model_sha256=digest,

@@ -165,7 +165,7 @@ class WhyNot:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class AdviceOrigin:
     """What an advice rests on."""
 
     version: str
@@ -205,7 +205,7 @@ class Advice:
     plans_evaluated: int
     confidence: str
     """Why the range is as wide as it is, in a sentence."""
-    provenance: Provenance
+    provenance: AdviceOrigin
     inputs_hash: str
     sharing: Sharing | None = None
     """The parts of a GPU that would do, where the best plan uses one and a part is worth while or allowed."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tilecast import search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise
-from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs, reading
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.render import launch as launched
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = LEGEND
     inputs.job_arguments(parser)
-    inputs.pool_arguments(parser)
+    pool_inputs.pool_arguments(parser)
     parser.add_argument(
         "--baseline",
         metavar="POOL:N[:PLAN]",
@@ -73,13 +73,13 @@ def run(options: argparse.Namespace) -> int:
         raise job.told(error) from None
 
 
-def _run(options: argparse.Namespace, job: inputs.Job) -> int:
-    request, pools = job.request(), inputs.pools(options)
+def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
+    request, pools = job.request(), pool_inputs.pools(options)
     if options.baseline:
         request = replace(request, baseline=_baseline(options.baseline))
     if options.plan is not None:
         request = _planned(request, options.plan)
-    notes = inputs.pool_notes(options, pools)
+    notes = pool_inputs.pool_notes(options, pools)
     requests = kept_to(request, options.launch) if options.launch else (request,)
     if job.source is None:
         advice = _noted(_best(requests, pools), notes)
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, job: inputs.Job) -> int:
     else:
         from tilecast.jobs.candidates import settled
 
-        narrowed = [job.source.narrowed(one, pools, inputs.node_labels(options)) for one in requests]
+        narrowed = [job.source.narrowed(one, pools, pool_inputs.node_labels(options)) for one in requests]
         found = narrowed[0][1]
         advice = _noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes)
         is_manifest = options.output == "yaml"
@@ -153,7 +153,7 @@ def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 def _baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
-    pool, gpus = inputs.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    pool, gpus = reading.pair("--baseline", f"{text.partition(':')[0]}:{where}")
     return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
 
 
