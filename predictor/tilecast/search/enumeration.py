@@ -20,6 +20,7 @@ from tilecast import frameworks, fuse, models
 from tilecast.hardware import Pool
 from tilecast.memo import Memo
 from tilecast.models import traced
+from tilecast.models.families import FAMILIES
 from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
 from tilecast.spec import CHECKPOINTING, Ints, Model, Plans, SpecError, Workload
 from tilecast.step import placement
@@ -131,14 +132,12 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 def _splits_sequence(workload: Workload, context: int) -> bool:
     """Whether fused attention may be spread over so many ranks: each takes two pieces of a causal sequence, one of
     another (zig-zag), and enough tokens that sending keys and values can pay."""
-    if workload.model.family not in _CONTEXTUAL or "attention" not in fuse.passes(workload) or not workload.training:
+    model = workload.model
+    can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
+    if not can_split or "attention" not in fuse.passes(workload) or not workload.training:
         return False
-    pieces = 2 * context if workload.model.causal else context
+    pieces = 2 * context if model.causal else context
     return workload.sequence_length % pieces == 0 and workload.sequence_length // context >= MIN_CONTEXT_TOKENS
-
-
-_CONTEXTUAL = ("decoder", "encoder", "moe", "deepseek")
-"""Families of which each layer's queries and keys are of one sequence."""
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
@@ -148,7 +147,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
     fullest = -(-model.layers // pipeline)
-    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and model.family != "encdec"
+    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
 
 
 def _batches(workload: Workload, splits: _Table) -> _Table:
