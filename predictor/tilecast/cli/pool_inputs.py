@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from tilecast import calibration
 from tilecast.cli.reading import pair, read_text
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
-from tilecast.spec import (
-    SpecError,
-)
+from tilecast.spec import SpecError
 
 if TYPE_CHECKING:
     from tilecast.nodes import NodesReport

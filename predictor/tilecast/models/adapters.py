@@ -11,11 +11,7 @@ from tilecast import frameworks
 from tilecast.graph import KernelTable, Op
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
-from tilecast.models.parts import (
-    PHASES,
-    Linear,
-    Part,
-)
+from tilecast.models.parts import PHASES, Linear, Part
 from tilecast.spec import Floats, Workload
 
 

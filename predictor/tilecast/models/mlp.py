@@ -10,16 +10,7 @@ from tilecast.frameworks import Composed
 from tilecast.graph import Op, Transfer
 from tilecast.models import grouped, layers
 from tilecast.models.numerics import Numerics
-from tilecast.models.parts import (
-    NORMED,
-    PHASES,
-    Linear,
-    Part,
-    Rank,
-    norm_parameters,
-    residual,
-    tensor_transfers,
-)
+from tilecast.models.parts import NORMED, PHASES, Linear, Part, Rank, norm_parameters, residual, tensor_transfers
 from tilecast.spec import Floats, Model, Workload
 
 

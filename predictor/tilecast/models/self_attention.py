@@ -9,16 +9,7 @@ import numpy as np
 from tilecast.graph import Op
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
-from tilecast.models.parts import (
-    NORMED,
-    Linear,
-    Part,
-    Rank,
-    key_transfers,
-    norm_parameters,
-    residual,
-    tensor_transfers,
-)
+from tilecast.models.parts import NORMED, Linear, Part, Rank, key_transfers, norm_parameters, residual, tensor_transfers
 from tilecast.spec import Floats, Model, Workload
 
 

@@ -29,12 +29,7 @@ from tilecast.models import grouped, layers
 from tilecast.models.adapters import adapter_products, dequantized, largest_quantized
 from tilecast.models.mlp import expert_mlp, mlp
 from tilecast.models.numerics import Numerics
-from tilecast.models.parts import (
-    Part,
-    Rank,
-    frozen_parameters,
-    norm_parameters,
-)
+from tilecast.models.parts import Part, Rank, frozen_parameters, norm_parameters
 from tilecast.models.self_attention import attention, memory_width
 from tilecast.spec import Workload
 

@@ -8,10 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilecast import models
-from tilecast.spec import (
-    Model,
-    SpecError,
-)
+from tilecast.spec import Model, SpecError
 from tilecast.validate.cells import Row, UnreadRow, integer, noted, real
 
 _DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
