@@ -85,15 +85,17 @@ def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted
     micro-batch keeps, and that the block works with; (4, K)."""
     plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
-    copied_bytes_per_s = weights.copied_bytes_per_s(pool.gpu, fitted)
     columns = np.zeros((4, len(priced.blocks)))
     for number, times in enumerate(priced.blocks):
         is_layer, alone = alone_block(sharded, times.block)
-        parts = passes.block_seconds(workload, alone, plans, pool, times, fitted, recomputed=is_layer)
-        copied_s = weights.copied_seconds(workload, weights.Held.of(workload, alone, whole), plans, copied_bytes_per_s)
+        gpu_s, stall_s, exchange_s, _ = passes.block_seconds(
+            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+        )
+        held = weights.Held.of(workload, alone, whole)
+        copied_s = weights.copied_seconds(workload, held, plans, weights.copied_bytes_per_s(pool.gpu, fitted))
         bill = memory.footprint(workload, alone, whole, pool.gpu)
         columns[:, number] = (
-            (parts[0] + parts[1] + parts[2] + copied_s)[0],
+            (gpu_s + stall_s + exchange_s + copied_s)[0],
             (bill.parameters + bill.gradients + bill.optimizer)[0],
             bill.activations[0],
             (bill.working + bill.buffers / (1 + memory.FRAGMENTATION))[0],
