@@ -8,7 +8,7 @@ from tilecast import models
 from tilecast.advise import Advice, Offer, Provenance, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
-from tilecast_operator.report.status import Refusal
+from tilecast_operator.answer import Refusal
 
 
 def pool(name: str = "h100-sxm", **changes: Any) -> Pool:

@@ -21,7 +21,7 @@ from conftest import Helm, ensure_or_fail
 from controllers import Controllers
 from operator_process import Operator
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
-from tilecast_operator.report.annotations import HASH, KEYS, NODE_SELECTOR, POOL
+from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, POOL
 
 pytestmark = pytest.mark.cluster
 
@@ -278,7 +278,7 @@ def test_an_initial_job_runs_on_the_recommended_pool(
 ) -> None:
     job = placed[kind]
     assert applied(job) == "Placed" and marks(job)[POOL] == "h100-sxm"
-    assert set(KEYS) <= set(marks(job))
+    assert set(ADVICE_KEYS) <= set(marks(job))
     wanted = nodes_of(cluster, json.loads(marks(job)[NODE_SELECTOR]))
     ran = pods(cluster, f"placed-{kind}")
     assert ran and {pod["spec"]["nodeName"] for pod in ran} <= wanted
@@ -318,7 +318,7 @@ def test_a_job_that_takes_its_label_back_loses_the_advice(cluster: Cluster, oper
     until(cluster, "job", "advised-job", lambda found: HASH in marks(found), "is annotated")
     cluster.kubectl("label", "jobs.batch", "advised-job", "tilecast.dev/enabled-")
     job = until(cluster, "job", "advised-job", lambda found: HASH not in marks(found), "is not annotated")
-    assert not set(KEYS) & set(marks(job)) and MODEL in marks(job)
+    assert not set(ADVICE_KEYS) & set(marks(job)) and MODEL in marks(job)
 
 
 def test_a_namespace_asks_for_all_its_jobs(cluster: Cluster, operator: Operator) -> None:

@@ -22,7 +22,7 @@ from tilecast.jobs import (
     changes,
     read,
 )
-from tilecast_operator import place
+from tilecast_operator.controllers import placement as place
 
 EXISTING = sorted((Path(__file__).parent.parent / "examples" / "existing").glob("*.yaml"))
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}

@@ -5,116 +5,109 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import ValidationError
 
 from tilecast import constants
 from tilecast.advise import Advice, Offer, WhyNot
+from tilecast.api.base import StatusModel
+from tilecast.api.status import (
+    Alternative,
+    Condition,
+    FrozenForecast,
+    ModelVersion,
+    PassedOver,
+    Recommendation,
+    RejectedPool,
+    Summary,
+    TrainingJobStatus,
+)
 from tilecast.calibration import ENOUGH
 from tilecast.render import document, units
-from tilecast_operator import observe
-from tilecast_operator.learning import Score
+from tilecast_operator.answer import Answer, Refusal, message, reason
+from tilecast_operator.observed.learner import Score
 
-Status: TypeAlias = dict[str, Any]
+ModelT = TypeVar("ModelT", bound=StatusModel)
+State: TypeAlias = Literal["True", "False", "Unknown"]
 
-MAX_ALTERNATIVES = 16
-MAX_REJECTED = 64
-MAX_PARETO = 8
-MAX_WHY_NOT = 16
-MAX_NOTES = 8
-MAX_MESSAGE = 1024
-MAX_TEXT = {"pool": 63, "nodeType": 63, "plan": 128, "reason": 256, "tolerations": 16}
-"""Longest value of each bounded field of an offer."""
+MAX_ALTERNATIVES, MAX_PARETO, MAX_REJECTED, MAX_WHY_NOT = 16, 8, 64, 16
 LOW_CONFIDENCE_FACTOR = 1.15
 """LowConfidence is true above this multiple of the half-width, as a logarithm, that every range of the model family
 has for what a job description leaves out. Half-widths add in quadrature, so this is where communication, host time
 and unmeasured kernels together come to 57 % of it."""
 
 
-NOT_OBSERVED = ("False", "NotObserved", "no step of the job was measured yet")
-
-
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why there is no advice. `reason` is stable CamelCase, `message` says the problem and the remedy."""
+class Aspect:
+    """Status, reason and message of one condition."""
 
+    status: State
     reason: str
     message: str
-
-
-Verdict: TypeAlias = Advice | Refusal
-Applied: TypeAlias = tuple[str, str, str]
-"""Status, reason and message of the condition Applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a recommendation could start now: status, reason and message of the condition CapacityAvailable."""
+    """Whether a recommendation could start now, as the condition CapacityAvailable says it."""
 
-    status: str
-    reason: str
-    message: str
+    aspect: Aspect
     fits: bool | None = None
 
 
-def reason(verdict: Verdict) -> str:
-    """The one word that a verdict comes down to, as in the Ready condition."""
-    if isinstance(verdict, Refusal):
-        return verdict.reason
-    return "Advised" if verdict.best else "NoFittingPlan"
+UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
 
 
-def message(verdict: Verdict) -> str:
-    """The sentence behind `reason`."""
-    if isinstance(verdict, Refusal):
-        return verdict.message[:MAX_MESSAGE]
-    best = verdict.best
-    if best is not None:
-        return f"{best.plan} on {best.nodes} x {best.gpus_per_node} of {best.pool.name}: {best.reason}"[:MAX_MESSAGE]
-    causes = [f"{item.pool}: {item.message}; {item.remedy}" for item in verdict.rejections]
-    return ("no pool can run the job. " + " | ".join(causes))[:MAX_MESSAGE]
+def stored(found: Mapping[str, Any]) -> TrainingJobStatus:
+    """A status as it was written here; of one of which somebody took parts, or wrote others, nothing is kept."""
+    try:
+        status = TrainingJobStatus.model_validate(found)
+    except ValidationError:
+        return TrainingJobStatus()
+    return status if status.conditions and status.summary else TrainingJobStatus()
 
 
-def status(verdict: Verdict, generation: int, conditions: list[Status]) -> Status:
-    """The whole status for a verdict, conditions included as given."""
-    head: Status = {"observedGeneration": generation, "conditions": conditions}
-    if isinstance(verdict, Refusal):
-        return {**head, "summary": {"reason": verdict.reason}}
-    best = verdict.best
-    found: Status = {
-        **head,
-        "recommendation": None if best is None else _clipped(document.recommendation(best)),
-        "baseline": _alternative(verdict.baseline),
-        "uncapped": _alternative(verdict.uncapped),
-        "alternatives": [_alternative(offer) for offer in verdict.offers[:MAX_ALTERNATIVES]],
-        "pareto": [_alternative(offer) for offer in verdict.pareto[:MAX_PARETO]],
-        "rejected": [
-            {"pool": item.pool[:63], "code": item.code[:64], "message": item.message[:512], "remedy": item.remedy[:512]}
-            for item in verdict.rejections[:MAX_REJECTED]
+def status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
+    """The whole status for an answer, conditions included as given."""
+    if isinstance(answer, Refusal):
+        summary = Summary.within(reason=answer.reason)
+        return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
+    best = answer.best
+    return TrainingJobStatus.within(
+        observed_generation=generation,
+        conditions=conditions,
+        recommendation=None if best is None else Recommendation.within(**document.recommendation(best)),
+        baseline=_alternative(answer.baseline),
+        uncapped=_alternative(answer.uncapped),
+        alternatives=[_alternative(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
+        pareto=[_alternative(offer) for offer in answer.pareto[:MAX_PARETO]],
+        rejected=[
+            RejectedPool.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy)
+            for item in answer.rejections[:MAX_REJECTED]
         ],
-        "whyNot": [_passed_over(item) for item in verdict.why_not[:MAX_WHY_NOT]],
-        "ties": verdict.ties if best else None,
-        "notes": [text[:256] for text in verdict.notes[:MAX_NOTES]],
-        "plansEvaluated": verdict.plans_evaluated,
-        "model": {key: value[:64] for key, value in document.model(verdict).items()},
-        "inputsHash": verdict.inputs_hash[:64],
-        "summary": _summary(verdict),
-    }
-    return {key: value for key, value in found.items() if value not in (None, [])}
+        why_not=[_passed_over(item) for item in answer.why_not[:MAX_WHY_NOT]],
+        ties=answer.ties if best else None,
+        notes=[text[:256] for text in answer.notes],
+        plans_evaluated=answer.plans_evaluated,
+        model=ModelVersion.within(**document.model(answer)),
+        inputs_hash=answer.inputs_hash,
+        summary=_summary(answer),
+    )
 
 
 def conditions(
-    verdict: Verdict,
+    answer: Answer,
     is_off: bool,
     generation: int,
     now: str,
-    current: Iterable[Mapping[str, Any]],
+    current: Iterable[Condition],
     fit: Fit,
-    applied: Applied | None = None,
-) -> list[Status]:
-    """Every condition for a verdict. A condition whose status stays keeps the time of its last transition.
+    applied: Aspect | None = None,
+) -> list[Condition]:
+    """Every condition for an answer. A condition whose status stays keeps the time of its last transition.
 
     Args:
-        verdict: the advice, or why there is none.
+        answer: the advice, or why there is none.
         is_off: whether the job's mode is Off.
         generation: of the spec that was read.
         now: RFC 3339, for conditions whose status changes.
@@ -123,123 +116,114 @@ def conditions(
         applied: whether the job that the advice is for runs as it says, where there is such a job.
     """
     before = list(current)
-    return [condition(*state, generation, now, before) for state in _states(verdict, is_off, fit, applied)]
+    aspects = _aspects(answer, is_off, fit, applied)
+    return [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()]
 
 
-def condition(
-    kind: str, state: str, why: str, text: str, generation: int, now: str, current: Iterable[Mapping[str, Any]]
-) -> Status:
-    """One condition. While its status stays it keeps the time of its last transition."""
-    old = next((item for item in current if item.get("type") == kind), {})
-    since = old.get("lastTransitionTime") if old.get("status") == state else None
-    return {
-        "type": kind,
-        "status": state,
-        "observedGeneration": generation,
-        "lastTransitionTime": since or now,
-        "reason": why,
-        "message": text[:MAX_MESSAGE],
-    }
+def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
+    """A condition; one whose status stays keeps the time of its last transition."""
+    old = next((item for item in current if item.type == kind), None)
+    since = old.last_transition_time if old is not None and old.status == aspect.status else None
+    return Condition.within(
+        type=kind,
+        status=aspect.status,
+        observed_generation=generation,
+        last_transition_time=since or now,
+        reason=aspect.reason,
+        message=aspect.message,
+    )
 
 
-def capacity_condition(fit: Fit, generation: int, now: str, current: Iterable[Mapping[str, Any]]) -> Status:
-    """The condition CapacityAvailable."""
-    return condition("CapacityAvailable", fit.status, fit.reason, fit.message, generation, now, current)
-
-
-def fitted(found: Status, fit: Fit) -> Status:
+def fitted(found: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
     """A status that says whether its recommendation fits now, or nothing where that is not known."""
-    summary = {key: value for key, value in found["summary"].items() if key != "fitsNow"}
-    if not found.get("recommendation"):
-        return {**found, "summary": summary}
-    best = {key: value for key, value in found["recommendation"].items() if key != "fitsNow"}
-    if fit.fits is not None:
-        best["fitsNow"], summary["fitsNow"] = fit.fits, "yes" if fit.fits else "no"
-    return {**found, "recommendation": best, "summary": summary}
+    summary, best = found.summary or Summary(), found.recommendation
+    if best is None:
+        return _changed(found, summary=_changed(summary, fits_now=None))
+    fits = None if fit.fits is None else "yes" if fit.fits else "no"
+    best, summary = _changed(best, fits_now=fit.fits), _changed(summary, fits_now=fits)
+    return _changed(found, recommendation=best, summary=summary)
 
 
-def scored(found: Status, score: Score, now: str) -> Status:
+def started(found: TrainingJobStatus, since: str) -> TrainingJobStatus:
+    """A status whose forecast is frozen since then, if it is not yet."""
+    return found if found.forecast is not None else _changed(found, forecast=FrozenForecast(frozen_at=since))
+
+
+def amended(found: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
+    """A status of a generation, some of its conditions written anew."""
+    fresh = [
+        condition(item.type, aspects[item.type], generation, now, found.conditions)
+        if item.type in aspects
+        else _changed(item, observed_generation=generation)
+        for item in found.conditions
+    ]
+    return _changed(found, observed_generation=generation, conditions=fresh)
+
+
+def scored(found: TrainingJobStatus, score: Score) -> TrainingJobStatus:
     """A status with the measured steps of its job, and how far the forecast lay off."""
-    forecast, window = dict(score.forecast), score.window
-    error = observe.errors(forecast, window)
-    off = f"{error['calibratedRatio']:+.0%}"
+    error = score.forecast.errors(score.window)
+    return _changed(
+        found,
+        forecast=score.forecast.status(),
+        observed=score.window.status(),
+        error=error,
+        summary=_changed(found.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
+    )
+
+
+def observed_aspect(score: Score) -> Aspect:
+    """The condition ObservationsAvailable of a job with measured steps."""
+    error, window = score.forecast.errors(score.window), score.window
     text = (
         f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
-        f"the forecast was {off} off, {error['rawRatio']:+.0%} before correction"
+        f"the forecast was {error.calibrated_ratio:+.0%} off, {error.raw_ratio:+.0%} before correction"
     )
-    conditions = _with(found["conditions"], "ObservationsAvailable", "True", "Observed", text, now)
-    summary = {**found["summary"], "error": off}
+    return Aspect("True", "Observed", text)
+
+
+def unscored(found: TrainingJobStatus) -> TrainingJobStatus:
+    """A status without measured steps, whatever it said of them before."""
+    if found.observed is None:
+        return found
+    frozen = found.forecast and FrozenForecast(frozen_at=found.forecast.frozen_at)
+    summary = _changed(found.summary or Summary(), error=None)
+    return _changed(found, observed=None, error=None, forecast=frozen, summary=summary)
+
+
+def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
+    """What every condition says, by its type."""
+    best = None if isinstance(answer, Refusal) else answer.best
+    given = Aspect("True" if best else "False", reason(answer), message(answer))
+    if best is None or isinstance(answer, Refusal):
+        confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
+    else:
+        confidence = _judged(answer, best)
+    off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
     return {
-        **found,
-        "conditions": conditions,
-        "forecast": forecast,
-        "observed": window.status(),
-        "error": error,
-        "summary": summary,
+        "Ready": given,
+        "RecommendationProvided": given,
+        "LowConfidence": confidence,
+        "CapacityAvailable": fit.aspect,
+        "Applied": applied or (Aspect("False", "ModeOff", off) if is_off else Aspect("False", "ModeAdvise", advise)),
+        "ObservationsAvailable": UNOBSERVED,
     }
 
 
-def unscored(found: Status, now: str) -> Status:
-    """A status without measured steps, whatever it said of them before."""
-    if "observed" not in found:
-        return found
-    kept = {key: value for key, value in found.items() if key not in ("observed", "error")}
-    kept["conditions"] = _with(found["conditions"], "ObservationsAvailable", *NOT_OBSERVED, now)
-    kept["summary"] = {key: value for key, value in found["summary"].items() if key != "error"}
-    if "forecast" in found:
-        kept["forecast"] = {"frozenAt": found["forecast"]["frozenAt"]}
-    return kept
-
-
-def refused(conditions: list[Status], why: str, now: str) -> list[Status]:
-    """Conditions that say why what was told of a measured step does not count."""
-    return _with(conditions, "ObservationsAvailable", "False", "Refused", why, now)
-
-
-def _with(conditions: list[Status], kind: str, state: str, why: str, text: str, now: str) -> list[Status]:
-    return [
-        condition(kind, state, why, text, item["observedGeneration"], now, conditions) if item["type"] == kind else item
-        for item in conditions
-    ]
-
-
-def _states(
-    verdict: Verdict, is_off: bool, fit: Fit, applied: Applied | None = None
-) -> list[tuple[str, str, str, str]]:
-    """Type, status, reason and message of every condition."""
-    why, text = reason(verdict), message(verdict)
-    best = None if isinstance(verdict, Refusal) else verdict.best
-    given = "True" if best else "False"
-    if best is None or isinstance(verdict, Refusal):
-        confidence = ("Unknown", "NoRecommendation", "there is no forecast to judge")
-    else:
-        confidence = _judged(verdict, best)
-    off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
-    mode = ("ModeOff", off) if is_off else ("ModeAdvise", advise)
-    return [
-        ("Ready", given, why, text),
-        ("RecommendationProvided", given, why, text),
-        ("LowConfidence", *confidence),
-        ("CapacityAvailable", fit.status, fit.reason, fit.message),
-        ("Applied", *(applied or ("False", *mode))),
-        ("ObservationsAvailable", *NOT_OBSERVED),
-    ]
-
-
-def _judged(advice: Advice, best: Offer) -> tuple[str, str, str]:
-    """Status, reason and message of LowConfidence: the range against the usual one of the job's model family."""
+def _judged(advice: Advice, best: Offer) -> Aspect:
+    """What LowConfidence says: the range against the usual one of the job's model family."""
     family, unstated = advice.request.workload.model.family, constants.widths().unstated
     usual = unstated.get(family, unstated["other"])
     bare = f"{_percent(-usual)}/{_percent(usual)} %"
     if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
         why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
-        return "True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}"
+        return Aspect("True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
     seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
     if seen.own < ENOUGH:
         why = f"{seen.own} of {ENOUGH} runs like this one were measured on this cluster"
-        return "True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}"
+        return Aspect("True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
     why = f"as usual for family {family} ({bare})"
-    return "False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}"
+    return Aspect("False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}")
 
 
 def short_plan(offer: Offer) -> str:
@@ -247,49 +231,40 @@ def short_plan(offer: Offer) -> str:
     return str(offer.plan).split(",mb")[0]
 
 
-def _alternative(offer: Offer | None) -> Status | None:
-    return None if offer is None else _clipped(document.alternative(offer))
+def _alternative(offer: Offer | None) -> Alternative | None:
+    return None if offer is None else Alternative.within(**document.alternative(offer))
 
 
-def _passed_over(item: WhyNot) -> Status:
-    found = {
-        "subject": item.subject[:32],
-        "pool": item.pool[:63],
-        "plan": str(item.plan)[:128],
-        "code": item.code[:64],
-        "message": item.message[:512],
-    }
-    return found if item.change is None else {**found, "remedy": item.change.text[:512]}
+def _passed_over(item: WhyNot) -> PassedOver:
+    return PassedOver.within(
+        subject=item.subject,
+        pool=item.pool,
+        plan=str(item.plan),
+        code=item.code,
+        message=item.message,
+        remedy=None if item.change is None else item.change.text,
+    )
 
 
-def _clipped(found: Status) -> Status:
-    """The same with every text no longer than the CRD allows."""
-    return {key: value[: MAX_TEXT[key]] if key in MAX_TEXT else value for key, value in found.items()}
-
-
-def _summary(advice: Advice) -> Status:
+def _summary(advice: Advice) -> Summary:
     best = advice.best
     if best is None:
-        return {"reason": reason(advice)}
-    found = {
-        "pool": best.pool.name[:63],
-        "gpus": f"{best.nodes}x{best.gpus_per_node}",
-        "plan": short_plan(best)[:128],
-        "step": units.duration(best.step_s),
-        "range": units.interval(best.lower_s, best.upper_s),
-        "reason": reason(advice),
-        "memory": _memory(best),
-        "confidence": _confidence(best),
-    }
-    if advice.baseline is not None:
-        found["speedup"] = f"{advice.baseline.step_s / best.step_s:.1f}x"
-    if best.cost_per_1000_steps is not None:
-        found["costPer1000Steps"] = f"{best.cost_per_1000_steps:.3g} {best.pool.currency}"
-    if best.fits_now is not None:
-        found["fitsNow"] = "yes" if best.fits_now else "no"
-    if best.finish_s is not None:
-        found["finish"] = units.duration(best.finish_s)
-    return found
+        return Summary.within(reason=reason(advice))
+    cost, baseline, fits = best.cost_per_1000_steps, advice.baseline, best.fits_now
+    return Summary.within(
+        pool=best.pool.name,
+        gpus=f"{best.nodes}x{best.gpus_per_node}",
+        plan=short_plan(best),
+        step=units.duration(best.step_s),
+        range=units.interval(best.lower_s, best.upper_s),
+        reason=reason(advice),
+        memory=_memory(best),
+        confidence=_confidence(best),
+        speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
+        cost_per1000_steps=None if cost is None else f"{cost:.3g} {best.pool.currency}",
+        fits_now=None if fits is None else "yes" if fits else "no",
+        finish=None if best.finish_s is None else units.duration(best.finish_s),
+    )
 
 
 def _memory(offer: Offer) -> str:
@@ -305,3 +280,8 @@ def _confidence(offer: Offer) -> str:
 
 def _percent(ratio_log: float) -> str:
     return f"{100 * math.expm1(ratio_log):+.0f}"
+
+
+def _changed(found: ModelT, **values: Any) -> ModelT:
+    """The same with other fields; None takes a field away."""
+    return found.model_copy(update=values)

@@ -18,9 +18,10 @@ import numpy as np
 from pydantic import Field
 
 from tilecast import calibration
-from tilecast.api.base import MAX_GPUS, check
-from tilecast.api.base import ApiModel as Door
+from tilecast.api.base import MAX_GPUS, ApiModel, check
+from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
+from tilecast.render.document import figures
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"
@@ -29,10 +30,11 @@ NODE_CLAIM = "authentication.kubernetes.io/node-name"
 """Where a TokenReview says on which node the pod of a bound token runs (Kubernetes 1.30)."""
 RECENT = 32
 """Reports that a median is of."""
+GROUP = 5
+"""Parts of a forecast's group."""
 FAR = 100.0
 """A step this many times longer or shorter than forecast is another unit, or another job."""
 MAX_BODY_BYTES = 16384
-SOURCES = ("put", "annotation", "prometheus", "trainJob")
 TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds")
 """Names under which a TrainJob's trainer may publish its step."""
 
@@ -62,7 +64,7 @@ class Report:
     annotation: str | None = None
 
 
-class _Body(Door):
+class _Body(ApiModel):
     """What a training pod PUTs; see `tilecast_observe`."""
 
     step_seconds: float = Field(description="Median step.")
@@ -222,22 +224,21 @@ class Window:
     latest: Report
 
     @classmethod
-    def of(cls, observed: Mapping[str, Any]) -> Window | None:
+    def of(cls, observed: ObservedStep | None) -> Window | None:
         """What the status of a job keeps of them; None where that is nothing."""
-        try:
-            recent = tuple(float(item) for item in observed["recentStepSeconds"])[-RECENT:]
-            latest = Report(
-                recent[-1],
-                str(observed["source"]),
-                peak_memory_bytes=observed.get("peakMemoryBytes"),
-                gpu=observed.get("gpu"),
-                node=observed.get("node"),
-                driver=observed.get("driver"),
-                annotation=observed.get("annotation"),
-            )
-            return cls(recent, max(int(observed["samples"]), len(recent)), str(observed["time"]), latest)
-        except (KeyError, TypeError, ValueError, IndexError):
+        if observed is None or not observed.recent_step_seconds:
             return None
+        recent = tuple(observed.recent_step_seconds)
+        latest = Report(
+            recent[-1],
+            observed.source,
+            peak_memory_bytes=observed.peak_memory_bytes,
+            gpu=observed.gpu,
+            node=observed.node,
+            driver=observed.driver,
+            annotation=observed.annotation,
+        )
+        return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
     @property
     def seconds(self) -> float:
@@ -246,24 +247,23 @@ class Window:
 
     def ends_with(self, report: Report) -> bool:
         """Whether this was the newest report, as far as the status of a job keeps it."""
-        return self.latest.source == report.source and _figures(self.recent[-1]) == _figures(report.seconds)
+        return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ObservedStep:
         """The same as `status.observed`."""
         latest = self.latest
-        found = {
-            "stepSeconds": _figures(self.seconds),
-            "samples": self.samples,
-            "source": latest.source,
-            "time": self.time,
-            "recentStepSeconds": [_figures(item) for item in self.recent],
-            "peakMemoryBytes": latest.peak_memory_bytes,
-            "gpu": None if latest.gpu is None else latest.gpu[:63],
-            "driver": None if latest.driver is None else latest.driver[:32],
-            "node": None if latest.node is None else latest.node[:253],
-            "annotation": latest.annotation,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return ObservedStep.within(
+            step_seconds=figures(self.seconds),
+            samples=self.samples,
+            source=latest.source,
+            time=self.time,
+            recent_step_seconds=[figures(item) for item in self.recent],
+            peak_memory_bytes=latest.peak_memory_bytes,
+            gpu=latest.gpu,
+            driver=latest.driver,
+            node=latest.node,
+            annotation=latest.annotation,
+        )
 
 
 def added(window: Window | None, report: Report, now: str) -> Window:
@@ -277,18 +277,61 @@ def added(window: Window | None, report: Report, now: str) -> Window:
     return Window(tuple(recent), window.samples + 1, now, replace(report, **kept))
 
 
-def errors(forecast: Mapping[str, Any], window: Window) -> dict[str, float]:
-    """`status.error` of a frozen forecast."""
-    return {
-        "rawRatio": error(forecast["rawSeconds"], window.seconds),
-        "calibratedRatio": error(forecast["stepSeconds"]["target"], window.seconds),
-    }
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The frozen forecast of a job, complete: what measured steps are held against."""
+
+    frozen_at: str
+    pool: str
+    gpus: int
+    plan: str
+    raw_s: float
+    step: StepSeconds
+    group: tuple[str, ...]
+    """GPU, precision, model family, range of GPU counts, digest of the workload."""
+    followed: bool
+
+    @classmethod
+    def of(cls, frozen: FrozenForecast | None) -> Forecast | None:
+        """What a status keeps; None where nothing was priced yet."""
+        if frozen is None or frozen.raw_seconds is None or frozen.step_seconds is None or len(frozen.group) != GROUP:
+            return None
+        return cls(
+            frozen_at=frozen.frozen_at,
+            pool=frozen.pool or "",
+            gpus=frozen.gpus or 0,
+            plan=frozen.plan or "",
+            raw_s=frozen.raw_seconds,
+            step=frozen.step_seconds,
+            group=tuple(frozen.group),
+            followed=bool(frozen.followed),
+        )
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Pool, GPUs and plan: what tells one run of a job from another."""
+        return self.pool, self.gpus, self.plan
+
+    def status(self) -> FrozenForecast:
+        """The same as `status.forecast`."""
+        return FrozenForecast.within(
+            frozen_at=self.frozen_at,
+            pool=self.pool,
+            gpus=self.gpus,
+            plan=self.plan,
+            raw_seconds=self.raw_s,
+            step_seconds=self.step,
+            group=list(self.group),
+            followed=self.followed,
+        )
+
+    def errors(self, window: Window) -> ErrorRatio:
+        """`status.error`."""
+        return ErrorRatio(
+            raw_ratio=error(self.raw_s, window.seconds), calibrated_ratio=error(self.step.target, window.seconds)
+        )
 
 
 def error(predicted_s: float, observed_s: float) -> float:
     """The signed relative error, to four digits."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)
-
-
-def _figures(value: float) -> float:
-    return float(f"{value:.6g}")

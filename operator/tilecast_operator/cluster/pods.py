@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
-from tilecast_operator.api import ApiError
-from tilecast_operator.capacity import requested
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.free_gpus import requested
 
 log = logging.getLogger("tilecast")
 

@@ -1,9 +1,11 @@
-"""The desk for jobs of other kinds, over time: what is said once, what is let go, and when, without a cluster."""
+"""Jobs of other kinds, over time: what is said once, what is let go, and when, without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -20,15 +22,13 @@ from tilecast.advise import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL
-from tilecast.spec import SpecError
-from tilecast_operator import jobs as desk_module
-from tilecast_operator.api import ApiError
-from tilecast_operator.jobs import Desk
-from tilecast_operator.reconcile import Corridor
-from tilecast_operator.report.annotations import HASH, KEYS, POOL
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.assembly import Operator
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.controllers import admission
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
-from tilecast_operator.verdicts import Verdicts
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PLACING = replace(QUICK, jobs=True, place=True)
@@ -113,21 +113,19 @@ async def serving(
     store: Jobs,
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
-    notified: Callable[[str, str], None] = lambda namespace, name: None,
-) -> AsyncIterator[Desk]:
-    found, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
-    report = nodes.pools(found, own, slices)
-    by_name = {item.name: item for item in map(nodes.node, found)}
-    metrics = Metrics()
-    verdicts = Verdicts(store, advisor, metrics, 1, 16)
-    verdicts.use(report)
-    desk = Desk(settings, store, metrics, verdicts, lambda: (report, by_name), notified, advisor)
-    desk.start()
+) -> AsyncIterator[Operator]:
+    """An operator that knows the pools of the example cluster."""
+    running = Operator(settings, store, Metrics(), advisor)
+    for documents_ in nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text()):
+        for document in documents_:
+            running.cache.see(document)
+    running.lists.complete()
+    running.start()
+    await until(lambda: running.unready() is None, "the pools")
     try:
-        yield desk
+        yield running
     finally:
-        await desk.stop()
-        verdicts.stop()
+        await running.stop()
 
 
 async def until(holds: Callable[[], object], what: str) -> None:
@@ -140,8 +138,8 @@ async def until(holds: Callable[[], object], what: str) -> None:
 
 async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(store.job())
+    async with serving(store) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed" and store.marks()[POOL] == "h100-sxm"
         assert store.now()["spec"]["suspend"] is False
@@ -153,8 +151,8 @@ async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
 
 async def test_a_workload_that_comes_late_is_waited_for() -> None:
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(job := store.job("job-kueue"))
+    async with serving(store) as running:
+        running.cache.see(job := store.job("job-kueue"))
         await until(lambda: POOL in store.marks(), "the job to be placed")
         await asyncio.sleep(0.05)
         assert ADMISSION_GATES in store.marks()
@@ -166,10 +164,10 @@ async def test_a_workload_that_comes_late_is_waited_for() -> None:
 
 
 async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "WORKLOAD_S", 0.1)
+    monkeypatch.setattr(admission, "WORKLOAD_S", 0.1)
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(store.job("job-kueue"))
+    async with serving(store) as running:
+        running.cache.see(store.job("job-kueue"))
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
 
@@ -177,23 +175,23 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(m
 async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
     store = Jobs()
     store.has_kueue = False
-    async with serving(store) as desk:
-        desk.see(store.job("job-kueue"))
+    async with serving(store) as running:
+        running.cache.see(store.job("job-kueue"))
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
 
 
 async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "HOLD_S", 0.2)
-    store, ended = Jobs(), asyncio.Event()
+    monkeypatch.setattr(admission, "HOLD_S", 0.2)
+    store, ended = Jobs(), threading.Event()
 
-    async def forever(*arguments: object) -> Advice:
-        await ended.wait()
-        raise SpecError("x", "y", "z")
+    def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            ended.wait(10)
+        return advise(asked, pools)
 
-    async with serving(store) as desk:
-        monkeypatch.setattr(desk, "_search", forever)
-        desk.see(store.job())
+    async with serving(store, advisor=slow) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False
         assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
@@ -202,11 +200,13 @@ async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.Monke
 
 async def test_a_search_that_fails_holds_no_job() -> None:
     def broken(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name == "warm-up":
+            return advise(asked, pools)
         raise ZeroDivisionError
 
     store = Jobs()
-    async with serving(store, advisor=broken) as desk:
-        desk.see(store.job())
+    async with serving(store, advisor=broken) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "InternalError" and store.now()["spec"]["suspend"] is False
 
@@ -214,8 +214,8 @@ async def test_a_search_that_fails_holds_no_job() -> None:
 async def test_a_refused_choice_holds_no_job() -> None:
     store = Jobs()
     store.refuse = [ApiError(422, "the webhook says no")]
-    async with serving(store) as desk:
-        desk.see(store.job())
+    async with serving(store) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Refused"
         await until(lambda: store.events, "an Event")
@@ -225,8 +225,8 @@ async def test_a_refused_choice_holds_no_job() -> None:
 async def test_an_api_server_that_comes_and_goes_is_asked_again() -> None:
     store = Jobs()
     store.refuse = [ApiError(422, "no"), ApiError(500, "gone"), ApiError(429, "slower"), ApiError(503, "gone")]
-    async with serving(store) as desk:
-        desk.see(store.job())
+    async with serving(store) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.patches == [f"{JOBS}/a"]
 
@@ -244,8 +244,8 @@ async def test_an_edit_meanwhile_is_decided_about_anew() -> None:
             store.put(path, found)
 
     store.before_write = edit
-    async with serving(store) as desk:
-        desk.see(store.job())
+    async with serving(store) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed" and store.now()["metadata"]["labels"]["turn"] == "second"
 
@@ -253,21 +253,21 @@ async def test_an_edit_meanwhile_is_decided_about_anew() -> None:
 async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
     store = Jobs()
     store.before_write = lambda path: store.objects.clear()
-    async with serving(store) as desk:
-        desk.see(store.job())
-        await until(lambda: not desk._holding, "the task to end")
+    async with serving(store) as running:
+        running.cache.see(store.job())
+        await until(lambda: not len(running.admission), "the task to end")
         assert store.patches == [] and store.events == {}
 
 
-async def test_two_desks_let_a_job_go_once() -> None:
+async def test_two_operators_let_a_job_go_once() -> None:
     store = Jobs()
     async with serving(store) as one, serving(store) as two:
         for number in range(20):
             body = store.job(new_name=f"j{number}")
-            one.see(body)
-            two.see(copy.deepcopy(body))
+            one.cache.see(body)
+            two.cache.see(copy.deepcopy(body))
         await until(lambda: all(store.marks(f"j{n}").get(APPLIED) for n in range(20)), "all jobs to be let go")
-        await until(lambda: not one._holding and not two._holding, "both desks to be done")
+        await until(lambda: not len(one.admission) and not len(two.admission), "both runnings to be done")
         assert all(store.marks(f"j{n}")[APPLIED] == "Placed" for n in range(20))
         counted = {path: store.patches.count(path) for path in store.patches}
         assert set(counted.values()) == {2}, "placed once, let go once"
@@ -275,22 +275,22 @@ async def test_two_desks_let_a_job_go_once() -> None:
 
 async def test_a_job_that_was_let_go_and_suspended_again_is_left_alone() -> None:
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(store.job())
+    async with serving(store) as running:
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         again = copy.deepcopy(store.now())
         again["spec"]["suspend"] = True
-        desk.see(store.put(f"{JOBS}/a", again))
-        desk.see(store.job(new_name="b"))
+        running.cache.see(store.put(f"{JOBS}/a", again))
+        running.cache.see(store.job(new_name="b"))
         await until(lambda: store.marks("b").get(APPLIED), "another job to be let go")
         assert store.now()["spec"]["suspend"] is True
 
 
 async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
     store = Jobs()
-    async with serving(store, replace(PLACING, place=False)) as desk:
+    async with serving(store, replace(PLACING, place=False)) as running:
         before = store.job()
-        desk.see(before)
+        running.cache.see(before)
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "NotAllowed"
         assert store.now()["spec"] == {**before["spec"], "suspend": False}
@@ -298,22 +298,22 @@ async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
 
 async def test_advice_is_said_once_and_taken_back() -> None:
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(store.job(mode=None))
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None))
         await until(lambda: HASH in store.marks(), "the annotations")
         await until(lambda: store.events, "an Event")
         writes = len(store.writes)
         for _ in range(3):
             found = copy.deepcopy(store.now())
             found["metadata"]["labels"]["seen"] = str(store.version)
-            desk.see(store.put(f"{JOBS}/a", found))
-            await until(lambda: not len(desk.queue), "the queue to be empty")
+            running.cache.see(store.put(f"{JOBS}/a", found))
+            await until(lambda: not len(running.runtime.queue), "the queue to be empty")
         await asyncio.sleep(0.05)
         assert len(store.writes) == writes and len(store.events) == 1 and store.patches == []
         found = copy.deepcopy(store.now())
         found["metadata"]["annotations"]["tilecast.dev/mode"] = "Off"
-        desk.see(store.put(f"{JOBS}/a", found))
-        await until(lambda: not set(KEYS) & set(store.marks()), "the annotations to go")
+        running.cache.see(store.put(f"{JOBS}/a", found))
+        await until(lambda: not set(ADVICE_KEYS) & set(store.marks()), "the annotations to go")
         assert MODEL in store.marks()
 
 
@@ -328,23 +328,25 @@ async def test_advice_is_said_once_and_taken_back() -> None:
 )
 async def test_a_wrong_annotation_is_told_in_an_event(marks: dict[str, str | None], words: str) -> None:
     store = Jobs()
-    async with serving(store) as desk:
-        desk.see(store.job(**{"mode": None, **marks}))
+    async with serving(store) as running:
+        running.cache.see(store.job(**{"mode": None, **marks}))
         await until(lambda: store.events, "an Event")
         ((reason, text),) = store.told()
         assert reason == "RecommendationUnavailable" and words in text
-        assert not set(KEYS) & set(store.marks()) and store.now()["spec"]["suspend"] is True
+        assert not set(ADVICE_KEYS) & set(store.marks()) and store.now()["spec"]["suspend"] is True
 
 
 async def test_a_namespace_s_label_asks_for_all_its_jobs() -> None:
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         body = store.job(mode=None)
         body["metadata"]["labels"] = {}
-        desk.see(store.put(f"{JOBS}/a", body))
+        running.cache.see(store.put(f"{JOBS}/a", body))
         await asyncio.sleep(0.05)
         assert HASH not in store.marks()
-        desk.see_namespace("default", {"tilecast.dev/enabled": "true"})
+        running.cache.see(
+            {"kind": "Namespace", "metadata": {"name": "default", "labels": {"tilecast.dev/enabled": "true"}}}
+        )
         await until(lambda: HASH in store.marks(), "the annotations")
 
 
@@ -360,79 +362,83 @@ def training_job(name: str, created: str = "2026-01-01T00:00:00Z", **spec: Any) 
 
 
 async def test_the_oldest_training_job_speaks_for_a_job() -> None:
-    store, notified = Jobs(), list[str]()
-    async with serving(store, notified=lambda namespace, name: notified.append(name)) as desk:
-        desk.see(store.job(mode=None, model=None))
+    store = Jobs()
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None, model=None))
         first, second = training_job("z-first"), training_job("a-second", "2026-01-01T00:00:01Z")
-        desk.see_request(first)
-        desk.see_request(second)
-        mine = await desk.answer("default", "z-first", first)
-        theirs = await desk.answer("default", "a-second", second)
-        assert mine is not None and isinstance(mine.verdict, Advice) and mine.name == "Job/a"
-        assert theirs is not None and not isinstance(theirs.verdict, Advice)
-        assert theirs.verdict.reason == "TargetConflict" and "z-first names Job a too" in theirs.verdict.message
-        notified.clear()
-        desk.lose_request(first)
-        assert notified == ["a-second"]
-        theirs = await desk.answer("default", "a-second", second)
-        assert theirs is not None and isinstance(theirs.verdict, Advice)
-        assert await desk.answer("default", "x", training_job("x", targetRef=None)) is None
+        running.cache.see(store.put(f"{TRAINING_JOBS}/z-first", first))
+        running.cache.see(store.put(f"{TRAINING_JOBS}/a-second", second))
+        mine = await running.targets.find(Key("TrainingJob", "default", "z-first"), first)
+        theirs = await running.targets.find(Key("TrainingJob", "default", "a-second"), second)
+        assert mine is not None and isinstance(mine.answer, Advice) and mine.name == "Job/a"
+        assert theirs is not None and not isinstance(theirs.answer, Advice)
+        assert theirs.answer.reason == "TargetConflict" and "z-first names Job a too" in theirs.answer.message
+        await until(lambda: reason(store, "a-second") == "TargetConflict", "the conflict to be said")
+        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS}/z-first"))
+        await until(lambda: reason(store, "a-second") == "Advised", "the other's turn")
+        assert await running.targets.find(Key("TrainingJob", "default", "x"), training_job("x", targetRef=None)) is None
+
+
+def reason(store: Jobs, name: str) -> str | None:
+    """Why a TrainingJob is ready or not."""
+    found = store.objects[f"{TRAINING_JOBS}/{name}"].get("status", {}).get("summary", {}).get("reason")
+    return None if found is None else str(found)
 
 
 async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not() -> None:
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         request = training_job("x")
-        desk.see_request(request)
-        found = await desk.answer("default", "x", request)
-        assert found is not None and found.applied[1] == "TargetNotFound" and "create it" in found.applied[2]
+        running.cache.see(request)
+        found = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        assert found is not None and found.applied.reason == "TargetNotFound" and "create it" in found.applied.message
         store.groups.clear()
-        found = await desk.answer("default", "x", request)
-        assert found is not None and found.applied[1] == "TargetKindNotInstalled"
-        assert "this cluster has no Job of batch/v1; install its controller" in found.applied[2]
+        found = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        assert found is not None and found.applied.reason == "TargetKindNotInstalled"
+        assert "this cluster has no Job of batch/v1; install its controller" in found.applied.message
 
 
 async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "POLL_S", 0.01)
+    monkeypatch.setattr(admission, "POLL_S", 0.01)
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         job = store.job("job-kueue", mode=None, model=None, training=None)
         job["metadata"]["labels"].pop("tilecast.dev/enabled")
-        desk.see(job := store.put(f"{JOBS}/a", job))
+        running.cache.see(job := store.put(f"{JOBS}/a", job))
         store.workload(job)
         await asyncio.sleep(0.05)
         assert ADVISOR in store.marks()[ADMISSION_GATES]
-        desk.see_request(training_job("x", mode="Initial"))
+        running.cache.see(training_job("x", mode="Initial"))
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed"
-        monkeypatch.setattr(desk_module, "OWNER_S", 0.05)
+        monkeypatch.setattr(admission, "OWNER_S", 0.05)
         other = store.job("job-kueue", "b", mode=None, model=None, training=None)
         other["metadata"]["labels"].pop("tilecast.dev/enabled")
-        desk.see(store.put(f"{JOBS}/b", other))
+        running.cache.see(store.put(f"{JOBS}/b", other))
         await until(lambda: store.marks("b").get(APPLIED), "the other job to be let go")
         assert store.marks("b")[APPLIED] == "NotAsked" and MODE not in store.marks("b")
 
 
 async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         first = store.job()
         del store.objects[f"{JOBS}/a"]
-        desk.see(store.job())
-        desk.lose(first)
+        running.cache.see(store.job())
+        running.cache.lose(first)
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed"
 
 
 async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
-    async with serving(Jobs()) as desk:
+    async with serving(Jobs()) as running:
         for number in range(20):
             request = training_job(
                 f"x{number}", targetRef={"apiVersion": "batch/v1", "kind": "Job", "name": f"a{number}"}
             )
-            desk.see_request(request)
-            desk.lose_request(request)
-        assert not desk._asking and not desk._targets
+            running.cache.see(request)
+            running.cache.lose(request)
+        assert not len(running.requests)
 
 
 async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
@@ -446,9 +452,9 @@ async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
             store.job()
 
     store.before_write = replace_it
-    async with serving(store) as desk:
+    async with serving(store) as running:
         first = store.job()["metadata"]["uid"]
-        desk.see(copy.deepcopy(store.now()))
+        running.cache.see(copy.deepcopy(store.now()))
         await until(
             lambda: store.now()["metadata"]["uid"] != first and store.marks().get(APPLIED), "the next to be let go"
         )
@@ -467,20 +473,20 @@ async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
         store.put(path, found)  # the event of this never comes: a newer state is known by then
 
     store.before_write = gate
-    async with serving(store) as desk:
-        desk.see(store.job(mode=None))
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None))
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
 
 
 async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         found = store.job("jobset")
         found["metadata"]["annotations"] |= {ADMISSION_GATES: ADVISOR, MODE: "Initial"}
         del found["spec"]["replicatedJobs"]
         path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/a"
-        desk.see(store.put(path, found))
+        running.cache.see(store.put(path, found))
         await until(lambda: ADMISSION_GATES not in store.objects[path]["metadata"]["annotations"], "the gate to go")
         assert store.objects[path]["metadata"]["annotations"][APPLIED] == "InvalidSpec"
 
@@ -488,28 +494,27 @@ async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
 @pytest.mark.parametrize("status", [{"succeeded": 1}, {"failed": 1}])
 async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, int]) -> None:
     store = Jobs()
-    async with serving(store) as desk:
+    async with serving(store) as running:
         body = store.job(new_name="ran")
         body["status"] = status
         before = store.put(f"{JOBS}/ran", body)
-        desk.see(before)
-        desk.see(store.job())
+        running.cache.see(before)
+        running.cache.see(store.job())
         await until(lambda: store.marks().get(APPLIED), "another job to be let go")
         assert store.now("ran")["spec"] == before["spec"]
 
 
 async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "DECIDE_S", 0.05)
+    monkeypatch.setattr(admission, "DECIDE_S", 0.05)
     store = Jobs()
-    async with serving(store) as desk:
-        verdict = desk._verdict
 
-        async def slow(*arguments: Any, **named: Any) -> Any:
-            await asyncio.sleep(0.3)
-            return await verdict(*arguments, **named)
+    def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            time.sleep(0.3)
+        return advise(asked, pools)
 
-        monkeypatch.setattr(desk, "_verdict", slow)
-        desk.see(job := store.job("job-kueue"))
+    async with serving(store, advisor=slow) as running:
+        running.cache.see(job := store.job("job-kueue"))
         store.workload(job)
         await until(lambda: store.marks().get(APPLIED), "the job to be let go")
         assert store.marks()[APPLIED] == "TooLate"
@@ -538,18 +543,16 @@ def targeted() -> Jobs:
     return store
 
 
-def operating(store: Jobs) -> AbstractAsyncContextManager[Corridor]:
+def operating(store: Jobs) -> AbstractAsyncContextManager[Operator]:
     return operator(store, advise, [node(f"n{number}") for number in range(4)], jobs=True)
 
 
-async def shown(
-    corridor: Corridor, store: Jobs, holds: Callable[[dict[str, Any]], object], what: str
-) -> dict[str, Any]:
-    """Show the corridor what the store has until the TrainingJob's status is so."""
+async def shown(running: Operator, store: Jobs, holds: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+    """Show the running what the store has until the TrainingJob's status is so."""
     for _ in range(300):
         for body in [copy.deepcopy(item) for item in store.objects.values()]:
-            (corridor.jobs if body["kind"] in JOB_KINDS else corridor).see(body)
-        await settled(corridor, 60)
+            running.cache.see(body)
+        await settled(running, 60)
         found: dict[str, Any] = store.objects[REQUEST].get("status", {})
         if holds(found):
             return found
@@ -564,13 +567,13 @@ async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
         metrics = [{"name": "loss", "value": loss}, {"name": "step_time_seconds", "value": f"{seconds:g}"}]
         train_job(store, suspend=False, status={"trainerStatus": {"metrics": metrics}})
 
-    async with operating(store) as corridor:
-        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+    async with operating(store) as running:
+        found = await shown(running, store, lambda status: status.get("recommendation"), "advice")
         forecast_s = found["recommendation"]["stepSeconds"]["target"]
         for seconds, loss in ((forecast_s / 1.25, "3"), (forecast_s / 1.25, "2"), (forecast_s, "1")):
             tells(seconds, loss)
-            await shown(corridor, store, lambda status: status.get("observed"), "a score")
-        found = await shown(corridor, store, lambda status: status["observed"]["samples"] == 2, "the second step")
+            await shown(running, store, lambda status: status.get("observed"), "a score")
+        found = await shown(running, store, lambda status: status["observed"]["samples"] == 2, "the second step")
         assert found["observed"]["source"] == "trainJob" and found["forecast"]["pool"] == "h100-sxm"
     writes = len(store.writes)
     async with operating(store) as again:
@@ -584,32 +587,81 @@ async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
 
 async def test_an_annotation_on_the_job_itself_is_a_report() -> None:
     store = targeted()
-    async with operating(store) as corridor:
-        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+    async with operating(store) as running:
+        found = await shown(running, store, lambda status: status.get("recommendation"), "advice")
         text = f"{found['recommendation']['stepSeconds']['target'] / 1.1:.6g}"
         train_job(store, suspend=False, marks={"tilecast.dev/observed-step-seconds": text})
-        found = await shown(corridor, store, lambda status: status.get("observed"), "a score")
+        found = await shown(running, store, lambda status: status.get("observed"), "a score")
         assert found["observed"]["source"] == "annotation" and found["error"]["rawRatio"] == pytest.approx(
             0.1, abs=1e-3
         )
         train_job(store, suspend=False)
-        await shown(corridor, store, lambda status: "observed" not in status, "it to be taken back")
+        await shown(running, store, lambda status: "observed" not in status, "it to be taken back")
 
 
 async def test_a_forecast_is_frozen_once_its_target_has_started_and_stands_when_that_is_gone() -> None:
     store = targeted()
-    async with operating(store) as corridor:
-        found = await shown(corridor, store, lambda status: status.get("recommendation"), "advice")
+    async with operating(store) as running:
+        found = await shown(running, store, lambda status: status.get("recommendation"), "advice")
         assert "forecast" not in found
         train_job(store, suspend=False)
-        found = await shown(corridor, store, lambda status: "forecast" in status, "the forecast to freeze")
+        found = await shown(running, store, lambda status: "forecast" in status, "the forecast to freeze")
         for number in range(4, 12):
-            corridor.see_node(node(f"n{number}"))
-        await shown(corridor, store, lambda status: True, "nothing")
+            running.cache.see(node(f"n{number}"))
+        await shown(running, store, lambda status: True, "nothing")
         gone = store.objects.pop(TRAIN_JOB)
-        corridor.jobs.lose(gone)
-        await settled(corridor, 60)
-        after = await shown(corridor, store, lambda status: True, "nothing")
+        running.cache.lose(gone)
+        await settled(running, 60)
+        after = await shown(running, store, lambda status: True, "nothing")
         assert (after["recommendation"], after["forecast"]) == (found["recommendation"], found["forecast"])
         train_job(store)
-        await shown(corridor, store, lambda status: "forecast" not in status, "the next job's own forecast")
+        await shown(running, store, lambda status: "forecast" not in status, "the next job's own forecast")
+
+
+async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all_the_same() -> None:
+    """As on a loaded machine, where a webhook does not answer in time and a short job does not wait for it."""
+    store = Jobs()
+    body = store.job(mode=None)
+    body["spec"]["suspend"] = False
+
+    def end(path: str) -> None:
+        """The first write is refused, and meanwhile the job ends."""
+        store.before_write = lambda path: None
+        done = copy.deepcopy(store.now())
+        done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        running.cache.see(store.put(path, done))
+        store.faults = [ApiError(500, "the webhook does not answer")]
+
+    async with serving(store) as running:
+        store.before_write = end
+        running.cache.see(store.put(f"{JOBS}/a", body))
+        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
+
+
+async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> None:
+    store = Jobs()
+    async with serving(store) as running:
+        body = store.job(mode=None)
+        body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.see(store.job(mode=None, new_name="b"))
+        await until(lambda: HASH in store.marks("b"), "the advice on the other")
+        assert HASH not in store.marks() and len(running.cache.jobs) == 1
+
+
+async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Jobs()
+    async with serving(store, replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)) as running:
+        running.cache.see(store.job("job-kueue", mode=None, **{"admission-gated-by": None}))
+        await until(lambda: "QueueNotFound" in str(store.told()), "the queue to be missed")
+        quota = [{"name": "nvidia.com/gpu", "nominalQuota": 64}]
+        group = {"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "any", "resources": quota}]}
+        name = store.now()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        for kind, metadata, content in (
+            ("ResourceFlavor", {"name": "any"}, {}),
+            ("ClusterQueue", {"name": "everything"}, {"resourceGroups": [group]}),
+            ("LocalQueue", {"name": name, "namespace": "default"}, {"clusterQueue": "everything"}),
+        ):
+            running.cache.see({"kind": kind, "metadata": metadata, "spec": content})
+        await until(lambda: HASH in store.marks(), "the annotations")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
@@ -11,11 +10,10 @@ import tilecast
 from tilecast.advise import Advice
 from tilecast.nodes import NodesReport
 from tilecast.render import document
-from tilecast_operator import observe
-from tilecast_operator.api import ApiError
-from tilecast_operator.capacity import Free
-from tilecast_operator.learning import Learner, Score
-from tilecast_operator.report.status import Verdict, reason
+from tilecast_operator.answer import Answer, reason
+from tilecast_operator.free_gpus import Free
+from tilecast_operator.observed.learner import Learner, Score
+from tilecast_operator.observed.reports import error
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -109,28 +107,19 @@ class Metrics:
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
 
-    @contextmanager
-    def writing(self, resource: str) -> Iterator[None]:
-        """Count what becomes of a request that writes: `ok`, the HTTP status of a refusal, or `unreachable`."""
-        outcome = "unreachable"
-        try:
-            yield
-            outcome = "ok"
-        except ApiError as error:
-            outcome = str(error.status)
-            raise
-        finally:
-            self.writes.labels(resource, outcome).inc()
+    def count_write(self, resource: str, outcome: str) -> None:
+        """Count what became of a request that writes: `ok`, the HTTP status of a refusal, or `unreachable`."""
+        self.writes.labels(resource, outcome).inc()
 
-    def count_advice(self, verdict: Verdict, changed: bool) -> None:
-        """Count a verdict that was written to a job."""
-        self.recommendations.labels(reason(verdict)).inc()
+    def count_advice(self, answer: Answer, changed: bool) -> None:
+        """Count an answer that was written to a job."""
+        self.recommendations.labels(reason(answer)).inc()
         if changed:
-            self.changes.labels(reason(verdict)).inc()
-        if isinstance(verdict, Advice) and verdict.best is not None:
-            workload = verdict.request.workload
-            labels = (verdict.best.pool.gpu.name, workload.precision, workload.model.family)
-            self.predicted.labels(*labels).observe(verdict.best.step_s)
+            self.changes.labels(reason(answer)).inc()
+        if isinstance(answer, Advice) and answer.best is not None:
+            workload = answer.request.workload
+            labels = (answer.best.pool.gpu.name, workload.precision, workload.model.family)
+            self.predicted.labels(*labels).observe(answer.best.step_s)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -142,19 +131,18 @@ class Metrics:
             baseline: GPU-seconds of a step of the job's baseline, where it has one.
         """
         forecast = score.forecast
-        group = forecast["group"][:3]
-        given = forecast["stepSeconds"]
+        group = forecast.group[:3]
         self.observed.labels(*group).observe(seconds)
-        for stage, predicted_s in (("raw", forecast["rawSeconds"]), ("calibrated", given["target"])):
-            error = observe.error(predicted_s, seconds)
-            self.error.labels(*group, stage).observe(error)
-            self.absolute.labels(*group, stage).observe(abs(error))
-        covered = given["lowerBound"] <= seconds <= given["upperBound"]
+        for stage, predicted_s in (("raw", forecast.raw_s), ("calibrated", forecast.step.target)):
+            ratio = error(predicted_s, seconds)
+            self.error.labels(*group, stage).observe(ratio)
+            self.absolute.labels(*group, stage).observe(abs(ratio))
+        covered = forecast.step.lower_bound <= seconds <= forecast.step.upper_bound
         self.interval.labels(*group, "true" if covered else "false").inc()
         if score.window.samples == 1:
-            self.followed.labels("true" if forecast.get("followed") else "false").inc()
-        if forecast.get("followed") and steps and baseline is not None:
-            self.saved.inc(max(0.0, baseline - seconds * forecast["gpus"]) * steps)
+            self.followed.labels("true" if forecast.followed else "false").inc()
+        if forecast.followed and steps and baseline is not None:
+            self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
     def show_calibration(self, learner: Learner) -> None:
         """Show what the runs teach now."""

@@ -1,0 +1,112 @@
+"""The operator: one cache, one writer, one runtime, and the controllers that share them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tilecast.advise import advise
+from tilecast.api import gpu_pool, training_job
+from tilecast_operator.advisor import Advise, Advisor
+from tilecast_operator.cluster.cache import Cache, Table
+from tilecast_operator.cluster.discovery import Discovery
+from tilecast_operator.cluster.lists import ListCheck
+from tilecast_operator.cluster.view import stamp
+from tilecast_operator.cluster.writer import Client, Writer
+from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.capacity import Capacity
+from tilecast_operator.controllers.job_advice import JobAdvice
+from tilecast_operator.controllers.jobs import Jobs
+from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.pools import NODES, Pools
+from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.runtime import Runtime
+from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.targets import Targets
+from tilecast_operator.controllers.token_reviews import TokenReviews
+from tilecast_operator.controllers.training_jobs import TrainingJobs
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.settings import Settings
+
+
+class Operator:
+    """Everything that runs in one event loop.
+
+    Args:
+        settings: of the operator.
+        client: of the API server.
+        metrics: where everything is counted.
+        search: `advise`.
+        clock: Unix time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        metrics: Metrics,
+        search: Advise = advise,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        def now() -> str:
+            return stamp(clock())
+
+        self.settings = settings
+        self.metrics = metrics
+        self.cache = cache = Cache(lambda resource: metrics.watch.labels(resource).set(clock()))
+        self.runtime = runtime = Runtime(settings, metrics)
+        self.advisor = advisor = Advisor(client, search, metrics.count_search, settings.advisors, settings.advice_cache)
+        self.lists = lists = _lists(settings, client, cache)
+        writer = Writer(client, cache, metrics.count_write, now, settings.instance)
+        self.capacity = capacity = Capacity(settings, cache, runtime, metrics)
+        self.pools = pools = Pools(settings, cache, writer, runtime, advisor, capacity, lists, metrics, clock)
+        scores = Scores(advisor, pools.learner, metrics, now)
+        self.observations = Observations(settings, cache, runtime, pools, scores, TokenReviews(client), metrics)
+        discovery, self.requests = Discovery(client), Requests(cache, runtime.add)
+        advice = JobAdvice(settings, client, cache, advisor, pools, self.requests)
+        self.admission = Admission(settings, client, cache, writer, runtime, discovery, self.requests, advice, metrics)
+        self.targets = Targets(client, cache, discovery, self.requests, advice, self.admission)
+        TrainingJobs(
+            settings, cache, writer, runtime, advisor, pools, capacity, self.observations, scores, self.targets,
+            metrics, clock,
+        )  # fmt: skip
+        if settings.jobs:
+            Jobs(settings, client, cache, writer, runtime, pools, self.requests, advice, self.admission, metrics)
+
+    def start(self) -> None:
+        """Load the model and start the workers: as many again where jobs of other kinds are advised."""
+        self.runtime.start(self.settings.writers * (2 if self.settings.jobs else 1))
+        self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
+        self.runtime.add(NODES, self.settings.settle_s)
+
+    async def stop(self) -> None:
+        """Stop everything; what was about to be written is computed again at the next start."""
+        await self.runtime.stop()
+        await self.admission.stop()
+        self.advisor.stop()
+
+    def see_pods(self, used: Mapping[str, int] | None) -> None:
+        """Take note of the GPUs that pods hold, by node; None where that is not known."""
+        self.cache.seen("pods")
+        self.capacity.see_pods(used)
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be restarted, if it should."""
+        return self.runtime.unhealthy() or self.lists.stale(self.settings.stall_s)
+
+    def unready(self) -> str | None:
+        """Why no advice can be given yet, if none can."""
+        return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
+
+
+def _lists(settings: Settings, client: Client, cache: Cache) -> ListCheck:
+    tables: dict[str, Table[Any]] = {
+        "Node": cache.nodes,
+        gpu_pool.KIND: cache.pools,
+        training_job.KIND: cache.training_jobs,
+    }
+    if settings.read_resource_slices:
+        tables["ResourceSlice"] = cache.slices
+    first = ("Node", gpu_pool.KIND, "ResourceSlice")
+    return ListCheck(client, tables, first, ("Node",) if settings.node_selector else ())
