@@ -20,7 +20,7 @@ from kopf._cogs.clients.watching import WatchingError
 
 from operator_store import job
 from tilecast_operator import main
-from tilecast_operator.cluster import informer, kopf_internals
+from tilecast_operator.cluster import kopf_internals
 from tilecast_operator.cluster.view import View
 from tilecast_operator.settings import Settings
 
@@ -91,13 +91,13 @@ def told(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
     return {"type": kind, "object": {"kind": "Node", "metadata": {"name": name, "uid": uid or name}, "spec": {}}}
 
 
-async def followed(watch: informer.Watch) -> list[tuple[str | None, str]]:
+async def followed(watch: kopf_internals.Watch) -> list[tuple[str | None, str]]:
     """Type and name of what a watch tells, until it ends."""
     events = [event async for event in watch(resource="nodes", namespace=None)]
     return [(event["type"], event["object"]["metadata"]["name"]) for event in events if event is not LISTED]
 
 
-def scripted(*rounds: Sequence[Any]) -> informer.Watch:
+def scripted(*rounds: Sequence[Any]) -> kopf_internals.Watch:
     """A watch that tells the next round each time; an exception is raised."""
     left = list(rounds)
 
@@ -111,20 +111,20 @@ def scripted(*rounds: Sequence[Any]) -> informer.Watch:
 
 
 async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "REREAD_FIRST_S", 0.0)
+    monkeypatch.setattr(kopf_internals, "REREAD_FIRST_S", 0.0)
     gone = APIClientError("gone", status=410, headers={})
     failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
     rounds = [[told(None, "a"), LISTED, failure] for failure in failures]
-    watch = informer.enduring(scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0)
+    watch = kopf_internals.enduring(scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0)
     for _ in failures:
         assert await followed(watch) == [(None, "a")]
     with pytest.raises(OSError):
         await followed(watch)
-    assert watching.continuous_watch.__module__ == informer.__name__, "kopf's own is replaced"
+    assert watching.continuous_watch.__module__ == kopf_internals.__name__, "kopf's own is replaced"
 
 
 async def test_a_list_tells_what_is_gone() -> None:
-    watch = informer.enduring(
+    watch = kopf_internals.enduring(
         scripted(
             [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("DELETED", "b")],
             [told(None, "a"), LISTED],
@@ -143,9 +143,9 @@ async def test_a_list_tells_what_is_gone() -> None:
 
 async def test_a_list_is_not_trusted_for_ever() -> None:
     events = [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("ADDED", "d")]
-    eager = informer.enduring(scripted(events), LISTED, (), -1.0)
+    eager = kopf_internals.enduring(scripted(events), LISTED, (), -1.0)
     assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
-    patient = informer.enduring(scripted(events), LISTED, (), 3600.0)
+    patient = kopf_internals.enduring(scripted(events), LISTED, (), 3600.0)
     assert len(await followed(patient)) == 4
 
 
@@ -155,7 +155,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
     async def sleep(wait_s: float) -> None:
         waits.append(wait_s)
 
-    monkeypatch.setattr(informer, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(kopf_internals, "asyncio", SimpleNamespace(sleep=sleep))
     is_well = False
 
     async def watch(**_: Any) -> AsyncIterator[Any]:
@@ -163,7 +163,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
             yield "LISTED"
         raise ValueError("forbidden")
 
-    enduring = informer.enduring(watch, "LISTED", (ValueError,), 3600.0)
+    enduring = kopf_internals.enduring(watch, "LISTED", (ValueError,), 3600.0)
     for _ in range(8):
         assert [event async for event in enduring(resource="nodes")] == []
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]

@@ -22,7 +22,7 @@ from tilecast.spec import SpecError
 from tilecast_operator import advisor
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Operator
-from tilecast_operator.cluster import pods
+from tilecast_operator.cluster import informer
 from tilecast_operator.cluster.api import Api, ApiError, Connection
 from tilecast_operator.cluster.documents import POOL, Note, event
 from tilecast_operator.cluster.kinds import Key
@@ -241,7 +241,7 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
 
 @pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
 async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
-    monkeypatch.setattr(pods, "RETRY_S", 0.0)
+    monkeypatch.setattr(informer, "RETRY_S", 0.0)
     told: list[object] = []
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     for item in page["items"] if isinstance(page.get("items"), list) else []:
@@ -255,7 +255,7 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
         def lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(pods.PodFeed(Reader(), told.append).run())
+    task = asyncio.create_task(informer.PodInformer(Reader(), told.append).run())
     async with asyncio.timeout(5):
         while len(told) < 3:
             await asyncio.sleep(0)

@@ -29,7 +29,7 @@ from tilecast_operator import free_gpus
 from tilecast_operator.cluster import lists
 from tilecast_operator.cluster.api import Api, ApiError, Connection
 from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
-from tilecast_operator.cluster.pods import PodFeed
+from tilecast_operator.cluster.informer import PodInformer
 
 TYPE = "node.kubernetes.io/instance-type"
 A100 = "NVIDIA-A100-SXM4-80GB"
@@ -609,7 +609,7 @@ async def test_pods_are_listed_in_pages_watched_and_listed_again_when_too_late()
 
     runner, api = await serve(answer)
     told: list[dict[str, int] | None] = []
-    feed = PodFeed(api, lambda used: told.append(None if used is None else dict(used)))
+    feed = PodInformer(api, lambda used: told.append(None if used is None else dict(used)))
     task = asyncio.create_task(feed.run())
     try:
         async with asyncio.timeout(10):
@@ -632,7 +632,7 @@ async def test_pods_that_cannot_be_read_are_unknown_not_none() -> None:
 
     runner, api = await serve(answer)
     told: list[object] = []
-    task = asyncio.create_task(PodFeed(api, told.append).run())
+    task = asyncio.create_task(PodInformer(api, told.append).run())
     try:
         async with asyncio.timeout(10):
             while not told:

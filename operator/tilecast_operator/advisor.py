@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
@@ -26,20 +26,13 @@ from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Refusal, internal_error, is_passing, no_pools
-from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("tilecast")
-
-
-class Reader(Protocol):
-    """What is needed of an API client."""
-
-    def get(self, path: str) -> Awaitable[dict[str, Any]]:
-        """Read an object."""
 
 
 class Memo(Generic[ResultT]):
@@ -96,7 +89,7 @@ class Advisor:
     """
 
     def __init__(
-        self, reader: Reader, advise: Advise, counted: Callable[[Advice, float], None], threads: int, kept: int
+        self, reader: Api, advise: Advise, counted: Callable[[Advice, float], None], threads: int, kept: int
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given."""

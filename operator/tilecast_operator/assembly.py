@@ -9,11 +9,12 @@ from typing import Any
 from tilecast.advise import advise
 from tilecast.api import gpu_pool, training_job
 from tilecast_operator.advisor import Advise, Advisor
+from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.cache import Cache, Table
 from tilecast_operator.cluster.discovery import Discovery
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import stamp
-from tilecast_operator.cluster.writer import Client, Writer
+from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.job_advice import JobAdvice
@@ -21,7 +22,7 @@ from tilecast_operator.controllers.jobs import Jobs
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.pools import NODES, Pools
 from tilecast_operator.controllers.requests import Requests
-from tilecast_operator.controllers.runtime import Runtime
+from tilecast_operator.controllers.runtime import Runtime, Shared
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
@@ -44,35 +45,29 @@ class Operator:
     def __init__(
         self,
         settings: Settings,
-        client: Client,
+        client: Api,
         metrics: Metrics,
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        def now() -> str:
-            return stamp(clock())
-
-        self.settings = settings
-        self.metrics = metrics
-        self.cache = cache = Cache(lambda resource: metrics.watch.labels(resource).set(clock()))
-        self.runtime = runtime = Runtime(settings, metrics)
+        cache = Cache(lambda resource: metrics.watch.labels(resource).set(clock()))
+        writer = Writer(client, cache, metrics.count_write, lambda: stamp(clock()), settings.instance)
+        runtime = Runtime(settings, metrics)
+        shared = Shared(settings, client, cache, writer, runtime, metrics, clock)
+        self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         self.advisor = advisor = Advisor(client, search, metrics.count_search, settings.advisors, settings.advice_cache)
-        self.lists = lists = _lists(settings, client, cache)
-        writer = Writer(client, cache, metrics.count_write, now, settings.instance)
-        self.capacity = capacity = Capacity(settings, cache, runtime, metrics)
-        self.pools = pools = Pools(settings, cache, writer, runtime, advisor, capacity, lists, metrics, clock)
-        scores = Scores(advisor, pools.learner, metrics, now)
-        self.observations = Observations(settings, cache, runtime, pools, scores, TokenReviews(client), metrics)
-        discovery, self.requests = Discovery(client), Requests(cache, runtime.add)
-        advice = JobAdvice(settings, client, cache, advisor, pools, self.requests)
-        self.admission = Admission(settings, client, cache, writer, runtime, discovery, self.requests, advice, metrics)
-        self.targets = Targets(client, cache, discovery, self.requests, advice, self.admission)
-        TrainingJobs(
-            settings, cache, writer, runtime, advisor, pools, capacity, self.observations, scores, self.targets,
-            metrics, clock,
-        )  # fmt: skip
+        self.lists = _lists(settings, client, cache)
+        self.capacity = capacity = Capacity(shared)
+        self.pools = pools = Pools(shared, advisor, capacity, self.lists)
+        scores = Scores(advisor, pools.learner, metrics, shared.now)
+        self.observations = observations = Observations(shared, pools, scores, TokenReviews(client))
+        self.requests = requests = Requests(cache, runtime.add)
+        advice, discovery = JobAdvice(shared, advisor, pools, requests), Discovery(client)
+        self.admission = admission = Admission(shared, discovery, requests, advice)
+        self.targets = targets = Targets(shared, discovery, requests, advice, admission)
+        TrainingJobs(shared, advisor, pools, capacity, observations, scores, targets)
         if settings.jobs:
-            Jobs(settings, client, cache, writer, runtime, pools, self.requests, advice, self.admission, metrics)
+            Jobs(shared, pools, requests, advice, admission)
 
     def start(self) -> None:
         """Load the model and start the workers: as many again where jobs of other kinds are advised."""
@@ -100,7 +95,7 @@ class Operator:
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 
-def _lists(settings: Settings, client: Client, cache: Cache) -> ListCheck:
+def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, Table[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,

@@ -26,9 +26,8 @@ from tilecast_operator.assembly import Operator
 from tilecast_operator.cluster import kopf_internals
 from tilecast_operator.cluster.api import Api, Connection
 from tilecast_operator.cluster.documents import COMPONENT
-from tilecast_operator.cluster.informer import Backoffs
+from tilecast_operator.cluster.informer import PodInformer
 from tilecast_operator.cluster.kinds import KINDS
-from tilecast_operator.cluster.pods import PodFeed
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings, from_environment
 
@@ -67,7 +66,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     operator.start()
     memo.tasks = []
     if OWN.read_pods:
-        memo.tasks.append(asyncio.create_task(PodFeed(memo.api, operator.see_pods).run(), name="pods"))
+        memo.tasks.append(asyncio.create_task(PodInformer(memo.api, operator.see_pods).run(), name="pods"))
     if OWN.prometheus_url:
         memo.tasks.append(asyncio.create_task(prometheus.poll(OWN, operator.observations), name="prometheus"))
 
@@ -129,7 +128,7 @@ def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     kopf_settings.watching.client_timeout = WATCH_CLIENT_S
     kopf_settings.watching.chunk_size = CHUNK
     kopf_settings.networking.request_timeout = own.request_timeout_s
-    kopf_settings.networking.error_backoffs = Backoffs()
+    kopf_settings.networking.error_backoffs = kopf_internals.Backoffs()
     kopf_settings.execution.max_workers = THREADS
     # No handler has state to keep or a deletion to delay; should one ever, it would be under our own name.
     kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
@@ -15,6 +16,7 @@ from tilecast_operator.free_gpus import Free
 from tilecast_operator.observed.learner import Learner, Score
 from tilecast_operator.observed.reports import error
 
+_SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
@@ -29,80 +31,49 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
-        self.recommendations = Counter(
-            "tilecast_recommendations", "Advice written to a job, by reason of its Ready condition.", ["result"],
-            registry=registry,
-        )  # fmt: skip
-        self.changes = Counter(
-            "tilecast_recommendation_changes", "Recommendations that replaced another one, by the new reason.",
-            ["reason"], registry=registry,
-        )  # fmt: skip
-        self.predicted = Histogram(
-            "tilecast_predicted_step_seconds", "Forecast step of written recommendations.",
-            ["gpu", "precision", "family"], buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         group = ["gpu", "precision", "family"]
-        self.observed = Histogram(
-            "tilecast_observed_step_seconds", "Measured steps of accepted reports.", group, buckets=_SECONDS,
-            registry=registry,
-        )  # fmt: skip
-        self.error = Histogram(
-            "tilecast_prediction_relative_error_ratio",
-            "Signed relative error, (predicted - observed) / observed, of every accepted report.",
-            [*group, "stage"], buckets=_SIGNED, registry=registry,
-        )  # fmt: skip
-        self.absolute = Histogram(
-            "tilecast_prediction_absolute_relative_error_ratio",
-            "Absolute relative error of every accepted report.", [*group, "stage"], buckets=_RATIOS, registry=registry,
-        )  # fmt: skip
-        self.bias = Gauge(
-            "tilecast_prediction_bias_ratio",
-            "Median signed relative error of the runs that count; calibrated is without the run itself.",
-            [*group, "stage"], registry=registry,
-        )  # fmt: skip
-        self.interval = Counter(
-            "tilecast_prediction_interval_observations",
-            "Accepted reports, by whether the 90 % range of the forecast holds them.", [*group, "covered"],
-            registry=registry,
-        )  # fmt: skip
-        self.calibration = Gauge(
-            "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", group, registry=registry
+        staged = [*group, "stage"]
+        text = "Advice written to a job, by reason of its Ready condition."
+        self.recommendations = counter("tilecast_recommendations", text, ["result"])
+        text = "Recommendations that replaced another one, by the new reason."
+        self.changes = counter("tilecast_recommendation_changes", text, ["reason"])
+        text = "Forecast step of written recommendations."
+        self.predicted = histogram("tilecast_predicted_step_seconds", text, group, buckets=_SECONDS)
+        text = "Measured steps of accepted reports."
+        self.observed = histogram("tilecast_observed_step_seconds", text, group, buckets=_SECONDS)
+        text = "Signed relative error, (predicted - observed) / observed, of every accepted report."
+        self.error = histogram("tilecast_prediction_relative_error_ratio", text, staged, buckets=_SIGNED)
+        text = "Absolute relative error of every accepted report."
+        self.absolute = histogram("tilecast_prediction_absolute_relative_error_ratio", text, staged, buckets=_RATIOS)
+        text = "Median signed relative error of the runs that count; calibrated is without the run itself."
+        self.bias = gauge("tilecast_prediction_bias_ratio", text, staged)
+        text = "Accepted reports, by whether the 90 % range of the forecast holds them."
+        self.interval = counter("tilecast_prediction_interval_observations", text, [*group, "covered"])
+        self.calibration = gauge(
+            "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", group
         )
-        self.observations = Counter(
-            "tilecast_observations", "Reports of measured steps, by source and what became of them.",
-            ["source", "outcome"], registry=registry,
-        )  # fmt: skip
-        self.followed = Counter(
-            "tilecast_recommendation_followed", "Jobs with a measured step, by whether they run as recommended.",
-            ["followed"], registry=registry,
-        )  # fmt: skip
-        self.saved = Counter(
-            "tilecast_advice_saved_gpu_seconds",
-            "GPU-seconds that measured steps of jobs which follow the advice took less than their baseline's forecast.",
-            registry=registry,
-        )  # fmt: skip
-        self.advice_duration = Histogram(
-            "tilecast_advice_duration_seconds", "Time to search one workload over all pools.",
-            buckets=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), registry=registry,
-        )  # fmt: skip
-        self.plans = Counter("tilecast_plans_evaluated", "Plans that were priced.", registry=registry)
-        self.writes = Counter(
-            "tilecast_writes", "Requests that write to the API server, by resource and HTTP outcome.",
-            ["resource", "outcome"], registry=registry,
-        )  # fmt: skip
-        self.retries = Counter("tilecast_retries", "Keys that had to be tried again.", registry=registry)
-        self.queue = Gauge("tilecast_queue_keys", "Keys that wait to be worked on.", registry=registry)
-        self.left_out = Gauge(
-            "tilecast_unknown_accelerator_nodes",
-            "GPU nodes that no pool has, by reason.",
-            ["reason"],
-            registry=registry,
+        text = "Reports of measured steps, by source and what became of them."
+        self.observations = counter("tilecast_observations", text, ["source", "outcome"])
+        text = "Jobs with a measured step, by whether they run as recommended."
+        self.followed = counter("tilecast_recommendation_followed", text, ["followed"])
+        text = (
+            "GPU-seconds that measured steps of jobs which follow the advice took less than their baseline's forecast."
         )
-        self.capacity = Gauge("tilecast_gpu_capacity", "GPUs of each pool.", ["pool", "state"], registry=registry)
-        self.watch = Gauge(
-            "tilecast_watch_last_event_timestamp_seconds", "When the last event of a resource arrived.", ["resource"],
-            registry=registry,
-        )  # fmt: skip
+        self.saved = counter("tilecast_advice_saved_gpu_seconds", text)
+        text = "Time to search one workload over all pools."
+        self.advice_duration = histogram("tilecast_advice_duration_seconds", text, buckets=_SEARCHES)
+        self.plans = counter("tilecast_plans_evaluated", "Plans that were priced.")
+        text = "Requests that write to the API server, by resource and HTTP outcome."
+        self.writes = counter("tilecast_writes", text, ["resource", "outcome"])
+        self.retries = counter("tilecast_retries", "Keys that had to be tried again.")
+        self.queue = gauge("tilecast_queue_keys", "Keys that wait to be worked on.")
+        text = "GPU nodes that no pool has, by reason."
+        self.left_out = gauge("tilecast_unknown_accelerator_nodes", text, ["reason"])
+        self.capacity = gauge("tilecast_gpu_capacity", "GPUs of each pool.", ["pool", "state"])
+        text = "When the last event of a resource arrived."
+        self.watch = gauge("tilecast_watch_last_event_timestamp_seconds", text, ["resource"])
         self.model = Info("tilecast_model", "The utilization model in use.", registry=registry)
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
@@ -133,11 +104,11 @@ class Metrics:
         forecast = score.forecast
         group = forecast.group[:3]
         self.observed.labels(*group).observe(seconds)
-        for stage, predicted_s in (("raw", forecast.raw_s), ("calibrated", forecast.step.target)):
+        for stage, predicted_s in (("raw", forecast.raw_seconds), ("calibrated", forecast.step_seconds.target)):
             ratio = error(predicted_s, seconds)
             self.error.labels(*group, stage).observe(ratio)
             self.absolute.labels(*group, stage).observe(abs(ratio))
-        covered = forecast.step.lower_bound <= seconds <= forecast.step.upper_bound
+        covered = forecast.step_seconds.lower_bound <= seconds <= forecast.step_seconds.upper_bound
         self.interval.labels(*group, "true" if covered else "false").inc()
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
 
-from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.kinds import KINDS
-
-
-class Reader(Protocol):
-    """What is needed of an API client."""
-
-    def get(self, path: str, query: Mapping[str, str] = ...) -> Awaitable[dict[str, Any]]:
-        """Read an object."""
 
 
 class Discovery:
     """Groups and fields of the API. What is not served yet is asked for again."""
 
-    def __init__(self, client: Reader) -> None:
+    def __init__(self, client: Api) -> None:
         self._client = client
         self._versions: dict[str, str] = {}
         self._has_field: dict[tuple[str, str], bool] = {}

@@ -50,24 +50,6 @@ class Identity(StatusModel):
     annotations: dict[str, str] | None = None
 
 
-class Fields(StatusModel):
-    """The fields of an object that are applied."""
-
-    api_version: str
-    kind: str
-    metadata: Identity
-    status: dict[str, Any] | None = None
-
-
-class Asking(StatusModel):
-    """A TrainingJob that nobody wrote: what another object asks."""
-
-    api_version: str
-    kind: str
-    metadata: Identity
-    spec: dict[str, Any]
-
-
 class Preconditions(StatusModel):
     """The state of an object that a deletion is meant for."""
 
@@ -75,20 +57,15 @@ class Preconditions(StatusModel):
     resource_version: str
 
 
-class DeleteOptions(StatusModel):
-    """How an object is deleted."""
+class Fields(StatusModel):
+    """An object, or the part of it that is sent."""
 
-    api_version: Literal["v1"]
-    kind: Literal["DeleteOptions"]
-    preconditions: Preconditions
-
-
-class TokenReview(StatusModel):
-    """Asks whose a token is."""
-
-    api_version: Literal["authentication.k8s.io/v1"]
-    kind: Literal["TokenReview"]
-    spec: dict[str, Any]
+    api_version: str
+    kind: str
+    metadata: Identity | None = None
+    spec: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
+    preconditions: Preconditions | None = None
 
 
 class ObjectReference(StatusModel):
@@ -172,16 +149,16 @@ def applied_fields(key: Key, identity: Mapping[str, Any], status: Mapping[str, A
 def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
     """What deletes an object only as it was seen."""
     seen = Preconditions(uid=uid, resource_version=resource_version)
-    return DeleteOptions(api_version="v1", kind="DeleteOptions", preconditions=seen).document()
+    return Fields(api_version="v1", kind="DeleteOptions", preconditions=seen).document()
 
 
 def token_review(token: str, audience: str) -> dict[str, Any]:
     """The question whose a token is."""
     spec = {"token": token, "audiences": [audience]}
-    return TokenReview(api_version="authentication.k8s.io/v1", kind="TokenReview", spec=spec).document()
+    return Fields(api_version="authentication.k8s.io/v1", kind="TokenReview", spec=spec).document()
 
 
 def asking(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """What an object of that name asks, as a TrainingJob."""
-    metadata = Identity(name=name)
-    return Asking(api_version=API_VERSION, kind=training_job.KIND, metadata=metadata, spec=dict(spec)).document()
+    kind, metadata = training_job.KIND, Identity(name=name)
+    return Fields(api_version=API_VERSION, kind=kind, metadata=metadata, spec=dict(spec)).document()

@@ -1,93 +1,103 @@
-"""Watches that endure: they outlive errors, are listed anew now and then, and know what went missing meanwhile.
+"""The GPUs that pods hold, by node: a list and a watch of its own, which keeps two numbers of each GPU pod.
 
-The operator framework's own watch ends the process when the API server refuses a list or ends a watch in an error
-other than 410; it never tells of an object that was deleted while nobody watched; and it trusts the server to lose no
-event. Here objects are then listed anew, and a list tells by its gaps what is gone.
+A framework would keep something of every pod of the cluster; here a pod without GPUs leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
-Event: TypeAlias = Any
-"""A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
-Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
-
-BACKOFF_FIRST_S = 0.5
-BACKOFF_MOST_S = 10.0
-REREAD_FIRST_S = 1.0
-"""Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
+from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.free_gpus import requested
 
 log = logging.getLogger("tilecast")
 
+PATH = "/api/v1/pods"
+QUERY = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
+PAGE = 200
+WATCH_S = 300
+RETRY_S = 5.0
+PACE_S = 0.5
+"""Between requests that ended as they may, so that a proxy which ends each at once is not flooded."""
 
-class Backoffs:
-    """Waits between tries of a request, in seconds: growing, and without an end."""
 
-    def __iter__(self) -> Iterator[float]:
-        wait_s = BACKOFF_FIRST_S
+class PodInformer:
+    """Reads pods until it is cancelled; calls `changed` with GPUs by node, or with None while they are not known."""
+
+    def __init__(self, api: Api, changed: Callable[[Mapping[str, int] | None], None]) -> None:
+        self._api = api
+        self._changed = changed
+        self._held: dict[str, tuple[str, int]] = {}
+        """Node and GPUs of each pod that has some, by uid."""
+
+    async def run(self) -> None:
+        """List, watch, and begin again when the watch ends."""
         while True:
-            yield wait_s
-            wait_s = min(2 * wait_s, BACKOFF_MOST_S)
+            try:
+                version = await self._list()
+                self._tell()
+                while True:
+                    version = await self._watch(version)
+                    await asyncio.sleep(PACE_S)
+            except Exception as error:
+                is_expired = isinstance(error, ApiError) and error.status == 410
+                if not is_expired:
+                    why = str(error) or type(error).__name__
+                    log.warning("pods: %s; what is free is not known until they are read again", why)
+                    self._changed(None)
+                await asyncio.sleep(PACE_S if is_expired else RETRY_S)
 
+    async def _list(self) -> str:
+        held: dict[str, tuple[str, int]] = {}
+        query = {**QUERY, "limit": str(PAGE)}
+        while True:
+            page = await self._api.get(PATH, query)
+            for pod in page.get("items") or ():
+                if gpus := requested(pod):
+                    held[pod["metadata"]["uid"]] = (pod["spec"]["nodeName"], gpus)
+            onward = page["metadata"].get("continue")
+            if not onward:
+                self._held = held
+                return str(page["metadata"].get("resourceVersion", ""))
+            query["continue"] = onward
 
-def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...], relist_s: float) -> Watch:
-    """A watch like `watch`, which its caller begins again whenever it ends.
+    async def _watch(self, version: str) -> str:
+        """Follow the changes until the server ends the answer; returns where to go on.
 
-    Args:
-        watch: lists objects, then follows them; called with `resource` and `namespace` among others.
-        listed: what `watch` yields when its list is over.
-        failures: what ends one watch and not the process.
-        relist_s: how long a list is trusted; a later event ends the watch.
-    """
-    everything: dict[object, dict[str, dict[str, Any]]] = {}
-    failed: Counter[object] = Counter()
+        Raises:
+            ApiError: the version is too old, or the server refuses.
+        """
+        query = {**QUERY, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query["timeoutSeconds"] = str(WATCH_S)
+        async for line in self._api.lines(PATH, query, idle_s=WATCH_S + 30.0):
+            event = json.loads(line)
+            pod = event.get("object") or {}
+            if event.get("type") == "ERROR":
+                raise ApiError(int(pod.get("code") or 500), str(pod.get("message", ""))[:200])
+            version = str(pod["metadata"].get("resourceVersion", version))
+            if event.get("type") != "BOOKMARK":
+                self._take(event["type"], pod)
+        return version
 
-    async def endure(**kwargs: Any) -> AsyncIterator[Event]:
-        place = kwargs.get("resource"), kwargs.get("namespace")
-        known = everything.setdefault(place, {})
-        there: set[str] | None = set()
-        ends_s = time.monotonic() + relist_s
-        try:
-            async with aclosing(watch(**kwargs)) as events:  # type: ignore[type-var]
-                async for event in events:
-                    if event is listed and there is not None:
-                        for uid in known.keys() - there:
-                            yield {"type": "DELETED", "object": known.pop(uid)}
-                        there = None
-                        failed.pop(place, None)
-                    elif isinstance(event, dict):
-                        _note(event, known, there)
-                    yield event
-                    if there is None and time.monotonic() > ends_s:
-                        return
-        except failures as error:
-            log.warning("%s: %s; reading them anew", kwargs.get("resource"), error or type(error).__name__)
-            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
-            failed[place] += 1
+    def _take(self, kind: str, pod: Mapping[str, Any]) -> None:
+        uid, gpus = pod["metadata"]["uid"], requested(pod)
+        before = self._held.get(uid)
+        now = (str(pod["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
+        if before == now:
+            return
+        if now is None:
+            self._held.pop(uid, None)
+        else:
+            self._held[uid] = now
+        self._tell()
 
-    return endure
-
-
-def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
-    """Keep who is there: of each object what it takes to say that it is gone."""
-    body = event["object"]
-    metadata = body.get("metadata") or {}
-    uid = metadata.get("uid")
-    if uid is None:
-        return
-    if event["type"] == "DELETED":
-        known.pop(uid, None)
-        return
-    if there is not None:
-        there.add(uid)
-    # A CRD's deletion is told by its spec, which is not kept.
-    if uid not in known and body.get("kind") != "CustomResourceDefinition":
-        names = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
-        known[uid] = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": names}
+    def _tell(self) -> None:
+        used: Counter[str] = Counter()
+        for node, gpus in self._held.values():
+            used[node] += gpus
+        self._changed(used)

@@ -1,19 +1,102 @@
 """The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
 
 Two things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
-ends a watch in an error other than 410, and tells of no object that was deleted while nobody watched: `enduring` takes
-its place. And its set of toggles wakes the task of every object for every object of the first list, which takes minutes
-for thousands of nodes (`docs/operations.md`): `Toggles` takes its place.
+ends a watch in an error other than 410; it never tells of an object that was deleted while nobody watched; and it
+trusts the server to lose no event. `enduring` takes its place: objects are then listed anew, and a list tells by its
+gaps what is gone. And its set of toggles wakes the task of every object for every object of the first list, which takes
+minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from typing import Any, TypeAlias
 
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import errors, watching
 
-from tilecast_operator.cluster.informer import enduring
+Event: TypeAlias = Any
+"""A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
+Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
+
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MOST_S = 10.0
+REREAD_FIRST_S = 1.0
+"""Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
+
+log = logging.getLogger("tilecast")
+
+
+class Backoffs:
+    """Waits between tries of a request, in seconds: growing, and without an end."""
+
+    def __iter__(self) -> Iterator[float]:
+        wait_s = BACKOFF_FIRST_S
+        while True:
+            yield wait_s
+            wait_s = min(2 * wait_s, BACKOFF_MOST_S)
+
+
+def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...], relist_s: float) -> Watch:
+    """A watch like `watch`, which its caller begins again whenever it ends.
+
+    Args:
+        watch: lists objects, then follows them; called with `resource` and `namespace` among others.
+        listed: what `watch` yields when its list is over.
+        failures: what ends one watch and not the process.
+        relist_s: how long a list is trusted; a later event ends the watch.
+    """
+    everything: dict[object, dict[str, dict[str, Any]]] = {}
+    failed: Counter[object] = Counter()
+
+    async def endure(**kwargs: Any) -> AsyncIterator[Event]:
+        place = kwargs.get("resource"), kwargs.get("namespace")
+        known = everything.setdefault(place, {})
+        there: set[str] | None = set()
+        ends_s = time.monotonic() + relist_s
+        try:
+            async with aclosing(watch(**kwargs)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if event is listed and there is not None:
+                        for uid in known.keys() - there:
+                            yield {"type": "DELETED", "object": known.pop(uid)}
+                        there = None
+                        failed.pop(place, None)
+                    elif isinstance(event, dict):
+                        _note(event, known, there)
+                    yield event
+                    if there is None and time.monotonic() > ends_s:
+                        return
+        except failures as error:
+            log.warning("%s: %s; reading them anew", kwargs.get("resource"), error or type(error).__name__)
+            await asyncio.sleep(min(REREAD_FIRST_S * 2 ** min(failed[place], 16), BACKOFF_MOST_S))
+            failed[place] += 1
+
+    return endure
+
+
+def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
+    """Keep who is there: of each object what it takes to say that it is gone."""
+    body = event["object"]
+    metadata = body.get("metadata") or {}
+    uid = metadata.get("uid")
+    if uid is None:
+        return
+    if event["type"] == "DELETED":
+        known.pop(uid, None)
+        return
+    if there is not None:
+        there.add(uid)
+    # A CRD's deletion is told by its spec, which is not kept.
+    if uid not in known and body.get("kind") != "CustomResourceDefinition":
+        names = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
+        known[uid] = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": names}
+
 
 FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
 """What ends one watch and not the process."""

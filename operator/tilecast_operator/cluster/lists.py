@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
 from tilecast_operator.cluster.cache import Table
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.cluster.view import Document
@@ -17,13 +17,6 @@ LISTING_PAUSE_S = 30.0
 """A first list is taken to be over after so long without a new object, whatever the API server counts."""
 UNCOUNTED_PAUSE_S = 10.0
 """The same where it counts nothing, as of nodes that a selector chooses."""
-
-
-class Lister(Protocol):
-    """What is needed of an API client."""
-
-    def get(self, path: str, query: Mapping[str, str]) -> Awaitable[dict[str, Any]]:
-        """Read a list."""
 
 
 class ListCheck:
@@ -37,7 +30,7 @@ class ListCheck:
     """
 
     def __init__(
-        self, client: Lister, tables: Mapping[str, Table[Any]], first: tuple[str, ...], uncounted: tuple[str, ...]
+        self, client: Api, tables: Mapping[str, Table[Any]], first: tuple[str, ...], uncounted: tuple[str, ...]
     ) -> None:
         self._client = client
         self._tables = tables

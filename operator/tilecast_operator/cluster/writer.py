@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.cache import Cache, Stored
 from tilecast_operator.cluster.documents import Note, applied_fields, event
 from tilecast_operator.cluster.kinds import KINDS, Key
@@ -16,25 +16,6 @@ from tilecast_operator.cluster.view import Document
 log = logging.getLogger("tilecast")
 
 MOST_AT_ONCE = 16
-
-
-class Client(Protocol):
-    """What is needed of an API client."""
-
-    def apply(self, path: str, document: Mapping[str, Any], *, force: bool = True) -> Awaitable[dict[str, Any]]:
-        """Server-side apply."""
-
-    def create(self, path: str, document: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
-        """Create an object."""
-
-    def get(self, path: str, query: Mapping[str, str] = ...) -> Awaitable[dict[str, Any]]:
-        """Read an object, or a list."""
-
-    def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> Awaitable[dict[str, Any]]:
-        """JSON patch."""
-
-    def delete(self, path: str, uid: str, resource_version: str) -> Awaitable[dict[str, Any]]:
-        """Delete an object that is still as it was seen."""
 
 
 class Writer:
@@ -49,7 +30,7 @@ class Writer:
     """
 
     def __init__(
-        self, client: Client, cache: Cache, count: Callable[[str, str], None], now: Callable[[], str], instance: str
+        self, client: Api, cache: Cache, count: Callable[[str, str], None], now: Callable[[], str], instance: str
     ) -> None:
         self._client = client
         self._cache = cache

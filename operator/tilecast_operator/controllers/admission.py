@@ -18,20 +18,17 @@ from tilecast.jobs import Job, Placement, candidates
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Refusal, message, reason
 from tilecast_operator.cluster.api import UNREACHABLE, ApiError
-from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.discovery import Discovery
 from tilecast_operator.cluster.documents import Note, applied_fields
 from tilecast_operator.cluster.kinds import KINDS, KUEUE, Key
 from tilecast_operator.cluster.view import Document
-from tilecast_operator.cluster.writer import Client, Writer
 from tilecast_operator.controllers import placement as patches
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.requests import Requests
-from tilecast_operator.controllers.runtime import Runtime
-from tilecast_operator.metrics import Metrics
+from tilecast_operator.controllers.runtime import Shared
 from tilecast_operator.report.advice import advice_annotations, gain
 from tilecast_operator.report.status import Aspect
-from tilecast_operator.settings import Settings
 
 log = logging.getLogger("tilecast")
 
@@ -86,27 +83,11 @@ class _Decision:
 class Admission:
     """Every job that waits for us. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        client: Client,
-        cache: Cache,
-        writer: Writer,
-        runtime: Runtime,
-        discovery: Discovery,
-        requests: Requests,
-        advice: JobAdvice,
-        metrics: Metrics,
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._cache = cache
-        self._writer = writer
-        self._runtime = runtime
+    def __init__(self, shared: Shared, discovery: Discovery, requests: Requests, advice: JobAdvice) -> None:
+        self._shared = shared
         self._discovery = discovery
         self._requests = requests
         self._advice = advice
-        self._metrics = metrics
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
         """By job and uid: what is decided about one job says nothing of the next of its name."""
         self._texts: dict[Key, str] = {}
@@ -145,7 +126,7 @@ class Admission:
         outcome = job.annotations.get(jobs.APPLIED)
         if outcome is None:
             outcome = "Waiting" if job.is_held else "AlreadyStarted" if job.has_started else "NotGated"
-            outcome = "NotAllowed" if outcome == "NotGated" and not self._settings.place else outcome
+            outcome = "NotAllowed" if outcome == "NotGated" and not self._shared.settings.place else outcome
         text = self._texts.get(key) or OUTCOMES.get(outcome, "the job was let go as it was; see its Events")
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
@@ -155,13 +136,13 @@ class Admission:
             return
         if (error := task.exception()) is not None:
             log.error("%s: could not be let go: %r", key, error)
-        if (seen := self._cache.jobs.get(key)) is not None:
+        if (seen := self._shared.cache.jobs.get(key)) is not None:
             self.consider(key, seen)
-            self._runtime.add(key)
+            self._shared.runtime.add(key)
 
     def _same(self, key: Key, uid: str) -> Document | None:
         """The job as it is now; None if it is gone, or another of its name is there."""
-        seen = self._cache.jobs.get(key)
+        seen = self._shared.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _hold(self, key: Key, uid: str) -> None:
@@ -214,7 +195,7 @@ class Admission:
             return _Decision(asked.reason, text=asked.message)
         if asked.mode != "Initial":
             return _Decision(f"Mode{asked.mode}")
-        if not self._settings.place:
+        if not self._shared.settings.place:
             return _Decision("NotAllowed")
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
@@ -254,16 +235,16 @@ class Admission:
             await self._patch(key, operations)
         if advice is not None:
             fields = applied_fields(key, {"uid": job.uid, "annotations": advice_annotations(advice)})
-            body = await self._writer.apply(key, fields)
-            if self._cache.jobs.get(key) is not None:
-                self._cache.jobs.see(body)
-            self._metrics.count_advice(advice, changed=False)
+            body = await self._shared.writer.apply(key, fields)
+            if self._shared.cache.jobs.get(key) is not None:
+                self._shared.cache.jobs.see(body)
+            self._shared.metrics.count_advice(advice, changed=False)
         if job.queue:
             await self._place_workload(key, job, placement)
 
     async def _patch(self, key: Key, operations: list[patches.Operation]) -> None:
         try:
-            self._cache.jobs.keep(await self._writer.patch(key.path, KINDS[key.kind].plural, operations))
+            self._shared.cache.jobs.keep(await self._shared.writer.patch(key.path, KINDS[key.kind].plural, operations))
         except ApiError as error:
             if error.status in (404, 409):
                 raise _ChangedError from None
@@ -278,7 +259,7 @@ class Admission:
         path = f"/apis/{KUEUE}/{version}/namespaces/{key.namespace}/workloads"
         waited_s = 0.0
         while waited_s < WORKLOAD_S:
-            listed = await self._client.get(path, {"labelSelector": f"{KUEUE}/job-uid={job.uid}"})
+            listed = await self._shared.client.get(path, {"labelSelector": f"{KUEUE}/job-uid={job.uid}"})
             found = listed.get("items") or ()
             undecided = (item for item in found if not patches.is_reserved(item))
             wanted = [
@@ -286,7 +267,7 @@ class Admission:
             ]
             for item, operations in wanted:
                 try:
-                    await self._writer.patch(f"{path}/{item['metadata']['name']}", "workloads", operations)
+                    await self._shared.writer.patch(f"{path}/{item['metadata']['name']}", "workloads", operations)
                 except ApiError as error:
                     if error.status not in (404, 409):
                         raise
@@ -327,16 +308,16 @@ class Admission:
             Note("Normal", "Placed", text) if is_placed else Note("Warning", "NotPlaced", f"{decision.outcome}: {text}")
         )
         try:
-            await self._writer.post(key, job.uid, note)
+            await self._shared.writer.post(key, job.uid, note)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
 
     async def _renew(self, key: Key) -> None:
         """Read the job anew; one that is gone is forgotten."""
         try:
-            self._cache.jobs.see(await self._client.get(key.path))
+            self._shared.cache.jobs.see(await self._shared.client.get(key.path))
         except ApiError as error:
             if error.status == 404:
-                self._cache.jobs.forget(key)
+                self._shared.cache.jobs.forget(key)
         except UNREACHABLE as error:
             log.warning("%s: cannot be read: %s", key, error)

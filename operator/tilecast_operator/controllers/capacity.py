@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
-from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.controllers.runtime import Runtime
+from tilecast_operator.controllers.runtime import Shared
 from tilecast_operator.free_gpus import Free, Usage
-from tilecast_operator.metrics import Metrics
 from tilecast_operator.report.status import Aspect, Fit
-from tilecast_operator.settings import Settings
 
 CAPACITY = Key("Capacity")
 """The key of everything that says what is free."""
@@ -51,20 +49,17 @@ class _Said:
 class Capacity:
     """What is free now. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings, cache: Cache, runtime: Runtime, metrics: Metrics) -> None:
-        self._settings = settings
-        self._cache = cache
-        self._runtime = runtime
-        self._metrics = metrics
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._report: NodesReport | None = None
         self._nodes: dict[str, int] = {}
         """How many nodes each pool has."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
         self._said: dict[Key, _Said] = {}
-        runtime.register(CAPACITY.kind, self._reconcile)
-        cache.cluster_queues.listen(self._quota_changed)
-        cache.flavors.listen(self._quota_changed)
+        shared.runtime.register(CAPACITY.kind, self._reconcile)
+        shared.cache.cluster_queues.listen(self._quota_changed)
+        shared.cache.flavors.listen(self._quota_changed)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Take note of the GPUs that pods hold, by node; None where that is not known."""
@@ -101,7 +96,7 @@ class Capacity:
         self._due()
 
     def _due(self) -> None:
-        self._runtime.add(CAPACITY, self._settings.capacity_settle_s)
+        self._shared.runtime.add(CAPACITY, self._shared.settings.capacity_settle_s)
 
     async def _reconcile(self, _: Key) -> None:
         if self._report is not None:
@@ -110,21 +105,21 @@ class Capacity:
     def _read(self, report: NodesReport) -> None:
         """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
         usage = Usage(
-            {key.name: kueue.quotas(found) for key, found in self._cache.cluster_queues.items()},
-            {key.name: kueue.node_labels(found) for key, found in self._cache.flavors.items()},
+            {key.name: kueue.quotas(found) for key, found in self._shared.cache.cluster_queues.items()},
+            {key.name: kueue.node_labels(found) for key, found in self._shared.cache.flavors.items()},
             self._used,
         )
-        by_name = {key.name: node for key, node in self._cache.nodes.items()}
+        by_name = {key.name: node for key, node in self._shared.cache.nodes.items()}
         before, self._free = self._free, usage.free(report.found, by_name)
-        self._metrics.show_pools(report, self._free)
+        self._shared.metrics.show_pools(report, self._free)
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
-                self._runtime.add(Key(gpu_pool.KIND, "", name))
+                self._shared.runtime.add(Key(gpu_pool.KIND, "", name))
         for job, said in self._said.items():
             if said.fit != self._fit(said.place):
                 # A pool on the brink of being full would else have every job of it written again each time.
-                hold_s = CAPACITY_HOLDS * self._settings.capacity_settle_s
-                self._runtime.add(job, max(said.since_s + hold_s - time.monotonic(), 0.0))
+                hold_s = CAPACITY_HOLDS * self._shared.settings.capacity_settle_s
+                self._shared.runtime.add(job, max(said.since_s + hold_s - time.monotonic(), 0.0))
 
     def _fit(self, place: Place) -> Fit:
         """Whether a recommendation could start now. It says no numbers, which would change by the minute."""

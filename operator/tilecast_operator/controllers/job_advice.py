@@ -13,14 +13,12 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Refusal, no_pools
 from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Cache
 from tilecast_operator.cluster.documents import asking
 from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.view import Document
-from tilecast_operator.cluster.writer import Client
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
-from tilecast_operator.settings import Settings
+from tilecast_operator.controllers.runtime import Shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +35,8 @@ class Asked:
 class JobAdvice:
     """Answers about jobs of other kinds. Belongs to one event loop."""
 
-    def __init__(
-        self, settings: Settings, client: Client, cache: Cache, advisor: Advisor, pools: Pools, requests: Requests
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._cache = cache
+    def __init__(self, shared: Shared, advisor: Advisor, pools: Pools, requests: Requests) -> None:
+        self._shared = shared
         self._advisor = advisor
         self._pools = pools
         self._requests = requests
@@ -60,7 +54,7 @@ class JobAdvice:
             SpecError: it is not shaped like its kind.
         """
         named = jobs.runtime_of(document)
-        return jobs.read(document, None if named is None else await self._runtime(document, *named))
+        return jobs.read(document, None if named is None else await self._training_runtime(document, *named))
 
     def asked(self, key: Key, job: Job) -> Asked | Refusal | None:
         """What somebody asks about a job; None if nobody does."""
@@ -69,7 +63,7 @@ class JobAdvice:
         if (request := self._requests.first(key)) is not None:
             name, document = request
             return Asked(document, mode_of(document), name)
-        namespace = self._cache.namespaces.get(Key("Namespace", "", key.namespace))
+        namespace = self._shared.cache.namespaces.get(Key("Namespace", "", key.namespace))
         if not job.is_enabled({} if namespace is None else namespace.value):
             return None
         try:
@@ -99,7 +93,7 @@ class JobAdvice:
             return Refusal("QueueNotFound", str(error)), None
         try:
             jobs.require_gpus(job)
-            labels = [node.labels for node in self._cache.nodes.values() if node.gpus or node.other_devices]
+            labels = [node.labels for node in self._shared.cache.nodes.values() if node.gpus or node.other_devices]
             found = candidates.candidates(job, report.pools, labels, queue, is_placed=is_placed)
             request = candidates.request(question.request, job, found, is_placed=is_placed)
         except SpecError as error:
@@ -117,16 +111,16 @@ class JobAdvice:
         Raises:
             SpecError: the queue leads nowhere.
         """
-        if not job.queue or not self._settings.read_kueue:
+        if not job.queue or not self._shared.settings.read_kueue:
             return None
         objects = kueue.Objects(
-            {(key.namespace, key.name): found for key, found in self._cache.local_queues.items()},
-            {key.name: found for key, found in self._cache.cluster_queues.items()},
-            {key.name: found for key, found in self._cache.flavors.items()},
+            {(key.namespace, key.name): found for key, found in self._shared.cache.local_queues.items()},
+            {key.name: found for key, found in self._shared.cache.cluster_queues.items()},
+            {key.name: found for key, found in self._shared.cache.flavors.items()},
         )
         return kueue.queue(objects, job.namespace, job.queue)
 
-    async def _runtime(self, document: Document, kind: str, name: str) -> Document | None:
+    async def _training_runtime(self, document: Document, kind: str, name: str) -> Document | None:
         namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
         path = f"/apis/{version}/clustertrainingruntimes/{name}"
         if kind != "ClusterTrainingRuntime":
@@ -134,12 +128,12 @@ class JobAdvice:
         expires_s, found = self._runtimes.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
-                found = await self._client.get(path)
+                found = await self._shared.client.get(path)
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
                 found = None
-            self._runtimes[path] = (time.monotonic() + self._settings.config_map_poll_s, found)
+            self._runtimes[path] = (time.monotonic() + self._shared.settings.config_map_poll_s, found)
         return found
 
 

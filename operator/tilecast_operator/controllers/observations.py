@@ -9,19 +9,17 @@ from typing import Any
 from tilecast.api import gpu_pool, training_job
 from tilecast.api.fields import value_at
 from tilecast.api.status import TrainingJobStatus
-from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import OBSERVED
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
 from tilecast_operator.controllers.pools import CALIBRATION, Pools
-from tilecast_operator.controllers.runtime import Runtime
+from tilecast_operator.controllers.runtime import Shared
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.reports import Refused, Report
-from tilecast_operator.settings import Settings
 
 log = logging.getLogger("tilecast")
 
@@ -32,23 +30,11 @@ MOST_WAITS = 60
 class Observations:
     """Takes reports, each once. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        cache: Cache,
-        runtime: Runtime,
-        pools: Pools,
-        scores: Scores,
-        reviews: TokenReviews,
-        metrics: Metrics,
-    ) -> None:
-        self._settings = settings
-        self._cache = cache
-        self._runtime = runtime
+    def __init__(self, shared: Shared, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
+        self._shared = shared
         self._pools = pools
         self._scores = scores
         self._reviews = reviews
-        self._metrics = metrics
         self._trainers: dict[Key, list[tuple[str, str]]] = {}
         """What the TrainJob of each job said last."""
 
@@ -62,21 +48,21 @@ class Observations:
             node = reports.reviewed(await self._reviews.of(token), namespace)
             await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node))
         except Refused as refused:
-            self._metrics.observations.labels("put", refused.outcome).inc()
+            self._shared.metrics.observations.labels("put", refused.outcome).inc()
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
         other, for ten thousand at once would keep everybody else waiting."""
-        for key in self._cache.training_jobs:
-            seen = self._cache.training_jobs.get(key)
+        for key in self._shared.cache.training_jobs:
+            seen = self._shared.cache.training_jobs.get(key)
             best = None if seen is None else seen.value.status.get("recommendation")
             if seen is None or not best:
                 continue
-            pool = self._cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
+            pool = self._shared.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
             sources = (seen.value.document, {} if pool is None else pool.value.document)
             own = next((text for one in sources if (text := value_at(one, ("spec", "observationQuery")))), None)
-            yield key, reports.query(own or self._settings.prometheus_query, key.namespace, key.name)
+            yield key, reports.query(own or self._shared.settings.prometheus_query, key.namespace, key.name)
 
     async def take_sample(self, key: Key, answer: Any) -> None:
         """Take what Prometheus answers to a job's query."""
@@ -85,7 +71,7 @@ class Observations:
             if report is not None:
                 await self._take(key, report)
         except Refused as refused:
-            self._metrics.observations.labels("prometheus", refused.outcome).inc()
+            self._shared.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
     async def look_at(self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None) -> None:
@@ -100,7 +86,7 @@ class Observations:
         if text is None or is_gone or pools is None:
             pass
         elif await self._scores.annotated(key, seen, pools, text):
-            self._runtime.add(CALIBRATION, self._settings.calibrate_settle_s)
+            self._shared.runtime.add(CALIBRATION, self._shared.settings.calibrate_settle_s)
         if target is not None:
             await self._take_trainer(key, target.trainer)
 
@@ -123,11 +109,11 @@ class Observations:
             if report is not None and not is_taken:
                 await self._take(key, report)
         except Refused as refused:
-            self._metrics.observations.labels("trainJob", refused.outcome).inc()
+            self._shared.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
     async def _take(self, key: Key, report: Report) -> None:
         """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
-        score = await self._scores.take(key, self._cache.training_jobs.get(key), self._pools.report, report)
-        self._runtime.add(key, self._settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
-        self._runtime.add(CALIBRATION, self._settings.calibrate_settle_s)
+        score = await self._scores.take(key, self._shared.cache.training_jobs.get(key), self._pools.report, report)
+        self._shared.runtime.add(key, self._shared.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
+        self._shared.runtime.add(CALIBRATION, self._shared.settings.calibrate_settle_s)

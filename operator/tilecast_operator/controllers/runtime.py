@@ -13,10 +13,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError, retry_s
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.cluster.cache import Cache
 from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import stamp
+from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -26,6 +30,23 @@ CONDITIONAL_TRIES = 6
 """How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
 
 log = logging.getLogger("tilecast")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all controllers share."""
+
+    settings: Settings
+    client: Api
+    cache: Cache
+    writer: Writer
+    runtime: Runtime
+    metrics: Metrics
+    clock: Callable[[], float]
+
+    def now(self) -> str:
+        """The time as Kubernetes writes it."""
+        return stamp(self.clock())
 
 
 class TryAgainError(Exception):

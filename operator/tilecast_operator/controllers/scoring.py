@@ -92,9 +92,9 @@ class Scores:
         if best is None or pools is None:
             raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
         known = self._scores.get(key)
-        frozen = known.forecast.status() if known else status.forecast
+        frozen = known.forecast if known else status.forecast
         forecast = await self._forecast(key, seen.value, pools, report, best, frozen)
-        reports.plausible(report.seconds, forecast.raw_s)
+        reports.plausible(report.seconds, forecast.raw_seconds)
         known = self._scores.get(key)  # others may have reported while it was priced
         same = known is not None and known.forecast.place == forecast.place
         window = reports.added(known.window if known and same else None, report, self._now())
@@ -145,14 +145,14 @@ class Scores:
 
 def _of(ran: Ran, since: str, followed: bool) -> Forecast:
     step = StepSeconds(target=figures(ran.step_s), lower_bound=figures(ran.lower_s), upper_bound=figures(ran.upper_s))
-    return Forecast(
+    return Forecast.within(
         frozen_at=since,
-        pool=ran.pool.name[:63],
+        pool=ran.pool.name,
         gpus=ran.plan.gpus,
-        plan=str(ran.plan)[:128],
-        raw_s=figures(ran.raw_s),
-        step=step,
-        group=tuple(part[:63] for part in ran.group),
+        plan=str(ran.plan),
+        raw_seconds=figures(ran.raw_s),
+        step_seconds=step,
+        group=[part[:63] for part in ran.group],
         followed=followed,
     )
 

@@ -8,16 +8,15 @@ from tilecast import jobs
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.answer import Answer, Refusal
 from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.cache import Cache
 from tilecast_operator.cluster.discovery import Discovery
 from tilecast_operator.cluster.documents import OBSERVED
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import MAX_INPUT, Document
-from tilecast_operator.cluster.writer import Client
 from tilecast_operator.controllers import placement
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.job_advice import Asked, JobAdvice
 from tilecast_operator.controllers.requests import Requests, mode_of, target_of
+from tilecast_operator.controllers.runtime import Shared
 from tilecast_operator.report.status import Aspect
 
 
@@ -43,16 +42,9 @@ class Targets:
     """Finds the targets of TrainingJobs."""
 
     def __init__(
-        self,
-        client: Client,
-        cache: Cache,
-        discovery: Discovery,
-        requests: Requests,
-        advice: JobAdvice,
-        admission: Admission,
+        self, shared: Shared, discovery: Discovery, requests: Requests, advice: JobAdvice, admission: Admission
     ) -> None:
-        self._client = client
-        self._cache = cache
+        self._shared = shared
         self._discovery = discovery
         self._requests = requests
         self._advice = advice
@@ -75,7 +67,7 @@ class Targets:
         if first is not None and first[0] != key.name:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
             return _refused(name, Refusal("TargetConflict", f"{text}; delete one of them, or change spec.targetRef"))
-        seen = self._cache.jobs.get(target)
+        seen = self._shared.cache.jobs.get(target)
         found = seen.value if seen is not None else await self._missing(target)
         if isinstance(found, Refusal):
             return _refused(name, found)
@@ -94,7 +86,7 @@ class Targets:
     async def _missing(self, key: Key) -> Document | Refusal:
         """A job that was not seen: as the API server has it, or why there is none."""
         try:
-            return await self._client.get(key.path)
+            return await self._shared.client.get(key.path)
         except ApiError as error:
             if error.status == 403:
                 text = f"the operator may not read {key.kind} {key.name}"

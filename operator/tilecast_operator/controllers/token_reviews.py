@@ -7,10 +7,9 @@ import logging
 import time
 from collections import OrderedDict
 
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
 from tilecast_operator.cluster.documents import token_review
 from tilecast_operator.cluster.view import Document
-from tilecast_operator.cluster.writer import Client
 from tilecast_operator.observed.reports import AUDIENCE, Refused
 
 log = logging.getLogger("tilecast")
@@ -25,7 +24,7 @@ MAX_REVIEWING = 32
 class TokenReviews:
     """Asks the API server, about each token once a minute."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Api) -> None:
         self._client = client
         self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
         self._reviewing = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilecast.advise import Advice
@@ -10,25 +10,22 @@ from tilecast.api import training_job
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Refusal, is_passing, message
-from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View, annotations_digest, seconds, stamp, status_digest
-from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Capacity, Place
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import mode_of
-from tilecast_operator.controllers.runtime import Runtime, TryAgainError
+from tilecast_operator.controllers.runtime import Shared, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target, Targets
-from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.report import status as report
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
 from tilecast_operator.report.status import Aspect, Fit
-from tilecast_operator.settings import Settings
 
 UNANNOTATED = annotations_digest({})
 
@@ -120,36 +117,26 @@ class TrainingJobs:
 
     def __init__(
         self,
-        settings: Settings,
-        cache: Cache,
-        writer: Writer,
-        runtime: Runtime,
+        shared: Shared,
         advisor: Advisor,
         pools: Pools,
         capacity: Capacity,
         observations: Observations,
         scores: Scores,
         targets: Targets,
-        metrics: Metrics,
-        clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
-        self._cache = cache
-        self._writer = writer
-        self._runtime = runtime
+        self._shared = shared
         self._advisor = advisor
         self._pools = pools
         self._capacity = capacity
         self._observations = observations
         self._scores = scores
         self._targets = targets
-        self._metrics = metrics
-        self._clock = clock
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
-        cache.training_jobs.listen(self._changed)
+        shared.cache.training_jobs.listen(self._changed)
         pools.listen(self._all_due)
-        runtime.register(training_job.KIND, self._reconcile, self._gone)
+        shared.runtime.register(training_job.KIND, self._reconcile, self._gone)
 
     def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
@@ -159,22 +146,22 @@ class TrainingJobs:
             self._touched.add(key)
         if before is None or key in self._touched:
             self._scores.recall(key, now)
-        self._runtime.add(key)
+        self._shared.runtime.add(key)
 
     def _forget(self, key: Key) -> None:
         """Keep nothing of a job that is gone."""
-        self._runtime.forget(key)
+        self._shared.runtime.forget(key)
         self._touched.discard(key)
         self._capacity.forget(key)
         self._observations.forget(key)
 
     def _all_due(self) -> None:
-        for key in self._cache.training_jobs:
-            self._runtime.add(key)
+        for key in self._shared.cache.training_jobs:
+            self._shared.runtime.add(key)
 
     def _gone(self, key: Key) -> None:
         """The API server has no such job, whatever the watch says."""
-        self._cache.training_jobs.forget(key)
+        self._shared.cache.training_jobs.forget(key)
         self._forget(key)
 
     async def _reconcile(self, key: Key) -> None:
@@ -183,7 +170,7 @@ class TrainingJobs:
         Raises:
             TryAgainError: the status says InternalError, and the search is due again.
         """
-        seen = self._cache.training_jobs.get(key)
+        seen = self._shared.cache.training_jobs.get(key)
         if seen is None or self._pools.report is None:  # all are due once the nodes are read
             return
         view = seen.value
@@ -196,13 +183,13 @@ class TrainingJobs:
         if has_started and before.recommendation is not None:
             self._capacity.forget(key)
             refusal = self._scores.refusal(key)
-            want = amended(view, before, is_off, capacity.STARTED, self._now(), score, refusal, target)
+            want = amended(view, before, is_off, capacity.STARTED, self._shared.now(), score, refusal, target)
             await self._write(key, seen, want)
             return
         question = await self._advisor.question(key.namespace, document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator needs to list none.
-            self._runtime.add(key, self._settings.config_map_poll_s)
+            self._shared.runtime.add(key, self._shared.settings.config_map_poll_s)
         best = before.recommendation
         is_current = before.observed_generation == view.generation and before.forecast is None and target is None
         is_whole = key not in self._touched and (view.annotations_digest == UNANNOTATED) == is_off
@@ -210,37 +197,34 @@ class TrainingJobs:
             digest = await self._advisor.inputs_hash(question)
             if digest is not None and digest == before.inputs_hash:
                 fit = self._capacity.fit(key, Place(best.pool, best.nodes, best.gpus_per_node))
-                await self._write(key, seen, amended(view, before, is_off, fit, self._now()))
+                await self._write(key, seen, amended(view, before, is_off, fit, self._shared.now()))
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
         if is_current and best is not None:
             answer = await self._advisor.standing(question, answer, best.document())
         fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
-        want = desired(view, answer, is_off, fit, self._now(), target)
+        want = desired(view, answer, is_off, fit, self._shared.now(), target)
         had_pool = before.summary is not None and bool(before.summary.pool)
         if await self._write(key, seen, want):
-            self._metrics.count_advice(answer, changed=had_pool and want.note is not None)
+            self._shared.metrics.count_advice(answer, changed=had_pool and want.note is not None)
         self._touched.discard(key)
         if is_passing(answer):
             raise TryAgainError(message(answer))
 
     async def _write(self, key: Key, seen: Stored[View], want: Desired) -> bool:
         """Write what differs; returns whether the status did."""
-        is_conditional, asked = self._runtime.is_conditional(key), seen.value
+        is_conditional, asked = self._shared.runtime.is_conditional(key), seen.value
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
-            seen = await self._writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
+            seen = await self._shared.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            await self._writer.post(key, seen.uid, want.note)
+            await self._shared.writer.post(key, seen.uid, want.note)
         document = want.status.document()
         is_other = status_digest(document) != seen.value.digest
         if is_other:
-            seen = await self._writer.write_status(key, seen, document, is_conditional=is_conditional)
+            seen = await self._shared.writer.write_status(key, seen, document, is_conditional=is_conditional)
         if not seen.value.asks_as(asked):
-            self._runtime.add(key)
+            self._shared.runtime.add(key)
         return is_other
-
-    def _now(self) -> str:
-        return stamp(self._clock())
 
 
 def _place(answer: Answer) -> Place | None:

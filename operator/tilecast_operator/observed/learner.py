@@ -40,7 +40,7 @@ class Score:
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
-            self.forecast.raw_s, self.window.seconds, self.window.samples,
+            self.forecast.raw_seconds, self.window.seconds, self.window.samples,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from tilecast import calibration
 from tilecast.api.base import MAX_GPUS, ApiModel, check
@@ -277,59 +277,34 @@ def added(window: Window | None, report: Report, now: str) -> Window:
     return Window(tuple(recent), window.samples + 1, now, replace(report, **kept))
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The frozen forecast of a job, complete: what measured steps are held against."""
+class Forecast(FrozenForecast):
+    """A frozen forecast that is complete: what measured steps are held against."""
 
-    frozen_at: str
     pool: str
     gpus: int
     plan: str
-    raw_s: float
-    step: StepSeconds
-    group: tuple[str, ...]
-    """GPU, precision, model family, range of GPU counts, digest of the workload."""
+    raw_seconds: float
+    step_seconds: StepSeconds
+    group: list[str] = Field(min_length=GROUP)
     followed: bool
 
     @classmethod
     def of(cls, frozen: FrozenForecast | None) -> Forecast | None:
         """What a status keeps; None where nothing was priced yet."""
-        if frozen is None or frozen.raw_seconds is None or frozen.step_seconds is None or len(frozen.group) != GROUP:
+        try:
+            return None if frozen is None else cls.model_validate(frozen.document())
+        except ValidationError:
             return None
-        return cls(
-            frozen_at=frozen.frozen_at,
-            pool=frozen.pool or "",
-            gpus=frozen.gpus or 0,
-            plan=frozen.plan or "",
-            raw_s=frozen.raw_seconds,
-            step=frozen.step_seconds,
-            group=tuple(frozen.group),
-            followed=bool(frozen.followed),
-        )
 
     @property
     def place(self) -> tuple[str, int, str]:
         """Pool, GPUs and plan: what tells one run of a job from another."""
         return self.pool, self.gpus, self.plan
 
-    def status(self) -> FrozenForecast:
-        """The same as `status.forecast`."""
-        return FrozenForecast.within(
-            frozen_at=self.frozen_at,
-            pool=self.pool,
-            gpus=self.gpus,
-            plan=self.plan,
-            raw_seconds=self.raw_s,
-            step_seconds=self.step,
-            group=list(self.group),
-            followed=self.followed,
-        )
-
     def errors(self, window: Window) -> ErrorRatio:
         """`status.error`."""
-        return ErrorRatio(
-            raw_ratio=error(self.raw_s, window.seconds), calibrated_ratio=error(self.step.target, window.seconds)
-        )
+        raw, calibrated = (error(value, window.seconds) for value in (self.raw_seconds, self.step_seconds.target))
+        return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
 def error(predicted_s: float, observed_s: float) -> float:

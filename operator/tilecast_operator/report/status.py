@@ -165,7 +165,7 @@ def scored(found: TrainingJobStatus, score: Score) -> TrainingJobStatus:
     error = score.forecast.errors(score.window)
     return _changed(
         found,
-        forecast=score.forecast.status(),
+        forecast=score.forecast,
         observed=score.window.status(),
         error=error,
         summary=_changed(found.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
