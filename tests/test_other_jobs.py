@@ -83,11 +83,11 @@ class Jobs(Store):
             raise ApiError(404, "not found")
         return await super().get(path, query)
 
-    def job(self, name: str = "job", new_name: str = "a", **marks: str | None) -> dict[str, Any]:
+    def job(self, name: str = "job", new_name: str = "a", **annotations: str | None) -> dict[str, Any]:
         """An example, stored; annotations by the last part of their key."""
         (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
         document["metadata"] |= {"name": new_name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
-        for key, value in marks.items():
+        for key, value in annotations.items():
             document["metadata"]["annotations"].pop(f"tilecast.dev/{key}", None)
             if value is not None:
                 document["metadata"]["annotations"][f"tilecast.dev/{key}"] = value
@@ -101,7 +101,7 @@ class Jobs(Store):
     def now(self, name: str = "a") -> dict[str, Any]:
         return self.objects[f"{JOBS}/{name}"]
 
-    def marks(self, name: str = "a") -> dict[str, str]:
+    def annotations(self, name: str = "a") -> dict[str, str]:
         return dict(self.now(name)["metadata"].get("annotations", {}))
 
     def told(self) -> list[tuple[str, str]]:
@@ -140,8 +140,8 @@ async def test_a_suspended_job_is_placed_annotated_and_let_go() -> None:
     store = Jobs()
     async with serving(store) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed" and store.marks()[POOL] == "h100-sxm"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and store.annotations()[POOL] == "h100-sxm"
         assert store.now()["spec"]["suspend"] is False
         assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
         assert store.patches == [f"{JOBS}/a"] * 2, "placed, then let go"
@@ -153,11 +153,11 @@ async def test_a_workload_that_comes_late_is_waited_for() -> None:
     store = Jobs()
     async with serving(store) as running:
         running.cache.see(job := store.job("job-kueue"))
-        await until(lambda: POOL in store.marks(), "the job to be placed")
+        await until(lambda: POOL in store.annotations(), "the job to be placed")
         await asyncio.sleep(0.05)
-        assert ADMISSION_GATES in store.marks()
+        assert ADMISSION_GATES in store.annotations()
         store.workload(job)
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         (workload,) = store.workloads.values()
         assert workload["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
         assert store.now()["spec"]["suspend"] is True, "Kueue resumes it"
@@ -168,8 +168,8 @@ async def test_a_workload_that_does_not_come_will_be_made_of_the_job_as_placed(m
     store = Jobs()
     async with serving(store) as running:
         running.cache.see(store.job("job-kueue"))
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and ADMISSION_GATES not in store.annotations()
 
 
 async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
@@ -177,8 +177,8 @@ async def test_without_kueue_a_gated_job_waits_for_no_workload() -> None:
     store.has_kueue = False
     async with serving(store) as running:
         running.cache.see(store.job("job-kueue"))
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed" and ADMISSION_GATES not in store.marks()
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and ADMISSION_GATES not in store.annotations()
 
 
 async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +192,8 @@ async def test_a_search_that_does_not_end_holds_no_job(monkeypatch: pytest.Monke
 
     async with serving(store, advisor=slow) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "TooLate" and store.now()["spec"]["suspend"] is False
         assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
         ended.set()
 
@@ -207,8 +207,8 @@ async def test_a_search_that_fails_holds_no_job() -> None:
     store = Jobs()
     async with serving(store, advisor=broken) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "InternalError" and store.now()["spec"]["suspend"] is False
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "InternalError" and store.now()["spec"]["suspend"] is False
 
 
 async def test_a_refused_choice_holds_no_job() -> None:
@@ -216,8 +216,8 @@ async def test_a_refused_choice_holds_no_job() -> None:
     store.refuse = [ApiError(422, "the webhook says no")]
     async with serving(store) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Refused"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Refused"
         await until(lambda: store.events, "an Event")
         assert any("the webhook says no" in text for _, text in store.told())
 
@@ -227,7 +227,7 @@ async def test_an_api_server_that_comes_and_goes_is_asked_again() -> None:
     store.refuse = [ApiError(422, "no"), ApiError(500, "gone"), ApiError(429, "slower"), ApiError(503, "gone")]
     async with serving(store) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         assert store.patches == [f"{JOBS}/a"]
 
 
@@ -246,8 +246,8 @@ async def test_an_edit_meanwhile_is_decided_about_anew() -> None:
     store.before_write = edit
     async with serving(store) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed" and store.now()["metadata"]["labels"]["turn"] == "second"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and store.now()["metadata"]["labels"]["turn"] == "second"
 
 
 async def test_a_job_that_is_deleted_meanwhile_is_forgotten() -> None:
@@ -266,9 +266,9 @@ async def test_two_operators_let_a_job_go_once() -> None:
             body = store.job(new_name=f"j{number}")
             one.cache.see(body)
             two.cache.see(copy.deepcopy(body))
-        await until(lambda: all(store.marks(f"j{n}").get(APPLIED) for n in range(20)), "all jobs to be let go")
+        await until(lambda: all(store.annotations(f"j{n}").get(APPLIED) for n in range(20)), "all jobs to be let go")
         await until(lambda: not len(one.admission) and not len(two.admission), "both runnings to be done")
-        assert all(store.marks(f"j{n}")[APPLIED] == "Placed" for n in range(20))
+        assert all(store.annotations(f"j{n}")[APPLIED] == "Placed" for n in range(20))
         counted = {path: store.patches.count(path) for path in store.patches}
         assert set(counted.values()) == {2}, "placed once, let go once"
 
@@ -277,12 +277,12 @@ async def test_a_job_that_was_let_go_and_suspended_again_is_left_alone() -> None
     store = Jobs()
     async with serving(store) as running:
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
         again = copy.deepcopy(store.now())
         again["spec"]["suspend"] = True
         running.cache.see(store.put(f"{JOBS}/a", again))
         running.cache.see(store.job(new_name="b"))
-        await until(lambda: store.marks("b").get(APPLIED), "another job to be let go")
+        await until(lambda: store.annotations("b").get(APPLIED), "another job to be let go")
         assert store.now()["spec"]["suspend"] is True
 
 
@@ -291,8 +291,8 @@ async def test_without_leave_to_place_a_job_is_let_go_as_it_is() -> None:
     async with serving(store, replace(PLACING, place=False)) as running:
         before = store.job()
         running.cache.see(before)
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "NotAllowed"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "NotAllowed"
         assert store.now()["spec"] == {**before["spec"], "suspend": False}
 
 
@@ -300,7 +300,7 @@ async def test_advice_is_said_once_and_taken_back() -> None:
     store = Jobs()
     async with serving(store) as running:
         running.cache.see(store.job(mode=None))
-        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: HASH in store.annotations(), "the annotations")
         await until(lambda: store.events, "an Event")
         writes = len(store.writes)
         for _ in range(3):
@@ -313,12 +313,12 @@ async def test_advice_is_said_once_and_taken_back() -> None:
         found = copy.deepcopy(store.now())
         found["metadata"]["annotations"]["tilecast.dev/mode"] = "Off"
         running.cache.see(store.put(f"{JOBS}/a", found))
-        await until(lambda: not set(ADVICE_KEYS) & set(store.marks()), "the annotations to go")
-        assert MODEL in store.marks()
+        await until(lambda: not set(ADVICE_KEYS) & set(store.annotations()), "the annotations to go")
+        assert MODEL in store.annotations()
 
 
 @pytest.mark.parametrize(
-    ("marks", "words"),
+    ("annotations", "words"),
     [
         ({"model": None}, "tilecast.dev/model: is missing; annotate the job"),
         ({"training": "{"}, "tilecast.dev/training: '{' is no JSON mapping"),
@@ -326,14 +326,14 @@ async def test_advice_is_said_once_and_taken_back() -> None:
         ({"mode": "Auto"}, "tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"),
     ],
 )
-async def test_a_wrong_annotation_is_told_in_an_event(marks: dict[str, str | None], words: str) -> None:
+async def test_a_wrong_annotation_is_told_in_an_event(annotations: dict[str, str | None], words: str) -> None:
     store = Jobs()
     async with serving(store) as running:
-        running.cache.see(store.job(**{"mode": None, **marks}))
+        running.cache.see(store.job(**{"mode": None, **annotations}))
         await until(lambda: store.events, "an Event")
         ((reason, text),) = store.told()
         assert reason == "RecommendationUnavailable" and words in text
-        assert not set(ADVICE_KEYS) & set(store.marks()) and store.now()["spec"]["suspend"] is True
+        assert not set(ADVICE_KEYS) & set(store.annotations()) and store.now()["spec"]["suspend"] is True
 
 
 async def test_a_namespace_s_label_asks_for_all_its_jobs() -> None:
@@ -343,11 +343,11 @@ async def test_a_namespace_s_label_asks_for_all_its_jobs() -> None:
         body["metadata"]["labels"] = {}
         running.cache.see(store.put(f"{JOBS}/a", body))
         await asyncio.sleep(0.05)
-        assert HASH not in store.marks()
+        assert HASH not in store.annotations()
         running.cache.see(
             {"kind": "Namespace", "metadata": {"name": "default", "labels": {"tilecast.dev/enabled": "true"}}}
         )
-        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: HASH in store.annotations(), "the annotations")
 
 
 def training_job(name: str, created: str = "2026-01-01T00:00:00Z", **spec: Any) -> dict[str, Any]:
@@ -407,16 +407,16 @@ async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monk
         running.cache.see(job := store.put(f"{JOBS}/a", job))
         store.workload(job)
         await asyncio.sleep(0.05)
-        assert ADVISOR in store.marks()[ADMISSION_GATES]
+        assert ADVISOR in store.annotations()[ADMISSION_GATES]
         running.cache.see(training_job("x", mode="Initial"))
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed"
         monkeypatch.setattr(admission, "OWNER_S", 0.05)
         other = store.job("job-kueue", "b", mode=None, model=None, training=None)
         other["metadata"]["labels"].pop("tilecast.dev/enabled")
         running.cache.see(store.put(f"{JOBS}/b", other))
-        await until(lambda: store.marks("b").get(APPLIED), "the other job to be let go")
-        assert store.marks("b")[APPLIED] == "NotAsked" and MODE not in store.marks("b")
+        await until(lambda: store.annotations("b").get(APPLIED), "the other job to be let go")
+        assert store.annotations("b")[APPLIED] == "NotAsked" and MODE not in store.annotations("b")
 
 
 async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
@@ -426,8 +426,8 @@ async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
         del store.objects[f"{JOBS}/a"]
         running.cache.see(store.job())
         running.cache.lose(first)
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed"
 
 
 async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
@@ -456,9 +456,10 @@ async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
         first = store.job()["metadata"]["uid"]
         running.cache.see(copy.deepcopy(store.now()))
         await until(
-            lambda: store.now()["metadata"]["uid"] != first and store.marks().get(APPLIED), "the next to be let go"
+            lambda: store.now()["metadata"]["uid"] != first and store.annotations().get(APPLIED),
+            "the next to be let go",
         )
-        assert store.marks()[APPLIED] == "Placed"
+        assert store.annotations()[APPLIED] == "Placed"
         assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
         assert store.patches == [f"{JOBS}/a"] * 3, "the first placed; the second placed and let go"
 
@@ -475,8 +476,8 @@ async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
     store.before_write = gate
     async with serving(store) as running:
         running.cache.see(store.job(mode=None))
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
 
 
 async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
@@ -500,7 +501,7 @@ async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, in
         before = store.put(f"{JOBS}/ran", body)
         running.cache.see(before)
         running.cache.see(store.job())
-        await until(lambda: store.marks().get(APPLIED), "another job to be let go")
+        await until(lambda: store.annotations().get(APPLIED), "another job to be let go")
         assert store.now("ran")["spec"] == before["spec"]
 
 
@@ -516,15 +517,15 @@ async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch
     async with serving(store, advisor=slow) as running:
         running.cache.see(job := store.job("job-kueue"))
         store.workload(job)
-        await until(lambda: store.marks().get(APPLIED), "the job to be let go")
-        assert store.marks()[APPLIED] == "TooLate"
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "TooLate"
         assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
 
 
 def train_job(store: Jobs, **changes: Any) -> dict[str, Any]:
     (document,) = documents.load((EXAMPLES / "existing" / "trainjob.yaml").read_text())
     document["metadata"] |= {"name": "a", "namespace": "default", "labels": {}}
-    document["metadata"]["annotations"] = changes.pop("marks", {})
+    document["metadata"]["annotations"] = changes.pop("annotations", {})
     document["spec"]["suspend"] = changes.pop("suspend", True)
     return store.put(TRAIN_JOB, {**document, **changes})
 
@@ -590,7 +591,7 @@ async def test_an_annotation_on_the_job_itself_is_a_report() -> None:
     async with operating(store) as running:
         found = await shown(running, store, lambda status: status.get("recommendation"), "advice")
         text = f"{found['recommendation']['stepSeconds']['target'] / 1.1:.6g}"
-        train_job(store, suspend=False, marks={"tilecast.dev/observed-step-seconds": text})
+        train_job(store, suspend=False, annotations={"tilecast.dev/observed-step-seconds": text})
         found = await shown(running, store, lambda status: status.get("observed"), "a score")
         assert found["observed"]["source"] == "annotation" and found["error"]["rawRatio"] == pytest.approx(
             0.1, abs=1e-3
@@ -635,7 +636,7 @@ async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all
     async with serving(store) as running:
         store.before_write = end
         running.cache.see(store.put(f"{JOBS}/a", body))
-        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: HASH in store.annotations(), "the annotations")
         await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
 
 
@@ -646,8 +647,8 @@ async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> No
         body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
         running.cache.see(store.put(f"{JOBS}/a", body))
         running.cache.see(store.job(mode=None, new_name="b"))
-        await until(lambda: HASH in store.marks("b"), "the advice on the other")
-        assert HASH not in store.marks() and len(running.cache.jobs) == 1
+        await until(lambda: HASH in store.annotations("b"), "the advice on the other")
+        assert HASH not in store.annotations() and len(running.cache.jobs) == 1
 
 
 async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -664,4 +665,4 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytes
             ("LocalQueue", {"name": name, "namespace": "default"}, {"clusterQueue": "everything"}),
         ):
             running.cache.see({"kind": kind, "metadata": metadata, "spec": content})
-        await until(lambda: HASH in store.marks(), "the annotations")
+        await until(lambda: HASH in store.annotations(), "the annotations")
