@@ -14,7 +14,7 @@ from typing import Any
 from advice_values import advice, offer
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS
 from tilecast_operator.metrics import Metrics
@@ -176,10 +176,10 @@ async def operator(
     nodes: Sequence[Any] = (node(),),
     is_listed: bool = True,
     **settings: Any,
-) -> AsyncIterator[Operator]:
+) -> AsyncIterator[Assembly]:
     """An operator that has seen everything in the store, as kopf would show it."""
     clock = (lambda: store.clock_s) if store.clock_s else time.time
-    running = Operator(replace(QUICK, **settings), store, Metrics(), advisor, clock)
+    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock)
     for item in nodes:
         running.cache.see(item)
     for path in sorted(store.objects):
@@ -194,7 +194,7 @@ async def operator(
         await running.stop()
 
 
-async def settled(running: Operator, limit_s: float = 60.0) -> None:
+async def settled(running: Assembly, limit_s: float = 60.0) -> None:
     """Wait until no key is ready, running, or due soon."""
     async with asyncio.timeout(limit_s):
         quiet = 0

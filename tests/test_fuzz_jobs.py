@@ -22,7 +22,7 @@ from operator_store import JOBS, QUICK, Store, job, node, operator, ready, settl
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator import main  # noqa: F401 - it lets as many levels through as the API server does
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.report.advice import MAX_BYTES
 
@@ -182,7 +182,7 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     reasons, seen = Counter[str](), set[str]()
     status_schema = jsonschema.Draft202012Validator(SCHEMA["status"])
 
-    async def answer(running: Operator, store: Fuzzed, number: int, spec: Any) -> None:
+    async def answer(running: Assembly, store: Fuzzed, number: int, spec: Any) -> None:
         path = f"{JOBS}/{number}"
         store.answered.clear()
         body = job(str(number))
@@ -202,8 +202,8 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     loop = asyncio.new_event_loop()
     store = Fuzzed()
 
-    async def begin() -> Operator:
-        running = Operator(QUICK, store, Metrics(), advise)
+    async def begin() -> Assembly:
+        running = Assembly(QUICK, store, Metrics(), advise)
         running.cache.see(node(product="Tesla-T4"))
         running.listed()
         running.start()

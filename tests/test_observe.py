@@ -15,11 +15,11 @@ from operator_store import JOBS, POOLS, Store, job, node, operator, settled
 from tilecast.advise import advise
 from tilecast.api.status import ObservedStep
 from tilecast_operator import server
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.reports import Refused, Report, Window, added
+from tilecast_operator.observed.reports import Refused, StepReport, Window, added
 
 KEY = Key("TrainingJob", "default", "a")
 
@@ -110,7 +110,7 @@ def test_a_trainjob_tells_its_step() -> None:
     status = {
         "trainerStatus": {"metrics": [{"name": "loss", "value": "2"}, {"name": "step_time_seconds", "value": "3.5"}]}
     }
-    assert reports.from_trainer(status) == Report(3.5, "trainJob")
+    assert reports.from_trainer(status) == StepReport(3.5, "trainJob")
     assert reports.from_trainer({}) is None
     with pytest.raises(Refused):
         reports.from_trainer({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
@@ -119,7 +119,7 @@ def test_a_trainjob_tells_its_step() -> None:
 def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
     window = None
     for number in range(40):
-        window = added(window, Report(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
+        window = added(window, StepReport(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
     assert window is not None
     assert (window.samples, len(window.recent), window.latest.node) == (40, reports.RECENT, "n1")
     again = Window.of(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
@@ -153,7 +153,7 @@ def store_with(*names: str) -> Reviewing:
     return store
 
 
-async def until(running: Operator, store: Store, probe: Callable[[], object]) -> None:
+async def until(running: Assembly, store: Store, probe: Callable[[], object]) -> None:
     """Show the running its own writes, as the API server would, until something is so."""
     async with asyncio.timeout(120):
         while not probe():
@@ -172,7 +172,7 @@ def learnt(store: Store) -> Any:
     return store.objects.get(f"{POOLS}/h100-sxm", {}).get("status", {}).get("calibration", {}).get("runs")
 
 
-def metrics(running: Operator) -> str:
+def metrics(running: Assembly) -> str:
     return generate_latest(running.metrics.registry).decode()
 
 

@@ -27,7 +27,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import FIELD_MANAGER, Api, ApiError, Connection
 from tilecast_operator.cluster.documents import POOL
 from tilecast_operator.cluster.view import View, status_digest
@@ -445,7 +445,7 @@ async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched()
 
 
 async def test_a_dead_worker_and_a_stall_are_unhealthy() -> None:
-    running = Operator(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
+    running = Assembly(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
     running.runtime.queue.add(NODES)
     await asyncio.sleep(0.03)
     assert "no work finished" in str(running.unhealthy())

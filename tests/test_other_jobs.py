@@ -22,7 +22,7 @@ from tilecast.advise import Advice, Request, advise
 from tilecast.api import documents
 from tilecast.hardware import Pool
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, POOL
 from tilecast_operator.cluster.kinds import Key
@@ -113,9 +113,9 @@ async def serving(
     store: Jobs,
     settings: Settings = PLACING,
     advisor: Callable[[Request, Sequence[Pool]], Advice] = advise,
-) -> AsyncIterator[Operator]:
+) -> AsyncIterator[Assembly]:
     """An operator that knows the pools of the example cluster."""
-    running = Operator(settings, store, Metrics(), advisor)
+    running = Assembly(settings, store, Metrics(), advisor)
     for documents_ in nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text()):
         for document in documents_:
             running.cache.see(document)
@@ -544,11 +544,11 @@ def targeted() -> Jobs:
     return store
 
 
-def operating(store: Jobs) -> AbstractAsyncContextManager[Operator]:
+def operating(store: Jobs) -> AbstractAsyncContextManager[Assembly]:
     return operator(store, advise, [node(f"n{number}") for number in range(4)], jobs=True)
 
 
-async def shown(running: Operator, store: Jobs, holds: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+async def shown(running: Assembly, store: Jobs, holds: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
     """Show the running what the store has until the TrainingJob's status is so."""
     for _ in range(300):
         for body in [copy.deepcopy(item) for item in store.objects.values()]:

@@ -21,7 +21,7 @@ from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import advisor
 from tilecast_operator.advisor import Advisor
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster import informer
 from tilecast_operator.cluster.api import Api, ApiError, Connection
 from tilecast_operator.cluster.documents import POOL, Note, event
@@ -281,7 +281,7 @@ async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
             return {"status": {"authenticated": False}}
 
     asked, go_on = list[str](), asyncio.Event()
-    running = Operator(Settings(), Slow(), Metrics(), on_first_pool)
+    running = Assembly(Settings(), Slow(), Metrics(), on_first_pool)
     flood = [asyncio.create_task(running.observations.put("default", "a", f"t{n}", b"")) for n in range(200)]
     await asyncio.sleep(0.05)
     assert len(asked) == MAX_REVIEWING

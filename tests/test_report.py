@@ -19,7 +19,7 @@ from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload
-from tilecast_operator.answer import Answer, Refusal
+from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.documents import (
     ADVICE_KEYS,
     GPUS,
@@ -33,10 +33,10 @@ from tilecast_operator.cluster.documents import (
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.report import advice as report
-from tilecast_operator.report import pools, status
+from tilecast_operator.report import job_status, pools
+from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, note, size_bytes
 
-FREE = status.Fit(status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
+FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
 TYPES = ["Ready", "RecommendationProvided", "LowConfidence", "CapacityAvailable", "Applied", "ObservationsAvailable"]
 VERDICTS: dict[str, Answer] = {
@@ -47,7 +47,7 @@ VERDICTS: dict[str, Answer] = {
 
 
 def whole(verdict: Answer, is_off: bool = False) -> dict[str, Any]:
-    return status.status(verdict, 3, status.conditions(verdict, is_off, 3, NOW, (), FREE)).document()
+    return job_status.status(verdict, 3, job_status.conditions(verdict, is_off, 3, NOW, (), FREE)).document()
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
@@ -57,17 +57,17 @@ def test_every_status_satisfies_the_schema(verdict: Answer) -> None:
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
 def test_every_condition_is_always_there(verdict: Answer) -> None:
-    found = status.conditions(verdict, False, 3, NOW, (), FREE)
+    found = job_status.conditions(verdict, False, 3, NOW, (), FREE)
     assert [item.type for item in found] == TYPES
     assert {item.observed_generation for item in found} == {3}
     assert all(item.reason.isalnum() and item.message for item in found)
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
-    first = status.conditions(advice(), False, 1, NOW, (), FREE)
-    again = status.conditions(advice(), False, 2, LATER, first, FREE)
+    first = job_status.conditions(advice(), False, 1, NOW, (), FREE)
+    again = job_status.conditions(advice(), False, 2, LATER, first, FREE)
     assert {item.last_transition_time for item in again} == {NOW}
-    fallen = {item.type: item for item in status.conditions(refused(), False, 2, LATER, first, FREE)}
+    fallen = {item.type: item for item in job_status.conditions(refused(), False, 2, LATER, first, FREE)}
     assert fallen["Ready"].last_transition_time == LATER
     assert fallen["Applied"].last_transition_time == NOW
 
@@ -120,7 +120,9 @@ MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
 
 
 def low_confidence(verdict: Answer) -> Condition:
-    return next(item for item in status.conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence")
+    return next(
+        item for item in job_status.conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence"
+    )
 
 
 @pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
@@ -176,42 +178,42 @@ def test_lists_and_texts_stay_in_bounds() -> None:
     offers = tuple(offer(reason=long) for _ in range(50))
     for verdict in (advice(offers=offers, rejections=rejections), advice(offers=(), rejections=rejections)):
         TrainingJobStatus.model_validate(whole(verdict))
-    TrainingJobStatus.model_validate(whole(Refusal("InvalidSpec", long)))
+    TrainingJobStatus.model_validate(whole(Declined("InvalidSpec", long)))
 
 
 def test_annotations_name_the_plan_and_stay_small() -> None:
-    found = report.advice_annotations(advice())
+    found = advice_annotations(advice())
     assert tuple(found) == ADVICE_KEYS
     assert found[POOL] == "h100-sxm" and found[GPUS] == "16"
     assert json.loads(found[NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert json.loads(found[PARALLELISM])["tensor"] == 2
     assert float(found[STEP_SECONDS]) == 8.2
     crowded = pool(node_selector={f"example.com/{'k' * 200}{i}": "v" * 63 for i in range(16)})
-    big = report.advice_annotations(advice(offers=(offer(pool=crowded),)))
-    assert report.size_bytes(found) < 1024 and report.size_bytes(big) < report.MAX_BYTES
+    big = advice_annotations(advice(offers=(offer(pool=crowded),)))
+    assert size_bytes(found) < 1024 and size_bytes(big) < MAX_BYTES
 
 
 @pytest.mark.parametrize("verdict", [VERDICTS["nothing fits"]])
 def test_no_recommendation_no_annotations(verdict: Advice) -> None:
-    assert report.advice_annotations(verdict) == {}
+    assert advice_annotations(verdict) == {}
 
 
 def test_events_on_change_only() -> None:
     summary = Summary.model_validate(whole(advice())["summary"])
-    first = report.note(advice(), Summary(), summary)
+    first = note(advice(), Summary(), summary)
     assert first is not None and (first.type, first.reason) == ("Normal", "RecommendationUpdated")
-    assert report.note(advice(), summary, summary) is None
-    moved = report.note(advice(), summary.model_copy(update={"pool": "t4", "plan": "dp4"}), summary)
+    assert note(advice(), summary, summary) is None
+    moved = note(advice(), summary.model_copy(update={"pool": "t4", "plan": "dp4"}), summary)
     assert moved is not None and "(was dp4 on 2x8 t4)" in moved.text
-    lost = report.note(refused(), summary, Summary(reason="InvalidSpec"))
+    lost = note(refused(), summary, Summary(reason="InvalidSpec"))
     assert lost is not None and (lost.type, lost.reason) == ("Warning", "RecommendationUnavailable")
 
 
 def test_the_same_event_has_the_same_name() -> None:
-    note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
-    first = event(note, about, "uid", NOW, "me")
-    again = event(note, about, "uid", LATER, "another")
-    other = event(replace(note, text="other"), about, "uid", NOW, "me")
+    first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
+    first = event(first_note, about, "uid", NOW, "me")
+    again = event(first_note, about, "uid", LATER, "another")
+    other = event(replace(first_note, text="other"), about, "uid", NOW, "me")
     assert first.metadata.name == again.metadata.name != other.metadata.name
     assert first.document()["involvedObject"] == {
         "apiVersion": "tilecast.dev/v1alpha1",

@@ -25,7 +25,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast_operator.answer import Answer, Refusal, internal_error, is_passing, no_pools
+from tilecast_operator.answer import Answer, Declined, internal_error, is_passing, no_pools
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
 
@@ -35,7 +35,7 @@ ResultT = TypeVar("ResultT")
 log = logging.getLogger("tilecast")
 
 
-class Memo(Generic[ResultT]):
+class AnswerMemo(Generic[ResultT]):
     """Results by key, each computed once even when many ask at the same time; the least recently used go first, and a
     failure is not kept."""
 
@@ -72,7 +72,7 @@ class Question:
     """What a job asks: everything that decides its advice but the pools, or why that cannot be said."""
 
     key: bytes
-    request: Request | Refusal
+    request: Request | Declined
     has_config_map: bool = False
     """Whether part of it is in a ConfigMap, which is not watched."""
 
@@ -85,11 +85,11 @@ class Advisor:
         advise: the search.
         counted: called with each advice and how long its search took, in seconds.
         threads: that search.
-        kept: results of each kind that are remembered.
+        size: results of each kind that are remembered.
     """
 
     def __init__(
-        self, reader: Api, advise: Advise, counted: Callable[[Advice, float], None], threads: int, kept: int
+        self, reader: Api, advise: Advise, counted: Callable[[Advice, float], None], threads: int, size: int
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given."""
@@ -98,10 +98,10 @@ class Advisor:
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
-        self._requests: Memo[Request | Refusal] = Memo(kept)
-        self._answers: Memo[Answer] = Memo(kept)
-        self._standing: Memo[Answer] = Memo(kept)
-        self._hashes: Memo[str] = Memo(kept)
+        self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
+        self._answers: AnswerMemo[Answer] = AnswerMemo(size)
+        self._standing: AnswerMemo[Answer] = AnswerMemo(size)
+        self._hashes: AnswerMemo[str] = AnswerMemo(size)
 
     def use(self, report: NodesReport) -> None:
         """Answer for these pools from now on."""
@@ -142,17 +142,17 @@ class Advisor:
         try:
             spec = training_job.parse(asked)
         except SpecError as error:
-            return Question(b"", Refusal("InvalidSpec", str(error)))
+            return Question(b"", Declined("InvalidSpec", str(error)))
         stored: bytes | None = None
         reference = training_job.reference(spec)
         if reference is not None:
             config_map = await self._config_map(namespace, reference)
             try:
-                if isinstance(config_map, Refusal):
+                if isinstance(config_map, Declined):
                     return Question(b"", config_map, True)
                 stored = training_job.content(reference, config_map)
             except SpecError as error:
-                return Question(b"", Refusal("ModelNotFound", str(error)), True)
+                return Question(b"", Declined("ModelNotFound", str(error)), True)
         everything = (
             canonical(spec.model_dump(exclude={"mode", "observation_query"})) + hashlib.sha256(stored or b"").digest()
         )
@@ -162,14 +162,14 @@ class Advisor:
     async def inputs_hash(self, question: Question) -> str | None:
         """Digest of all that would decide the advice now, without searching for it; None where there is none."""
         report, request = self._report, question.request
-        if report is None or not report.pools or isinstance(request, Refusal):
+        if report is None or not report.pools or isinstance(request, Declined):
             return None
         _, digest = kernels.model_info()
         return await self._hashes.get(question.key, lambda: self.run(inputs_hash, request, report.pools, digest))
 
     async def answer(self, question: Question) -> Answer:
         """The answer to a question."""
-        if isinstance(question.request, Refusal):
+        if isinstance(question.request, Declined):
             if is_passing(question.request):
                 self._requests.drop(question.key)
             return question.request
@@ -187,20 +187,20 @@ class Advisor:
     async def standing(self, question: Question, answer: Answer, before: Mapping[str, Any]) -> Answer:
         """The answer to a job to which `before` was recommended for the same question."""
         report, incumbent = self._report, document.incumbent(before)
-        if isinstance(answer, Refusal) or incumbent is None or report is None:
+        if isinstance(answer, Declined) or incumbent is None or report is None:
             return answer
         key = (question.key, answer.inputs_hash, incumbent)
         return await self._standing.get(key, lambda: self._hold(answer, report, incumbent))
 
-    async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **kept: Any) -> Ran:
+    async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
         """The forecast for a plan that runs, on a pool as it is now.
 
         Raises:
             SpecError: no plan can be so.
         """
-        if isinstance(question.request, Refusal):
+        if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
-        return await self.run(partial(ran, question.request, pool, gpus, plan, **kept))
+        return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
 
     async def _hold(self, answer: Advice, report: NodesReport, incumbent: Incumbent) -> Answer:
         try:
@@ -211,7 +211,7 @@ class Advisor:
 
     async def _config_map(
         self, namespace: str, reference: training_job.Reference
-    ) -> Mapping[str, Any] | Refusal | None:
+    ) -> Mapping[str, Any] | Declined | None:
         """The ConfigMap, None where there is none, or why it cannot be read."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
@@ -221,14 +221,14 @@ class Advisor:
             if error.status != 403:
                 raise
             text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
-            return Refusal("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
+            return Declined("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
 
-    async def _read(self, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Refusal:
+    async def _read(self, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
         try:
             # A stored graph takes a while to read, beside searches rather than behind them.
             return await asyncio.to_thread(training_job.request, "", spec, stored)
         except SpecError as error:
-            return Refusal("InvalidSpec", str(error))
+            return Declined("InvalidSpec", str(error))
         except Exception as error:
             log.exception("a job cannot be read")
             return internal_error(error)
@@ -238,7 +238,7 @@ class Advisor:
         try:
             advice = await self.run(self._advise, request, pools)
         except SpecError as error:
-            return Refusal("InvalidSpec", str(error))
+            return Declined("InvalidSpec", str(error))
         except Exception as error:
             log.exception("advice failed")
             return internal_error(error)

@@ -14,26 +14,26 @@ INTERNAL_ERROR = "InternalError"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Declined:
     """Why there is no advice. `reason` is stable CamelCase, `message` says the problem and the remedy."""
 
     reason: str
     message: str
 
 
-Answer: TypeAlias = Advice | Refusal
+Answer: TypeAlias = Advice | Declined
 
 
 def reason(answer: Answer) -> str:
     """The one word that an answer comes down to, as in the Ready condition."""
-    if isinstance(answer, Refusal):
+    if isinstance(answer, Declined):
         return answer.reason
     return "Advised" if answer.best else "NoFittingPlan"
 
 
 def message(answer: Answer) -> str:
     """The sentence behind `reason`."""
-    if isinstance(answer, Refusal):
+    if isinstance(answer, Declined):
         return answer.message[:MAX_MESSAGE]
     best = answer.best
     if best is not None:
@@ -44,19 +44,19 @@ def message(answer: Answer) -> str:
 
 def is_passing(answer: Answer) -> bool:
     """Whether an answer is a failure of this process, which another try may not have."""
-    return isinstance(answer, Refusal) and answer.reason == INTERNAL_ERROR
+    return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
 
 
-def internal_error(error: Exception) -> Refusal:
+def internal_error(error: Exception) -> Declined:
     """The answer where this process failed."""
-    return Refusal(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
+    return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
-def no_pools(report: NodesReport | None) -> Refusal:
+def no_pools(report: NodesReport | None) -> Declined:
     """The answer where no pool is known."""
     if report is None:
-        return Refusal("NoPools", "nodes are not read yet")
+        return Declined("NoPools", "nodes are not read yet")
     try:
-        return Refusal("NoPools", f"{len(report.require())} pools")
+        return Declined("NoPools", f"{len(report.require())} pools")
     except SpecError as error:
-        return Refusal("NoPools", str(error))
+        return Declined("NoPools", str(error))

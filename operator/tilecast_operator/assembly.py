@@ -10,8 +10,8 @@ from tilecast.advise import advise
 from tilecast.api import gpu_pool, training_job
 from tilecast_operator.advisor import Advise, Advisor
 from tilecast_operator.cluster.api import Api
-from tilecast_operator.cluster.cache import Cache, Table
-from tilecast_operator.cluster.discovery import Discovery
+from tilecast_operator.cluster.cache import Cache, CacheTable
+from tilecast_operator.cluster.discovery import ServedApis
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import stamp
 from tilecast_operator.cluster.writer import Writer
@@ -22,7 +22,7 @@ from tilecast_operator.controllers.jobs import Jobs
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.pools import NODES, Pools
 from tilecast_operator.controllers.requests import Requests
-from tilecast_operator.controllers.runtime import Runtime, Shared
+from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
@@ -31,7 +31,7 @@ from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
 
-class Operator:
+class Assembly:
     """Everything that runs in one event loop.
 
     Args:
@@ -53,21 +53,21 @@ class Operator:
         cache = Cache(lambda resource: metrics.watch.labels(resource).set(clock()))
         writer = Writer(client, cache, metrics.count_write, lambda: stamp(clock()), settings.instance)
         runtime = Runtime(settings, metrics)
-        shared = Shared(settings, client, cache, writer, runtime, metrics, clock)
+        context = SharedContext(settings, client, cache, writer, runtime, metrics, clock)
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         self.advisor = advisor = Advisor(client, search, metrics.count_search, settings.advisors, settings.advice_cache)
         self.lists = _lists(settings, client, cache)
-        self.capacity = capacity = Capacity(shared)
-        self.pools = pools = Pools(shared, advisor, capacity, self.lists)
-        scores = Scores(advisor, pools.learner, metrics, shared.now)
-        self.observations = observations = Observations(shared, pools, scores, TokenReviews(client))
+        self.capacity = capacity = Capacity(context)
+        self.pools = pools = Pools(context, advisor, capacity, self.lists)
+        scores = Scores(advisor, pools.learner, metrics, context.now)
+        self.observations = observations = Observations(context, pools, scores, TokenReviews(client))
         self.requests = requests = Requests(cache, runtime.add)
-        advice, discovery = JobAdvice(shared, advisor, pools, requests), Discovery(client)
-        self.admission = admission = Admission(shared, discovery, requests, advice)
-        self.targets = targets = Targets(shared, discovery, requests, advice, admission)
-        TrainingJobs(shared, advisor, pools, capacity, observations, scores, targets)
+        advice, discovery = JobAdvice(context, advisor, pools, requests), ServedApis(client)
+        self.admission = admission = Admission(context, discovery, requests, advice)
+        self.targets = targets = Targets(context, discovery, requests, advice, admission)
+        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets)
         if settings.jobs:
-            Jobs(shared, pools, requests, advice, admission)
+            Jobs(context, pools, requests, advice, admission)
 
     def start(self) -> None:
         """Load the model and start the workers: as many again where jobs of other kinds are advised."""
@@ -96,7 +96,7 @@ class Operator:
 
 
 def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
-    tables: dict[str, Table[Any]] = {
+    tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
         gpu_pool.KIND: cache.pools,
         training_job.KIND: cache.training_jobs,

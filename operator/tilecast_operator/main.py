@@ -22,7 +22,7 @@ from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, server
-from tilecast_operator.assembly import Operator
+from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster import kopf_internals
 from tilecast_operator.cluster.api import Api, Connection
 from tilecast_operator.cluster.documents import COMPONENT
@@ -54,7 +54,7 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     """Configure kopf, start the workers and the server."""
     configure(settings, OWN)
     memo.api = Api(OWN.request_timeout_s)
-    memo.operator = operator = Operator(OWN, memo.api, Metrics())
+    memo.operator = operator = Assembly(OWN, memo.api, Metrics())
     memo.server = await server.start(
         OWN.listen_host,
         OWN.listen_port,

@@ -1,7 +1,7 @@
 """One store of every object that is watched, by kind, each with its uid and resource version.
 
 Events may come in any order, late, twice, or about an object of which another of the same name is there by now; here
-that is sorted out once. Controllers listen, and read; what they write comes back through `Table.keep`.
+that is sorted out once. Controllers listen, and read; what they write comes back through `CacheTable.keep`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | Non
 """Told of a key what was there and what is there now; None is nothing."""
 
 
-class Table(Generic[ValueT]):
+class CacheTable(Generic[ValueT]):
     """The objects of one kind, or of several that are read alike."""
 
     def __init__(self, read: Callable[[Document], ValueT]) -> None:
@@ -138,17 +138,17 @@ class Cache:
 
     def __init__(self, seen: Callable[[str], None] = lambda resource: None) -> None:
         self.seen = seen
-        self.nodes: Table[nodes.Node] = Table(nodes.node)
-        self.slices: Table[nodes.Slice | None] = Table(nodes.resource_slice)
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node)
+        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice)
         """None is one that is of no use here, and counted all the same."""
-        self.pools: Table[View] = Table(View.of)
-        self.training_jobs: Table[View] = Table(View.of)
-        self.jobs: Table[Document] = Table(view.job_document)
-        self.namespaces: Table[Any] = Table(view.labels)
-        self.local_queues: Table[Document] = Table(view.kueue_document)
-        self.cluster_queues: Table[Document] = Table(view.kueue_document)
-        self.flavors: Table[Document] = Table(view.kueue_document)
-        self._tables: dict[str, Table[Any]] = {
+        self.pools: CacheTable[View] = CacheTable(View.of)
+        self.training_jobs: CacheTable[View] = CacheTable(View.of)
+        self.jobs: CacheTable[Document] = CacheTable(view.job_document)
+        self.namespaces: CacheTable[Any] = CacheTable(view.labels)
+        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
+        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)
+        self._tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,
             gpu_pool.KIND: self.pools,
@@ -168,11 +168,11 @@ class Cache:
         """Take note of an object that is gone."""
         self._table(body).lose(body)
 
-    def table(self, key: Key) -> Table[Any]:
+    def table(self, key: Key) -> CacheTable[Any]:
         """The table that an object is in."""
         return self._tables[key.kind]
 
-    def _table(self, body: Document) -> Table[Any]:
+    def _table(self, body: Document) -> CacheTable[Any]:
         kind = str(body["kind"])
         if kind not in UNTIMED:
             self.seen(KINDS[kind].plural)

@@ -8,7 +8,7 @@ from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.kinds import KINDS
 
 
-class Discovery:
+class ServedApis:
     """Groups and fields of the API. What is not served yet is asked for again."""
 
     def __init__(self, client: Api) -> None:

@@ -14,7 +14,7 @@ KUEUE = "kueue.x-k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     """Where the API server serves a kind."""
 
     group: str
@@ -36,16 +36,16 @@ class Kind:
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
-KINDS: Mapping[str, Kind] = {
-    "Node": Kind("", "v1", "nodes"),
-    "Namespace": Kind("", "v1", "namespaces"),
-    "ResourceSlice": Kind("resource.k8s.io", "v1", "resourceslices", is_any_version=True),
-    "ClusterQueue": Kind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
-    "ResourceFlavor": Kind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
-    "LocalQueue": Kind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
-    gpu_pool.KIND: Kind(GROUP, VERSION, "gpupools"),
-    training_job.KIND: Kind(GROUP, VERSION, "trainingjobs"),
-    **{name: Kind(kind.group, kind.version, kind.plural) for name, kind in JOB_KINDS.items()},
+KINDS: Mapping[str, ResourceKind] = {
+    "Node": ResourceKind("", "v1", "nodes"),
+    "Namespace": ResourceKind("", "v1", "namespaces"),
+    "ResourceSlice": ResourceKind("resource.k8s.io", "v1", "resourceslices", is_any_version=True),
+    "ClusterQueue": ResourceKind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
+    "ResourceFlavor": ResourceKind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
+    "LocalQueue": ResourceKind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
+    gpu_pool.KIND: ResourceKind(GROUP, VERSION, "gpupools"),
+    training_job.KIND: ResourceKind(GROUP, VERSION, "trainingjobs"),
+    **{name: ResourceKind(kind.group, kind.version, kind.plural) for name, kind in JOB_KINDS.items()},
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
-from tilecast_operator.cluster.cache import Table
+from tilecast_operator.cluster.cache import CacheTable
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.cluster.view import Document
 
@@ -30,7 +30,7 @@ class ListCheck:
     """
 
     def __init__(
-        self, client: Api, tables: Mapping[str, Table[Any]], first: tuple[str, ...], uncounted: tuple[str, ...]
+        self, client: Api, tables: Mapping[str, CacheTable[Any]], first: tuple[str, ...], uncounted: tuple[str, ...]
     ) -> None:
         self._client = client
         self._tables = tables

@@ -50,7 +50,7 @@ class View:
             created=str(metadata.get("creationTimestamp", "")),
             packed_document=zlib.compress(canonical(_asked(body)), 1),
             inputs=tuple(sorted((key, str(annotations[key])[:MAX_INPUT]) for key in INPUT_KEYS if key in annotations)),
-            annotations_digest=annotations_digest(advice_annotations(annotations)),
+            annotations_digest=annotations_digest(own_annotations(annotations)),
             digest=status_digest(status),
             packed_status=zlib.compress(canonical(status), 1),
         )
@@ -96,9 +96,9 @@ _METADATA = (
 def job_document(body: Document) -> Document:
     """A job of another kind without what is not read of it."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
-    kept = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
+    head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
     found: Document = json.loads(
-        json.dumps({**kept, "spec": body.get("spec") or {}, "status": body.get("status") or {}}, default=dict)
+        json.dumps({**head, "spec": body.get("spec") or {}, "status": body.get("status") or {}}, default=dict)
     )
     return found
 
@@ -113,7 +113,7 @@ def labels(body: Document) -> Mapping[str, str]:
     return dict(mapping(body["metadata"].get("labels")))
 
 
-def advice_annotations(found: Mapping[str, str]) -> dict[str, str]:
+def own_annotations(found: Mapping[str, str]) -> dict[str, str]:
     """Those of an object's annotations that the operator writes."""
     return {key: value for key, value in found.items() if key in ADVICE_KEYS}
 

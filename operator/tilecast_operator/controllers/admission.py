@@ -16,19 +16,19 @@ from tilecast.advise import Advice
 from tilecast.api import training_job
 from tilecast.jobs import Job, Placement, candidates
 from tilecast.spec import SpecError
-from tilecast_operator.answer import Refusal, message, reason
+from tilecast_operator.answer import Declined, message, reason
 from tilecast_operator.cluster.api import UNREACHABLE, ApiError
 from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.discovery import Discovery
+from tilecast_operator.cluster.discovery import ServedApis
 from tilecast_operator.cluster.documents import Note, applied_fields
 from tilecast_operator.cluster.kinds import KINDS, KUEUE, Key
 from tilecast_operator.cluster.view import Document
-from tilecast_operator.controllers import placement as patches
+from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.requests import Requests
-from tilecast_operator.controllers.runtime import Shared
+from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.report.advice import advice_annotations, gain
-from tilecast_operator.report.status import Aspect
+from tilecast_operator.report.job_status import Aspect
 
 log = logging.getLogger("tilecast")
 
@@ -62,7 +62,7 @@ OUTCOMES: Mapping[str, str] = {
     "CountNotWritable": "the advice has another number of GPUs than the job's pods can have; limit constraints.gpus",
     "Finished": "the job has ended",
 }
-"""Why a job was placed or not, in a sentence; what is not here is the reason of a `Refusal`."""
+"""Why a job was placed or not, in a sentence; what is not here is the reason of a `Declined`."""
 
 
 class _ChangedError(Exception):
@@ -83,8 +83,8 @@ class _Decision:
 class Admission:
     """Every job that waits for us. Belongs to one event loop."""
 
-    def __init__(self, shared: Shared, discovery: Discovery, requests: Requests, advice: JobAdvice) -> None:
-        self._shared = shared
+    def __init__(self, context: SharedContext, discovery: ServedApis, requests: Requests, advice: JobAdvice) -> None:
+        self._context = context
         self._discovery = discovery
         self._requests = requests
         self._advice = advice
@@ -126,7 +126,7 @@ class Admission:
         outcome = job.annotations.get(jobs.APPLIED)
         if outcome is None:
             outcome = "Waiting" if job.is_held else "AlreadyStarted" if job.has_started else "NotGated"
-            outcome = "NotAllowed" if outcome == "NotGated" and not self._shared.settings.place else outcome
+            outcome = "NotAllowed" if outcome == "NotGated" and not self._context.settings.place else outcome
         text = self._texts.get(key) or OUTCOMES.get(outcome, "the job was let go as it was; see its Events")
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
@@ -136,13 +136,13 @@ class Admission:
             return
         if (error := task.exception()) is not None:
             log.error("%s: could not be let go: %r", key, error)
-        if (seen := self._shared.cache.jobs.get(key)) is not None:
+        if (seen := self._context.cache.jobs.get(key)) is not None:
             self.consider(key, seen)
-            self._shared.runtime.add(key)
+            self._context.runtime.add(key)
 
     def _same(self, key: Key, uid: str) -> Document | None:
         """The job as it is now; None if it is gone, or another of its name is there."""
-        seen = self._shared.cache.jobs.get(key)
+        seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _hold(self, key: Key, uid: str) -> None:
@@ -191,23 +191,23 @@ class Admission:
             asked = self._advice.asked(key, job)
         if asked is None:
             return _Decision("NotAsked")
-        if isinstance(asked, Refusal):
+        if isinstance(asked, Declined):
             return _Decision(asked.reason, text=asked.message)
         if asked.mode != "Initial":
             return _Decision(f"Mode{asked.mode}")
-        if not self._shared.settings.place:
+        if not self._context.settings.place:
             return _Decision("NotAllowed")
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
         while not self._advice.is_ready:
             await asyncio.sleep(POLL_S)
         answer, found = await self._advice.answer(job, asked, is_placed=True)
-        while isinstance(answer, Refusal) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
+        while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
             # At the start a job may be seen before its queue.
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
             answer, found = await self._advice.answer(job, asked, is_placed=True)
-        if isinstance(answer, Refusal) or answer.best is None or found is None:
+        if isinstance(answer, Declined) or answer.best is None or found is None:
             return _Decision(reason(answer), text=message(answer))
         placement, offer = candidates.placement(answer.best, job, found), answer.best
         if placement is None:
@@ -235,16 +235,18 @@ class Admission:
             await self._patch(key, operations)
         if advice is not None:
             fields = applied_fields(key, {"uid": job.uid, "annotations": advice_annotations(advice)})
-            body = await self._shared.writer.apply(key, fields)
-            if self._shared.cache.jobs.get(key) is not None:
-                self._shared.cache.jobs.see(body)
-            self._shared.metrics.count_advice(advice, changed=False)
+            body = await self._context.writer.apply(key, fields)
+            if self._context.cache.jobs.get(key) is not None:
+                self._context.cache.jobs.see(body)
+            self._context.metrics.count_advice(advice, changed=False)
         if job.queue:
             await self._place_workload(key, job, placement)
 
     async def _patch(self, key: Key, operations: list[patches.Operation]) -> None:
         try:
-            self._shared.cache.jobs.keep(await self._shared.writer.patch(key.path, KINDS[key.kind].plural, operations))
+            self._context.cache.jobs.keep(
+                await self._context.writer.patch(key.path, KINDS[key.kind].plural, operations)
+            )
         except ApiError as error:
             if error.status in (404, 409):
                 raise _ChangedError from None
@@ -259,19 +261,19 @@ class Admission:
         path = f"/apis/{KUEUE}/{version}/namespaces/{key.namespace}/workloads"
         waited_s = 0.0
         while waited_s < WORKLOAD_S:
-            listed = await self._shared.client.get(path, {"labelSelector": f"{KUEUE}/job-uid={job.uid}"})
+            listed = await self._context.client.get(path, {"labelSelector": f"{KUEUE}/job-uid={job.uid}"})
             found = listed.get("items") or ()
             undecided = (item for item in found if not patches.is_reserved(item))
-            wanted = [
+            differing = [
                 (item, operations) for item in undecided if (operations := patches.admitting(item, job, placement))
             ]
-            for item, operations in wanted:
+            for item, operations in differing:
                 try:
-                    await self._shared.writer.patch(f"{path}/{item['metadata']['name']}", "workloads", operations)
+                    await self._context.writer.patch(f"{path}/{item['metadata']['name']}", "workloads", operations)
                 except ApiError as error:
                     if error.status not in (404, 409):
                         raise
-            if found and not wanted:
+            if found and not differing:
                 return
             if not found:
                 await asyncio.sleep(POLL_S)
@@ -308,16 +310,16 @@ class Admission:
             Note("Normal", "Placed", text) if is_placed else Note("Warning", "NotPlaced", f"{decision.outcome}: {text}")
         )
         try:
-            await self._shared.writer.post(key, job.uid, note)
+            await self._context.writer.post(key, job.uid, note)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
 
     async def _renew(self, key: Key) -> None:
         """Read the job anew; one that is gone is forgotten."""
         try:
-            self._shared.cache.jobs.see(await self._shared.client.get(key.path))
+            self._context.cache.jobs.see(await self._context.client.get(key.path))
         except ApiError as error:
             if error.status == 404:
-                self._shared.cache.jobs.forget(key)
+                self._context.cache.jobs.forget(key)
         except UNREACHABLE as error:
             log.warning("%s: cannot be read: %s", key, error)

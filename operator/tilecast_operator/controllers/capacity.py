@@ -13,9 +13,9 @@ from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.controllers.runtime import Shared
+from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.free_gpus import Free, Usage
-from tilecast_operator.report.status import Aspect, Fit
+from tilecast_operator.report.job_status import Aspect, Fit
 
 CAPACITY = Key("Capacity")
 """The key of everything that says what is free."""
@@ -38,8 +38,8 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a job says of its recommendation, and since when."""
+class _Shown:
+    """What a job shows of its recommendation, and since when."""
 
     place: Place
     fit: Fit
@@ -49,17 +49,17 @@ class _Said:
 class Capacity:
     """What is free now. Belongs to one event loop."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, context: SharedContext) -> None:
+        self._context = context
         self._report: NodesReport | None = None
         self._nodes: dict[str, int] = {}
         """How many nodes each pool has."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
-        self._said: dict[Key, _Said] = {}
-        shared.runtime.register(CAPACITY.kind, self._reconcile)
-        shared.cache.cluster_queues.listen(self._quota_changed)
-        shared.cache.flavors.listen(self._quota_changed)
+        self._shown: dict[Key, _Shown] = {}
+        context.runtime.register(CAPACITY.kind, self._reconcile)
+        context.cache.cluster_queues.listen(self._quota_changed)
+        context.cache.flavors.listen(self._quota_changed)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Take note of the GPUs that pods hold, by node; None where that is not known."""
@@ -80,23 +80,23 @@ class Capacity:
         if place is None:
             self.forget(job)
             return NOTHING_TO_FIT
-        fit, before = self._fit(place), self._said.get(job)
+        fit, before = self._fit(place), self._shown.get(job)
         if before is None or before.place != place:
             since_s = -math.inf
         else:
             since_s = before.since_s if before.fit == fit else time.monotonic()
-        self._said[job] = _Said(place, fit, since_s)
+        self._shown[job] = _Shown(place, fit, since_s)
         return fit
 
     def forget(self, job: Key) -> None:
         """Let go of a job."""
-        self._said.pop(job, None)
+        self._shown.pop(job, None)
 
     def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         self._due()
 
     def _due(self) -> None:
-        self._shared.runtime.add(CAPACITY, self._shared.settings.capacity_settle_s)
+        self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
 
     async def _reconcile(self, _: Key) -> None:
         if self._report is not None:
@@ -105,21 +105,21 @@ class Capacity:
     def _read(self, report: NodesReport) -> None:
         """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
         usage = Usage(
-            {key.name: kueue.quotas(found) for key, found in self._shared.cache.cluster_queues.items()},
-            {key.name: kueue.node_labels(found) for key, found in self._shared.cache.flavors.items()},
+            {key.name: kueue.quotas(found) for key, found in self._context.cache.cluster_queues.items()},
+            {key.name: kueue.node_labels(found) for key, found in self._context.cache.flavors.items()},
             self._used,
         )
-        by_name = {key.name: node for key, node in self._shared.cache.nodes.items()}
+        by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
         before, self._free = self._free, usage.free(report.found, by_name)
-        self._shared.metrics.show_pools(report, self._free)
+        self._context.metrics.show_pools(report, self._free)
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
-                self._shared.runtime.add(Key(gpu_pool.KIND, "", name))
-        for job, said in self._said.items():
-            if said.fit != self._fit(said.place):
+                self._context.runtime.add(Key(gpu_pool.KIND, "", name))
+        for job, shown in self._shown.items():
+            if shown.fit != self._fit(shown.place):
                 # A pool on the brink of being full would else have every job of it written again each time.
-                hold_s = CAPACITY_HOLDS * self._shared.settings.capacity_settle_s
-                self._shared.runtime.add(job, max(said.since_s + hold_s - time.monotonic(), 0.0))
+                hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
+                self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
     def _fit(self, place: Place) -> Fit:
         """Whether a recommendation could start now. It says no numbers, which would change by the minute."""

@@ -14,12 +14,12 @@ from tilecast_operator.cluster.documents import OBSERVED
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
 from tilecast_operator.controllers.pools import CALIBRATION, Pools
-from tilecast_operator.controllers.runtime import Shared
+from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.reports import Refused, Report
+from tilecast_operator.observed.reports import Refused, StepReport
 
 log = logging.getLogger("tilecast")
 
@@ -30,8 +30,8 @@ MOST_WAITS = 60
 class Observations:
     """Takes reports, each once. Belongs to one event loop."""
 
-    def __init__(self, shared: Shared, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
-        self._shared = shared
+    def __init__(self, context: SharedContext, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
+        self._context = context
         self._pools = pools
         self._scores = scores
         self._reviews = reviews
@@ -48,21 +48,21 @@ class Observations:
             node = reports.reviewed(await self._reviews.of(token), namespace)
             await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node))
         except Refused as refused:
-            self._shared.metrics.observations.labels("put", refused.outcome).inc()
+            self._context.metrics.observations.labels("put", refused.outcome).inc()
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
         other, for ten thousand at once would keep everybody else waiting."""
-        for key in self._shared.cache.training_jobs:
-            seen = self._shared.cache.training_jobs.get(key)
+        for key in self._context.cache.training_jobs:
+            seen = self._context.cache.training_jobs.get(key)
             best = None if seen is None else seen.value.status.get("recommendation")
             if seen is None or not best:
                 continue
-            pool = self._shared.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
+            pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
             sources = (seen.value.document, {} if pool is None else pool.value.document)
             own = next((text for one in sources if (text := value_at(one, ("spec", "observationQuery")))), None)
-            yield key, reports.query(own or self._shared.settings.prometheus_query, key.namespace, key.name)
+            yield key, reports.query(own or self._context.settings.prometheus_query, key.namespace, key.name)
 
     async def take_sample(self, key: Key, answer: Any) -> None:
         """Take what Prometheus answers to a job's query."""
@@ -71,7 +71,7 @@ class Observations:
             if report is not None:
                 await self._take(key, report)
         except Refused as refused:
-            self._shared.metrics.observations.labels("prometheus", refused.outcome).inc()
+            self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
     async def look_at(self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None) -> None:
@@ -86,7 +86,7 @@ class Observations:
         if text is None or is_gone or pools is None:
             pass
         elif await self._scores.annotated(key, seen, pools, text):
-            self._shared.runtime.add(CALIBRATION, self._shared.settings.calibrate_settle_s)
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
         if target is not None:
             await self._take_trainer(key, target.trainer)
 
@@ -109,11 +109,11 @@ class Observations:
             if report is not None and not is_taken:
                 await self._take(key, report)
         except Refused as refused:
-            self._shared.metrics.observations.labels("trainJob", refused.outcome).inc()
+            self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
-    async def _take(self, key: Key, report: Report) -> None:
+    async def _take(self, key: Key, report: StepReport) -> None:
         """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
-        score = await self._scores.take(key, self._shared.cache.training_jobs.get(key), self._pools.report, report)
-        self._shared.runtime.add(key, self._shared.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
-        self._shared.runtime.add(CALIBRATION, self._shared.settings.calibrate_settle_s)
+        score = await self._scores.take(key, self._context.cache.training_jobs.get(key), self._pools.report, report)
+        self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
+        self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)

@@ -18,7 +18,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import View, seconds, status_digest
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
-from tilecast_operator.controllers.runtime import Shared, TryAgainError
+from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed.learner import Learner, Taught
 from tilecast_operator.report.pools import pool_status
 
@@ -36,8 +36,8 @@ UNKNOWN = "UnknownAccelerator"
 class Pools:
     """The pools there are. Belongs to one event loop."""
 
-    def __init__(self, shared: Shared, advisor: Advisor, capacity: Capacity, lists: ListCheck) -> None:
-        self._shared = shared
+    def __init__(self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck) -> None:
+        self._context = context
         self.report: nodes.NodesReport | None = None
         self.learner = Learner()
         self._advisor = advisor
@@ -50,12 +50,12 @@ class Pools:
         self._posted: set[str] = set()
         """What Events said of unknown accelerators."""
         self._is_dirty = False
-        shared.cache.nodes.listen(self._node_changed)
-        shared.cache.slices.listen(self._slice_changed)
-        shared.cache.pools.listen(self._pool_changed)
-        shared.runtime.register(NODES.kind, self._refresh)
-        shared.runtime.register(CALIBRATION.kind, self._calibrate)
-        shared.runtime.register(gpu_pool.KIND, self._describe, shared.cache.pools.forget)
+        context.cache.nodes.listen(self._node_changed)
+        context.cache.slices.listen(self._slice_changed)
+        context.cache.pools.listen(self._pool_changed)
+        context.runtime.register(NODES.kind, self._refresh)
+        context.runtime.register(CALIBRATION.kind, self._calibrate)
+        context.runtime.register(gpu_pool.KIND, self._describe, context.cache.pools.forget)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call this whenever every advice may be another."""
@@ -64,14 +64,14 @@ class Pools:
     def changed(self) -> None:
         """Take note that the pools may be others."""
         self._is_dirty = True
-        self._shared.runtime.add(NODES, self._shared.settings.settle_s)
+        self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _node_changed(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
         if before is None or now is None:
             self.changed()
         elif before.value != now.value:
             if before.value.schedulable != now.value.schedulable:
-                self._shared.runtime.add(CAPACITY, self._shared.settings.capacity_settle_s)
+                self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
             self.changed()
 
     def _slice_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
@@ -80,14 +80,14 @@ class Pools:
 
     def _pool_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
-            self._shared.runtime.forget(key)
+            self._context.runtime.forget(key)
             self.changed()
             return
         if before is None:
             self.learner.recall(key.name, now.value.status)
         if before is None or not before.value.asks_as(now.value):
             self.changed()
-        self._shared.runtime.add(key)
+        self._context.runtime.add(key)
 
     async def _refresh(self, _: Key) -> None:
         """Read the pools anew; where they differ, every job is due.
@@ -99,13 +99,13 @@ class Pools:
         except SpecError as error:
             raise TryAgainError(str(error)) from None
         if not await self._lists.is_complete():
-            self._shared.runtime.add(NODES, max(self._shared.settings.settle_s, LEAST_WAIT_S))
+            self._context.runtime.add(NODES, max(self._context.settings.settle_s, LEAST_WAIT_S))
             return
         if self._is_dirty or self.report is None:
             self._is_dirty = False
-            own = [view.document for view in self._shared.cache.pools.values()]
-            slices = [item for item in self._shared.cache.slices.values() if item]
-            every_node = list(self._shared.cache.nodes.values())
+            own = [view.document for view in self._context.cache.pools.values()]
+            slices = [item for item in self._context.cache.slices.values() if item]
+            every_node = list(self._context.cache.nodes.values())
             try:
                 bare = await self._advisor.run(nodes.pools, every_node, own, slices, tuple(self._expired))
             except Exception:
@@ -124,7 +124,7 @@ class Pools:
         self._found = {item.pool.name: item for item in report.found}
         self._advisor.use(report)
         self._capacity.use(report)
-        known = {key.name for key in self._shared.cache.pools}
+        known = {key.name for key in self._context.cache.pools}
         self._add_pools({*self._found, *report.invalid, *report.obsolete, *known})
         if before is not None and before.pools == report.pools and _reasons(before) == _reasons(report):
             return
@@ -138,37 +138,37 @@ class Pools:
         if self.learner.adopt(await self._advisor.run(Taught.by, self.learner.ordered())):
             self.changed()
         self._add_pools(self.learner.pools())
-        self._shared.metrics.show_calibration(self.learner)
+        self._context.metrics.show_calibration(self.learner)
 
     def _add_pools(self, names: set[str]) -> None:
         for name in names:
-            self._shared.runtime.add(Key(gpu_pool.KIND, "", name))
+            self._context.runtime.add(Key(gpu_pool.KIND, "", name))
 
     async def _describe(self, key: Key) -> None:
         """Write a pool down that discovery found, say of any what became of it, and take back what is obsolete."""
-        report, seen = self.report, self._shared.cache.pools.get(key)
+        report, seen = self.report, self._context.cache.pools.get(key)
         if report is None:  # all are due once the nodes are read
             return
         if key.name in report.obsolete:
-            if seen is not None and self._shared.settings.discovery:
-                await self._shared.writer.delete(key, seen)
+            if seen is not None and self._context.settings.discovery:
+                await self._context.writer.delete(key, seen)
                 self._expired.discard(key.name)
             return
         pool = report.invalid.get(key.name) or self._found.get(key.name)
-        if isinstance(pool, nodes.FoundPool) and self._shared.settings.discovery:
+        if isinstance(pool, nodes.FoundPool) and self._context.settings.discovery:
             seen = await self._write_down(key, seen, pool)
         if pool is None or seen is None:
             return
         status = self._status(key.name, pool, seen.value)
         if status_digest(document := status.document()) != seen.value.digest:
-            await self._shared.writer.write_status(
-                key, seen, document, is_conditional=self._shared.runtime.is_conditional(key)
+            await self._context.writer.write_status(
+                key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
             )
         if isinstance(pool, nodes.FoundPool) and pool.note is not None:
             self._expire(key, status)
 
     def _status(self, name: str, pool: nodes.FoundPool | SpecError, view: View) -> GPUPoolStatus:
-        now, before = self._shared.now(), Condition.known(view.status.get("conditions"))
+        now, before = self._context.now(), Condition.known(view.status.get("conditions"))
         if isinstance(pool, SpecError):
             return pool_status(pool, view.generation, now, before, self._capacity.free(name))
         learnt, drifted = self.learner.pool(name, pool.pool.gpu.name), self.learner.drifted(name)
@@ -186,16 +186,16 @@ class Pools:
             return seen
         if seen is not None:
             document["metadata"]["uid"] = seen.uid
-        applied = await self._shared.writer.apply(key, document, force=False)
+        applied = await self._context.writer.apply(key, document, force=False)
         answer = View.of(applied).document
         name, spec = gpu_pool.parse(answer)
         if seen is None and gpu_pool.discovery(answer, spec) is None:
             log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
             bare = applied_fields(key, {"uid": applied["metadata"]["uid"]})
-            applied = await self._shared.writer.apply(key, bare, force=False)
+            applied = await self._context.writer.apply(key, bare, force=False)
             self.changed()
         self._expired.discard(key.name)
-        return self._shared.cache.pools.keep(applied, is_new=True)
+        return self._context.cache.pools.keep(applied, is_new=True)
 
     def _expire(self, key: Key, status: GPUPoolStatus) -> None:
         """Count nodes that have been missing for long as gone."""
@@ -203,9 +203,9 @@ class Pools:
         since = seconds(shrunk.last_transition_time)
         if shrunk.status != "True" or since is None:
             return
-        left_s = since + self._shared.settings.pool_retention_s - self._shared.clock()
+        left_s = since + self._context.settings.pool_retention_s - self._context.clock()
         if left_s > 0:
-            self._shared.runtime.add(key, left_s)
+            self._context.runtime.add(key, left_s)
         elif key.name not in self._expired:
             self._expired.add(key.name)
             self.changed()
@@ -216,7 +216,7 @@ class Pools:
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
             node = unknown[text]
-            if await self._shared.writer.post(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
+            if await self._context.writer.post(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
                 self._posted.add(text)
 
 

@@ -13,7 +13,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
 
 
-class Request(NamedTuple):
+class JobRequest(NamedTuple):
     """A TrainingJob that names a job."""
 
     created: str
@@ -30,7 +30,7 @@ class Requests:
 
     def __init__(self, cache: Cache, due: Callable[[Key], None]) -> None:
         self._due = due
-        self._requests: dict[Key, dict[str, Request]] = {}
+        self._requests: dict[Key, dict[str, JobRequest]] = {}
         """By the job that they name, then by their own name."""
         self._targets: dict[Key, Key] = {}
         cache.training_jobs.listen(self._changed)
@@ -63,7 +63,7 @@ class Requests:
         if target is None or now is None:
             return
         self._targets[key] = target
-        others, request = self._requests.setdefault(target, {}), Request(now.value.created, document)
+        others, request = self._requests.setdefault(target, {}), JobRequest(now.value.created, document)
         if others.get(key.name) != request:
             others[key.name] = request
             self._due(target)

@@ -33,7 +33,7 @@ log = logging.getLogger("tilecast")
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedContext:
     """What all controllers share."""
 
     settings: Settings

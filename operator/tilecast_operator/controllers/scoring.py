@@ -18,8 +18,8 @@ from tilecast_operator.cluster.view import View
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.learner import Learner, Score
-from tilecast_operator.observed.reports import Forecast, Refused, Report
-from tilecast_operator.report.status import stored
+from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
+from tilecast_operator.report.job_status import stored
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 """What reports say of where they come from: pool, GPUs and plan."""
@@ -79,7 +79,7 @@ class Scores:
             return False
         return True
 
-    async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: Report) -> Score:
+    async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport) -> Score:
         """Hold a report against the forecast.
 
         Raises:
@@ -110,12 +110,12 @@ class Scores:
         key: Key,
         view: View,
         pools: NodesReport,
-        report: Report,
+        report: StepReport,
         best: Recommendation,
         frozen: FrozenForecast | None,
-    ) -> Forecast:
+    ) -> ScoredForecast:
         """The frozen forecast; a new one where the job turns out to run elsewhere or otherwise."""
-        known = Forecast.of(frozen)
+        known = ScoredForecast.of(frozen)
         origin = (_pool_of(report, pools, best), report.gpus, report.plan)
         if known is not None and (origin == (None, None, None) or origin == self._origins.get(key)):
             return known
@@ -143,9 +143,9 @@ class Scores:
         return known if known is not None and known.place == found.place else found
 
 
-def _of(ran: Ran, since: str, followed: bool) -> Forecast:
+def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
     step = StepSeconds(target=figures(ran.step_s), lower_bound=figures(ran.lower_s), upper_bound=figures(ran.upper_s))
-    return Forecast.within(
+    return ScoredForecast.within(
         frozen_at=since,
         pool=ran.pool.name,
         gpus=ran.plan.gpus,
@@ -157,7 +157,7 @@ def _of(ran: Ran, since: str, followed: bool) -> Forecast:
     )
 
 
-def _pool_of(report: Report, pools: NodesReport, best: Recommendation) -> str | None:
+def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
     """The pool that a report comes from: that of its node, else the one that has its GPU; None where it does not say.
 
     Raises:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from tilecast import calibration
-from tilecast.api import calibration as kept
-from tilecast.api.calibration import MAX_RUNS, PoolCalibration, PoolError, Seen
+from tilecast.api.calibration import MAX_RUNS, PoolCalibration, PoolError, Seen, corrections, records, seen
 from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import LEVELS, Calibration, Run
 from tilecast.spec import Floats
-from tilecast_operator.observed.reports import Forecast, Window
+from tilecast_operator.observed.reports import ScoredForecast, Window
 
 MAX_FIT = 512
 """Runs of all pools that are learnt from, the newest: the fit grows with their cube."""
@@ -24,7 +23,7 @@ MAX_FIT = 512
 class Score:
     """The forecast that a job is held to, and its measured steps."""
 
-    forecast: Forecast
+    forecast: ScoredForecast
     window: Window
 
     @classmethod
@@ -32,7 +31,7 @@ class Score:
         """What the status of a job keeps; None where that is nothing."""
         if status is None:
             return None
-        forecast, window = Forecast.of(status.forecast), Window.of(status.observed)
+        forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
     def run(self) -> Run:
@@ -55,7 +54,7 @@ class Learner:
     def recall(self, pool: str, status: Mapping[str, Any]) -> None:
         """Take note of the runs that the status of a pool keeps, where they are not known better."""
         gpu = (status.get("summary") or {}).get("gpu")
-        for item in kept.seen(pool, str(gpu), status) if gpu else []:
+        for item in seen(pool, str(gpu), status) if gpu else []:
             known = self._runs.get(item.uid)
             if known is None or known.time < item.time:
                 self._runs[item.uid] = item
@@ -88,7 +87,7 @@ class Learner:
         own = self._of(name)
         if not own:
             return None, None
-        found = PoolCalibration(corrections=kept.corrections(self.table, gpu), runs=kept.records(own))
+        found = PoolCalibration(corrections=corrections(self.table, gpu), runs=records(own))
         runs, errors = self._taught.runs, self._taught.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():

@@ -1,8 +1,8 @@
 """Where measured step times come from, and which of them count.
 
-Four sources tell one `Report` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. What
-they tell is believed if it could be the step of the plan that runs, and becomes part of a `Window`. The job's status
-keeps the newest reports of it, so that a restart forgets none.
+Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status.
+It counts if it could be the step of the plan that runs, and becomes part of a `Window`. The job's status keeps the
+newest reports of it, so that a restart forgets none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Refused(Exception):  # noqa: N818  (an answer, not a failure)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """One measured step in seconds, and what its source says of the run."""
 
     seconds: float
@@ -76,7 +76,7 @@ class _Body(ApiModel):
     plan: BaselinePlan | None = None
 
 
-def from_body(body: bytes, node: str | None) -> Report:
+def from_body(body: bytes, node: str | None) -> StepReport:
     """The report in the body of a PUT, from a pod on that node.
 
     Raises:
@@ -95,7 +95,7 @@ def from_body(body: bytes, node: str | None) -> Report:
         one = check(_Body, found, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
-    return Report(
+    return StepReport(
         seconds=positive(one.step_seconds),
         source="put",
         steps=one.steps,
@@ -108,7 +108,7 @@ def from_body(body: bytes, node: str | None) -> Report:
     )
 
 
-def from_annotation(text: str) -> Report:
+def from_annotation(text: str) -> StepReport:
     """The report that `kubectl annotate` wrote.
 
     Raises:
@@ -118,10 +118,10 @@ def from_annotation(text: str) -> Report:
         seconds = float(text)
     except ValueError:
         raise Refused("invalid", 422, f"the annotation {text[:32]!r} is no number; write seconds above 0") from None
-    return Report(positive(seconds), "annotation", annotation=text[:32])
+    return StepReport(positive(seconds), "annotation", annotation=text[:32])
 
 
-def from_prometheus(answer: Any) -> Report | None:
+def from_prometheus(answer: Any) -> StepReport | None:
     """The report in the answer to an instant query; None where it has no sample. Of several series, one for each rank,
     the slowest counts, for all wait for it.
 
@@ -135,10 +135,10 @@ def from_prometheus(answer: Any) -> Report | None:
     except (KeyError, TypeError, ValueError):
         raise Refused("invalid", 422, "the query gives no instant vector; write one that gives seconds") from None
     known = [value for value in seconds if not math.isnan(value)]
-    return Report(positive(max(known)), "prometheus") if known else None
+    return StepReport(positive(max(known)), "prometheus") if known else None
 
 
-def from_trainer(status: Mapping[str, Any]) -> Report | None:
+def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
     """The report in the status of a TrainJob (`status.trainerStatus.metrics`); None where it tells no step.
 
     Raises:
@@ -146,7 +146,7 @@ def from_trainer(status: Mapping[str, Any]) -> Report | None:
     """
     for name, value in trainer_metrics(status):
         try:
-            return Report(positive(float(value)), "trainJob")
+            return StepReport(positive(float(value)), "trainJob")
         except ValueError:
             raise Refused("invalid", 422, f"the metric {name} is no number") from None
     return None
@@ -221,7 +221,7 @@ class Window:
     recent: tuple[float, ...]
     samples: int
     time: str
-    latest: Report
+    latest: StepReport
 
     @classmethod
     def of(cls, observed: ObservedStep | None) -> Window | None:
@@ -229,7 +229,7 @@ class Window:
         if observed is None or not observed.recent_step_seconds:
             return None
         recent = tuple(observed.recent_step_seconds)
-        latest = Report(
+        latest = StepReport(
             recent[-1],
             observed.source,
             peak_memory_bytes=observed.peak_memory_bytes,
@@ -245,7 +245,7 @@ class Window:
         """The median of the newest reports, outliers left out."""
         return calibration.median(self.recent)
 
-    def ends_with(self, report: Report) -> bool:
+    def ends_with(self, report: StepReport) -> bool:
         """Whether this was the newest report, as far as the status of a job keeps it."""
         return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
@@ -266,18 +266,18 @@ class Window:
         )
 
 
-def added(window: Window | None, report: Report, now: str) -> Window:
+def added(window: Window | None, report: StepReport, now: str) -> Window:
     """The window with one report more. What a report does not say stays as it was said before."""
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
     names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
-    kept = {name: getattr(before, name) for name in names if getattr(report, name) is None}
+    missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
-    return Window(tuple(recent), window.samples + 1, now, replace(report, **kept))
+    return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
 
-class Forecast(FrozenForecast):
+class ScoredForecast(FrozenForecast):
     """A frozen forecast that is complete: what measured steps are held against."""
 
     pool: str
@@ -289,7 +289,7 @@ class Forecast(FrozenForecast):
     followed: bool
 
     @classmethod
-    def of(cls, frozen: FrozenForecast | None) -> Forecast | None:
+    def of(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
         """What a status keeps; None where nothing was priced yet."""
         try:
             return None if frozen is None else cls.model_validate(frozen.document())

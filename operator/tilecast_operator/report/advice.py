@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from tilecast.advise import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import document, units
-from tilecast_operator.answer import Answer, Refusal, message, reason
+from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.cluster.documents import NODE_SELECTOR, NODE_TYPE, AdviceAnnotations, Note
-from tilecast_operator.report.status import short_plan
+from tilecast_operator.report.job_status import short_plan
 
 MAX_BYTES = 4096
 
@@ -55,7 +55,7 @@ def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
     """
     if _shown(before) == _shown(summary):
         return None
-    best = None if isinstance(answer, Refusal) else answer.best
+    best = None if isinstance(answer, Declined) else answer.best
     if best is None:
         return Note("Warning", "RecommendationUnavailable", f"{reason(answer)}: {message(answer)}")
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
@@ -76,7 +76,7 @@ def note_on_job(answer: Answer) -> Note:
 
 def gain(answer: Answer) -> str:
     """How much better an advice is than what the job asks for by itself."""
-    if isinstance(answer, Refusal) or answer.best is None or answer.baseline is None:
+    if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
         return ""
     own, best = answer.baseline, answer.best
     asked = f"{own.nodes}x{own.gpus_per_node} {own.pool.name}"

@@ -10,7 +10,7 @@ from tilecast.api.status import Condition
 from tilecast.nodes import FoundPool
 from tilecast.spec import SpecError
 from tilecast_operator.free_gpus import Free
-from tilecast_operator.report.status import Aspect, condition
+from tilecast_operator.report.job_status import Aspect, condition
 
 
 def pool_status(

@@ -25,7 +25,7 @@ from tilecast.api.status import (
 )
 from tilecast.calibration import ENOUGH
 from tilecast.render import document, units
-from tilecast_operator.answer import Answer, Refusal, message, reason
+from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.observed.learner import Score
 
 ModelT = TypeVar("ModelT", bound=StatusModel)
@@ -69,7 +69,7 @@ def stored(found: Mapping[str, Any]) -> TrainingJobStatus:
 
 def status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
     """The whole status for an answer, conditions included as given."""
-    if isinstance(answer, Refusal):
+    if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
     best = answer.best
@@ -193,9 +193,9 @@ def unscored(found: TrainingJobStatus) -> TrainingJobStatus:
 
 def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
     """What every condition says, by its type."""
-    best = None if isinstance(answer, Refusal) else answer.best
+    best = None if isinstance(answer, Declined) else answer.best
     given = Aspect("True" if best else "False", reason(answer), message(answer))
-    if best is None or isinstance(answer, Refusal):
+    if best is None or isinstance(answer, Declined):
         confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
     else:
         confidence = _judged(answer, best)

@@ -59,10 +59,10 @@ def admitting(workload: Document, job: Job, placement: Placement) -> list[Operat
             continue
         spec = (pod_set.get("template") or {}).get("spec") or {}
         path: Path = ("spec", "podSets", index, "template", "spec")
-        wanted: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
-        wanted["tolerations"] = tolerated(pods, placement.tolerations)
+        fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
+        fields["tolerations"] = tolerated(pods, placement.tolerations)
         found += [
-            _set((*path, key), value) for key, value in wanted.items() if (spec.get(key) or type(value)()) != value
+            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
         ]
     return [_unchanged(workload), *found] if found else []
 
