@@ -640,6 +640,27 @@ async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all
         await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
 
 
+async def test_a_job_that_ends_while_it_waits_for_a_worker_is_advised_all_the_same() -> None:
+    store, go_on = Jobs(), threading.Event()
+
+    def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            go_on.wait(10)
+        return advise(asked, pools)
+
+    models = ("resnet-18", "resnet-50", "resnet-101", "vgg-16")
+    async with serving(store, replace(PLACING, writers=1), slow) as running:
+        for name, model in zip("abcd", models, strict=True):
+            running.cache.see(store.job(new_name=name, mode=None, model=model))
+        await asyncio.sleep(0.1)
+        for name in "abcd":
+            done = copy.deepcopy(store.now(name))
+            done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+            running.cache.see(store.put(f"{JOBS}/{name}", done))
+        go_on.set()
+        await until(lambda: all(HASH in store.annotations(name) for name in "abcd"), "the annotations")
+
+
 async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> None:
     store = Jobs()
     async with serving(store) as running:
