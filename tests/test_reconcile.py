@@ -247,7 +247,7 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
     store = Store()
     store.counts["/api/v1/nodes"] = {"metadata": {"continue": "x", "remainingItemCount": 6}, "items": [{}]}
     store.put(f"{JOBS}/a", job())
-    async with operator(store, nodes=[node("n1")], is_listed=False, discovery=True) as running:
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
         for index in range(2, 8):
             await asyncio.sleep(0.03)
             assert store.writes == [] and running.unready() is not None
@@ -262,7 +262,7 @@ async def test_nodes_that_nobody_counts_are_all_there_after_a_pause(monkeypatch:
     monkeypatch.setattr(lists, "UNCOUNTED_PAUSE_S", 0.2)
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, is_listed=False, node_selector="gpu=true") as running:
+    async with operator(store, node_selector="gpu=true") as running:
         await asyncio.sleep(0.1)
         assert running.unready() is not None
         await settled(running)

@@ -40,10 +40,6 @@ class ListCheck:
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 
-    def complete(self) -> None:
-        """Take note that everything has been seen once."""
-        self._is_complete = True
-
     async def is_complete(self) -> bool:
         """Whether everything has been seen once: as much as the API server counts, or, where it counts none or more
         come and go than can be counted, all that came before a long pause."""

@@ -100,9 +100,6 @@ class Admission:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def __len__(self) -> int:
-        return len(self._tasks)
-
     def consider(self, key: Key, seen: Stored[Document]) -> None:
         """Begin to decide about a job, if it waits for us."""
         job, place = about(seen.value), (key, seen.uid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tilecast.api import training_job
@@ -35,13 +35,10 @@ class Requests:
         self._targets: dict[Key, Key] = {}
         cache.training_jobs.listen(self._changed)
 
-    def __len__(self) -> int:
-        return len(self._requests)
-
     def __contains__(self, job: Key) -> bool:
         return job in self._requests
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Key]:
         return iter(list(self._requests))
 
     def first(self, job: Key) -> tuple[str, Document] | None:
