@@ -39,7 +39,7 @@ class Metrics:
         self.recommendations = counter("tilecast_recommendations", text, ["result"])
         text = "Recommendations that replaced another one, by the new reason."
         self.changes = counter("tilecast_recommendation_changes", text, ["reason"])
-        text = "ScoredForecast step of written recommendations."
+        text = "Forecast step of written recommendations."
         self.predicted = histogram("tilecast_predicted_step_seconds", text, group, buckets=_SECONDS)
         text = "Measured steps of accepted reports."
         self.observed = histogram("tilecast_observed_step_seconds", text, group, buckets=_SECONDS)

@@ -83,9 +83,12 @@ class Observations:
         if status.recommendation is None:
             return
         pools = self._pools.report
-        if text is None or is_gone or pools is None:
-            pass
-        elif await self._scores.annotated(key, seen, pools, text):
+        if (
+            not is_gone
+            and text is not None
+            and pools is not None
+            and await self._scores.annotated(key, seen, pools, text)
+        ):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
         if target is not None:
             await self._take_trainer(key, target.trainer)
