@@ -40,4 +40,4 @@ ENV LOGNAME=tilecast
 WORKDIR /tmp
 USER 65532:65532
 EXPOSE 8080
-ENTRYPOINT ["kopf", "run", "--standalone", "--all-namespaces", "--log-format=json", "-m", "tilecast_operator.handlers"]
+ENTRYPOINT ["kopf", "run", "--standalone", "--all-namespaces", "--log-format=json", "-m", "tilecast_operator.main"]

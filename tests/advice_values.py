@@ -8,7 +8,7 @@ from tilecast import models
 from tilecast.advise import Advice, AdviceOrigin, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
-from tilecast_operator.report.status import Refusal
+from tilecast_operator.answer import Declined
 
 
 def pool(name: str = "h100-sxm", **changes: Any) -> Pool:
@@ -79,5 +79,5 @@ def advice(**changes: Any) -> Advice:
     return Advice(**{**values, **changes})
 
 
-def refused() -> Refusal:
-    return Refusal("InvalidSpec", "spec.training.globalBatchSize: 0 is out of range; use 1 or more")
+def refused() -> Declined:
+    return Declined("InvalidSpec", "spec.training.globalBatchSize: 0 is out of range; use 1 or more")

@@ -1,4 +1,4 @@
-"""A store that keeps objects as an API server does, and a corridor that serves it: no cluster, no network."""
+"""A store that keeps objects as an API server does, and an operator that serves it: no cluster, no network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 from advice_values import advice, offer
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
-from tilecast.jobs import JOB_KINDS
-from tilecast_operator.api import ApiError
-from tilecast_operator.reconcile import Corridor
-from tilecast_operator.report.annotations import KEYS
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.documents import ADVICE_KEYS
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
 QUICK = Settings(
@@ -63,8 +62,10 @@ class Store:
         self.before_write: Callable[[str], None] = lambda path: None
         self.applied: dict[str, Any] = {}
         self.counts: dict[str, dict[str, Any]] = {}
+        """First pages of lists that say another number of objects than there are."""
+        self.node_count = 0
         self.clock_s = 0.0
-        """Time of the corridors that serve it; 0 is the true one."""
+        """Time of the operators that serve it; 0 is the true one."""
         self.version = 0
 
     def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Store:
             for part in ("labels", "annotations"):
                 found["metadata"][part] = document["metadata"].get(part, {})
         else:
-            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in KEYS}
+            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in ADVICE_KEYS}
             found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
         return self.put(target, found) if found != self.objects[target] else found
 
@@ -128,7 +129,7 @@ class Store:
     async def get(self, path: str, query: Any = None) -> dict[str, Any]:
         await asyncio.sleep(0)
         if query:
-            return self.counts.get(path, {"metadata": {}, "items": []})
+            return self.counts.get(path, self._page(path))
         if "/configmaps/" not in path:
             raise ApiError(404, "not found")
         namespace, name = path.removeprefix("/api/v1/namespaces/").split("/configmaps/")
@@ -138,6 +139,12 @@ class Store:
         if name not in self.config_maps:
             raise ApiError(404, "not found")
         return {"kind": "ConfigMap", "metadata": {"name": name}, **self.config_maps[name]}
+
+    def _page(self, path: str) -> dict[str, Any]:
+        """What a list of everything begins with, as far as it is read."""
+        lists = {"/apis/tilecast.dev/v1alpha1/trainingjobs": JOBS, POOLS: POOLS}
+        count = sum(item.startswith(f"{lists[path]}/") for item in self.objects) if path in lists else self.node_count
+        return {"metadata": {}, "items": [{}] * count}
 
     async def create(self, path: str, document: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -160,6 +167,7 @@ def job(name: str = "a", **spec: Any) -> dict[str, Any]:
 
 def node(name: str = "n1", product: str = "NVIDIA-H100-80GB-HBM3") -> dict[str, Any]:
     return {
+        "kind": "Node",
         "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
         "status": {"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
     }
@@ -175,32 +183,32 @@ async def operator(
     advisor: Callable[[Request, Sequence[Pool]], Advice] = on_first_pool,
     nodes: Sequence[Any] = (node(),),
     **settings: Any,
-) -> AsyncIterator[Corridor]:
-    """A corridor that has seen everything in the store, as kopf would show it."""
+) -> AsyncIterator[Assembly]:
+    """An operator that has seen everything in the store, as kopf would show it."""
     clock = (lambda: store.clock_s) if store.clock_s else time.time
-    corridor = Corridor(replace(QUICK, **settings), store, Metrics(), advisor, clock)
+    running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock)
+    store.node_count = len(nodes)
     for item in nodes:
-        corridor.see_node(item)
+        running.cache.see(item)
     for path in sorted(store.objects):
         body = copy.deepcopy(store.objects[path])
-        (corridor.jobs if body["kind"] in JOB_KINDS else corridor).see(body)
-    corridor.listed()
-    corridor.start()
+        running.cache.see(body)
+    running.start()
     try:
-        yield corridor
+        yield running
     finally:
-        await corridor.stop()
+        await running.stop()
 
 
-async def settled(corridor: Corridor, limit_s: float = 60.0) -> None:
+async def settled(running: Assembly, limit_s: float = 60.0) -> None:
     """Wait until no key is ready, running, or due soon."""
     async with asyncio.timeout(limit_s):
         quiet = 0
         while quiet < 3:
             await asyncio.sleep(0.02)
-            soon = time.monotonic() + 5.0
-            waiting = corridor.queue._ready or any(due < soon for due in corridor.queue._due.values())
-            quiet = 0 if waiting or corridor.queue.stalled_s() else quiet + 1
+            wait_s = running.runtime.queue.wait_s()
+            is_busy = (wait_s is not None and wait_s < 5.0) or running.runtime.queue.stalled_s()
+            quiet = 0 if is_busy else quiet + 1
 
 
 def ready(found: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cluster import Cluster, wait_for
 from conftest import Helm
 from faults import DROP, Answer, Asked, Proxy, error_event
 from operator_process import Operator, is_answered
-from tilecast_operator.report.annotations import KEYS
+from tilecast_operator.cluster.documents import ADVICE_KEYS
 
 pytestmark = pytest.mark.cluster
 
@@ -133,7 +133,7 @@ def prove_answered_once(cluster: Cluster, names: Sequence[str], since: int, most
     wait_for(all_answered(cluster, names), f"answers to {len(names)} jobs", ANSWER_S)
     for found in jobs(cluster, names):
         assert found["status"]["summary"]["reason"] == "Advised"
-        assert set(KEYS) <= found["metadata"]["annotations"].keys()
+        assert set(ADVICE_KEYS) <= found["metadata"]["annotations"].keys()
         assert "finalizers" not in found["metadata"]
     told = Counter(item["involvedObject"]["name"] for item in objects(cluster, "events"))
     assert {name: told[name] for name in names} == dict.fromkeys(names, 1)
@@ -376,7 +376,7 @@ def test_three_operators_say_everything_once(cluster: Cluster, account: Path, op
 FORKED_OPERATORS = """
 import logging, os, signal, sys
 import kopf
-import tilecast.advise, tilecast_operator.handlers
+import tilecast.advise, tilecast_operator.main
 logging.basicConfig(level=logging.INFO)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:

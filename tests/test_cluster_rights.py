@@ -18,7 +18,7 @@ from cluster import Cluster, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
 from test_cluster_pools import kueue_crd
-from tilecast_operator.report.annotations import KEYS
+from tilecast_operator.cluster.documents import ADVICE_KEYS
 
 pytestmark = pytest.mark.cluster
 
@@ -175,7 +175,7 @@ def test_advice_is_all_that_is_ever_written(cluster: Cluster, begin: int) -> Non
                 assert verb == "patch"
                 assert applied.keys() == {"apiVersion", "kind", "metadata"}
                 assert applied["metadata"].keys() <= {"name", "namespace", "uid", "resourceVersion", "annotations"}
-                assert applied["metadata"]["annotations"].keys() <= set(KEYS)
+                assert applied["metadata"]["annotations"].keys() <= set(ADVICE_KEYS)
             case "trainingjobs/status" | "gpupools/status", verb:
                 assert verb == "patch"
             case "events", verb:

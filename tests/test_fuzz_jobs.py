@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from operator_store import JOBS, QUICK, Store, job, node, operator, ready, settled
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
-from tilecast_operator import handlers  # noqa: F401 - it lets as many levels through as the API server does
-from tilecast_operator.reconcile import Corridor
-from tilecast_operator.report.annotations import MAX_BYTES
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator import main  # noqa: F401 - it lets as many levels through as the API server does
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.report.advice import MAX_BYTES
 
 CRD = yaml.safe_load((Path(__file__).resolve().parent.parent / "crds" / "trainingjobs.yaml").read_text())
 SCHEMA: dict[str, Any] = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
@@ -182,12 +182,12 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     reasons, seen = Counter[str](), set[str]()
     status_schema = jsonschema.Draft202012Validator(SCHEMA["status"])
 
-    async def answer(corridor: Corridor, store: Fuzzed, number: int, spec: Any) -> None:
+    async def answer(running: Assembly, store: Fuzzed, number: int, spec: Any) -> None:
         path = f"{JOBS}/{number}"
         store.answered.clear()
         body = job(str(number))
         body["spec"] = spec
-        corridor.see(store.put(path, body))
+        running.cache.see(store.put(path, body))
         async with asyncio.timeout(ANSWER_S):
             await store.answered.wait()
         found = store.objects.pop(path)
@@ -197,36 +197,36 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
         if told not in seen:
             seen.add(told)
             status_schema.validate(found["status"])
-        corridor.lose(found)
+        running.cache.lose(found)
 
     loop = asyncio.new_event_loop()
     store = Fuzzed()
 
-    async def begin() -> Corridor:
-        corridor = Corridor(QUICK, store, Metrics(), advise)
-        corridor.see_node(node(product="Tesla-T4"))
-        corridor.listed()
-        corridor.start()
-        return corridor
+    async def begin() -> Assembly:
+        running = Assembly(QUICK, store, Metrics(), advise)
+        running.cache.see(node(product="Tesla-T4"))
+        store.node_count = 1
+        running.start()
+        return running
 
-    corridor = loop.run_until_complete(begin())
+    running = loop.run_until_complete(begin())
 
     @hypothesis_settings(
         max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(SPECS)
     def fuzz(spec: Any) -> None:
-        loop.run_until_complete(answer(corridor, store, sum(reasons.values()), spec))
+        loop.run_until_complete(answer(running, store, sum(reasons.values()), spec))
 
     try:
         fuzz()
     finally:
-        loop.run_until_complete(corridor.stop())
+        loop.run_until_complete(running.stop())
         loop.close()
     assert sum(reasons.values()) >= EXAMPLES
     assert reasons["Advised"] > EXAMPLES // 50 and reasons["InvalidSpec"] > EXAMPLES // 10, reasons
-    assert corridor.metrics.registry.get_sample_value("tilecast_retries_total") == 0
-    searches = corridor.metrics.registry.get_sample_value("tilecast_advice_duration_seconds_count")
+    assert running.metrics.registry.get_sample_value("tilecast_retries_total") == 0
+    searches = running.metrics.registry.get_sample_value("tilecast_advice_duration_seconds_count")
     assert searches is not None and searches < EXAMPLES // 20, "equal workloads are priced once"
 
 
@@ -255,8 +255,8 @@ async def test_an_overgrown_manifest_is_refused_without_a_search(config: dict[st
         return advise(request, pools)
 
     store.put(f"{JOBS}/a", {**job(), "spec": {**job()["spec"], "model": {"huggingFace": {"config": config}}}})
-    async with operator(store, counting) as corridor:
-        await settled(corridor)
+    async with operator(store, counting) as running:
+        await settled(running)
     found = store.objects[f"{JOBS}/a"]
     assert prove_sane(found) == "InvalidSpec"
     assert "spec.model.huggingFace.config" in ready(found)["message"]

@@ -29,7 +29,7 @@ def test_it_answers_as_nobody_in_particular(image: Image) -> None:
 
 
 def test_the_operator_loads_and_says_what_it_lacks(image: Image) -> None:
-    done = image.run("kopf", "run", "--standalone", "--all-namespaces", "-m", "tilecast_operator.handlers")
+    done = image.run("kopf", "run", "--standalone", "--all-namespaces", "-m", "tilecast_operator.main")
     assert done.returncode != 0
     assert "login" in (done.stdout + done.stderr).lower()
 

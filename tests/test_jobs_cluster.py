@@ -21,7 +21,7 @@ from conftest import Helm, ensure_or_fail
 from controllers import Controllers
 from operator_process import Operator
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
-from tilecast_operator.report.annotations import HASH, KEYS, NODE_SELECTOR, POOL
+from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, POOL
 
 pytestmark = pytest.mark.cluster
 
@@ -131,11 +131,13 @@ def stopped(operator: Operator) -> Iterator[None]:
         operator.start()
 
 
-def example(name: str, new_name: str, marks: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
+def example(
+    name: str, new_name: str, annotations: Mapping[str, str | None] | None = None, **spec: Any
+) -> dict[str, Any]:
     """An example under another name, with other annotations (None takes one away) and fields of its spec."""
     document: dict[str, Any] = yaml.safe_load((EXISTING / f"{name}.yaml").read_text())
     document["metadata"]["name"] = new_name
-    for mark, value in (marks or {}).items():
+    for mark, value in (annotations or {}).items():
         document["metadata"]["annotations"].pop(mark, None)
         if value is not None:
             document["metadata"]["annotations"][mark] = value
@@ -149,8 +151,8 @@ def initial(name: str, new_name: str) -> dict[str, Any]:
     return example(name, new_name, {MODE: "Initial"}, **suspend)
 
 
-def queued(new_name: str, marks: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
-    return example("job-kueue", new_name, marks, **spec)
+def queued(new_name: str, annotations: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
+    return example("job-kueue", new_name, annotations, **spec)
 
 
 def create(cluster: Cluster, *documents: Mapping[str, Any]) -> None:
@@ -164,7 +166,7 @@ def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def marks(document: Mapping[str, Any]) -> dict[str, str]:
+def annotations(document: Mapping[str, Any]) -> dict[str, str]:
     return dict(document["metadata"].get("annotations", {}))
 
 
@@ -181,7 +183,7 @@ def until(
 
 
 def applied(document: Mapping[str, Any]) -> str | None:
-    return marks(document).get(APPLIED)
+    return annotations(document).get(APPLIED)
 
 
 def is_complete(document: Mapping[str, Any]) -> bool:
@@ -277,9 +279,9 @@ def test_an_initial_job_runs_on_the_recommended_pool(
     cluster: Cluster, placed: dict[str, dict[str, Any]], kind: str
 ) -> None:
     job = placed[kind]
-    assert applied(job) == "Placed" and marks(job)[POOL] == "h100-sxm"
-    assert set(KEYS) <= set(marks(job))
-    wanted = nodes_of(cluster, json.loads(marks(job)[NODE_SELECTOR]))
+    assert applied(job) == "Placed" and annotations(job)[POOL] == "h100-sxm"
+    assert set(ADVICE_KEYS) <= set(annotations(job))
+    wanted = nodes_of(cluster, json.loads(annotations(job)[NODE_SELECTOR]))
     ran = pods(cluster, f"placed-{kind}")
     assert ran and {pod["spec"]["nodeName"] for pod in ran} <= wanted
     assert "finalizers" not in job["metadata"] or not any("tilecast" in item for item in job["metadata"]["finalizers"])
@@ -303,7 +305,7 @@ def test_advice_leaves_the_spec_as_it_is(cluster: Cluster, operator: Operator, k
     suspend = {"runPolicy": {"suspend": True}} if kind == "pytorchjob" else {"suspend": True}
     create(cluster, example(kind, f"advised-{kind}", {MODE: None}, **suspend))
     before = get(cluster, kind, f"advised-{kind}")
-    job = until(cluster, kind, f"advised-{kind}", lambda found: HASH in marks(found), "is annotated")
+    job = until(cluster, kind, f"advised-{kind}", lambda found: HASH in annotations(found), "is annotated")
     assert job["spec"] == before["spec"]
     shown = cluster.kubectl(
         "get", JOB_KINDS[job["kind"]].plural, job["metadata"]["name"], "-o", "json", "--show-managed-fields"
@@ -315,10 +317,10 @@ def test_advice_leaves_the_spec_as_it_is(cluster: Cluster, operator: Operator, k
 
 
 def test_a_job_that_takes_its_label_back_loses_the_advice(cluster: Cluster, operator: Operator) -> None:
-    until(cluster, "job", "advised-job", lambda found: HASH in marks(found), "is annotated")
+    until(cluster, "job", "advised-job", lambda found: HASH in annotations(found), "is annotated")
     cluster.kubectl("label", "jobs.batch", "advised-job", "tilecast.dev/enabled-")
-    job = until(cluster, "job", "advised-job", lambda found: HASH not in marks(found), "is not annotated")
-    assert not set(KEYS) & set(marks(job)) and MODEL in marks(job)
+    job = until(cluster, "job", "advised-job", lambda found: HASH not in annotations(found), "is not annotated")
+    assert not set(ADVICE_KEYS) & set(annotations(job)) and MODEL in annotations(job)
 
 
 def test_a_namespace_asks_for_all_its_jobs(cluster: Cluster, operator: Operator) -> None:
@@ -330,7 +332,7 @@ def test_a_namespace_asks_for_all_its_jobs(cluster: Cluster, operator: Operator)
 
     def annotated() -> bool:
         found = json.loads(cluster.kubectl("get", "jobs.batch", "in-the-lab", "-n", "lab", "-o", "json"))
-        return HASH in marks(found)
+        return HASH in annotations(found)
 
     wait_for(annotated, "advice on a job of a labelled namespace", WAIT_S)
 
@@ -410,7 +412,7 @@ def test_a_job_is_let_go_whatever_is_wrong_with_it(cluster: Cluster, operator: O
     create(cluster, *(make(name) for name, (make, _) in NOT_PLACED.items()))
     for name, (_, reason) in NOT_PLACED.items():
         job = until(cluster, "job", name, applied, "is let go")
-        assert applied(job) == reason and ADMISSION_GATES not in marks(job)
+        assert applied(job) == reason and ADMISSION_GATES not in annotations(job)
         assert "nodeSelector" not in job["spec"]["template"]["spec"] or applied(job) != "Placed"
         assert reason in told(cluster, name, "NotPlaced")
         assert held_s(cluster, name) <= PROMISE_S
@@ -422,14 +424,14 @@ def test_a_job_is_let_go_whatever_is_wrong_with_it(cluster: Cluster, operator: O
 def test_a_gate_of_somebody_else_stays(cluster: Cluster, operator: Operator) -> None:
     create(cluster, queued("two-gates", {ADMISSION_GATES: f"example.com/budget,{ADVISOR}"}))
     job = until(cluster, "job", "two-gates", applied, "is let go")
-    assert marks(job)[ADMISSION_GATES] == "example.com/budget" and applied(job) == "Placed"
+    assert annotations(job)[ADMISSION_GATES] == "example.com/budget" and applied(job) == "Placed"
 
 
 def test_what_nobody_asked_us_to_hold_stays_suspended(cluster: Cluster, operator: Operator) -> None:
     plain = example("job", "suspended-by-hand", {MODE: None})
     again = example("job", "released-before", {APPLIED: "Placed"})
     create(cluster, plain, again)
-    until(cluster, "job", "suspended-by-hand", lambda found: HASH in marks(found), "is annotated")
+    until(cluster, "job", "suspended-by-hand", lambda found: HASH in annotations(found), "is annotated")
     create(cluster, example("job", "later"))
     until(cluster, "job", "later", applied, "is let go")
     for name in ("suspended-by-hand", "released-before"):
@@ -566,7 +568,7 @@ def test_a_training_job_places_the_job_that_it_names(cluster: Cluster, operator:
     assert found["status"]["summary"]["target"] == "Job/named"
     assert found["status"]["recommendation"]["pool"] == "h100-sxm"
     assert flavor(cluster, "named") == "second-h100"
-    assert HASH in marks(get(cluster, "job", "named"))
+    assert HASH in annotations(get(cluster, "job", "named"))
 
 
 def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operator) -> None:
@@ -634,7 +636,7 @@ def test_the_policy_gates_jobs_in_mode_initial_at_creation(cluster: Cluster, ope
 
         wait_for(lambda: made(documents[3])["spec"].get("suspend"), "the policy to be in force", WAIT_S)
         found = {document["metadata"]["name"]: made(document) for document in documents}
-        assert marks(found["gated-queued"])[ADMISSION_GATES] == ADVISOR
+        assert annotations(found["gated-queued"])[ADMISSION_GATES] == ADVISOR
         assert all(found[f"gated-{kind}"]["spec"]["suspend"] for kind in ("trainjob", "jobset", "job"))
         assert found["gated-pytorchjob"]["spec"]["runPolicy"]["suspend"]
         assert made(example("job", "not-gated", {MODE: None}, suspend=False))["spec"]["suspend"] is False
@@ -695,7 +697,7 @@ def test_what_is_granted_for_jobs_is_what_is_used(
     cluster_runtime = get(cluster, "clustertrainingruntime", "torch-distributed")
     own = {**cluster_runtime, "kind": "TrainingRuntime", "metadata": {"name": "own", "namespace": "default"}}
     create(cluster, own, local)
-    until(cluster, "trainjob", "local-runtime", lambda found: HASH in marks(found), "is annotated")
+    until(cluster, "trainjob", "local-runtime", lambda found: HASH in annotations(found), "is annotated")
     observed = used(cluster, 0)
     assert in_place - without <= observed, "granted in vain"
     assert {right for right in observed if right in in_place} == observed, "used without being granted"
@@ -715,7 +717,7 @@ def test_advice_alone_needs_no_more_than_its_values_grant(
             assert applied(job) == "NotAllowed" and chosen.get("nvidia.com/gpu.product") != H100
             assert "jobs.place=true" in told(cluster, "not-allowed", "NotPlaced")
             for kind in KINDS:
-                until(cluster, kind, f"alone-{kind}", lambda found: HASH in marks(found), "is annotated")
+                until(cluster, kind, f"alone-{kind}", lambda found: HASH in annotations(found), "is annotated")
             assert "is forbidden" not in alone.log_tail(100_000)
         asked = used(cluster, since)
         assert ("kueue.x-k8s.io", "workloads", "patch") not in asked

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram, Info
 from prometheus_client.metrics import MetricWrapperBase
 
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "metrics.md").read_text()
 KINDS = {Counter: ("counter", "_total"), Gauge: ("gauge", ""), Histogram: ("histogram", ""), Info: ("gauge", "_info")}

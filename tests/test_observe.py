@@ -13,10 +13,13 @@ from prometheus_client import generate_latest
 
 from operator_store import JOBS, POOLS, Store, job, node, operator, settled
 from tilecast.advise import advise
-from tilecast_operator import observe, server
-from tilecast_operator.observe import Refused, Report, Window, added
-from tilecast_operator.reconcile import Corridor
-from tilecast_operator.view import Key
+from tilecast.api.status import ObservedStep
+from tilecast_operator import server
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.observed import reports
+from tilecast_operator.observed.reports import Refused, StepReport, Window, added
 
 KEY = Key("TrainingJob", "default", "a")
 
@@ -44,13 +47,13 @@ def body(**fields: Any) -> bytes:
 )
 def test_what_is_no_report_is_refused_with_a_reason(sent: bytes, outcome: str, words: str) -> None:
     with pytest.raises(Refused, match=words) as caught:
-        observe.from_body(sent, None)
+        reports.from_body(sent, None)
     assert caught.value.outcome == outcome
     assert caught.value.status in (400, 422)
 
 
 def test_a_report_says_where_it_comes_from() -> None:
-    found = observe.from_body(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
+    found = reports.from_body(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
     assert (found.seconds, found.gpus, found.node, found.steps) == (1.5, 16, "n1", 50)
     assert found.plan is not None and found.plan.tensor == 2
 
@@ -60,21 +63,21 @@ def test_a_report_says_where_it_comes_from() -> None:
 )
 def test_milliseconds_are_not_taken_for_seconds(seconds: float, fine: bool) -> None:
     if fine:
-        observe.plausible(seconds, 1.5)
+        reports.plausible(seconds, 1.5)
         return
     with pytest.raises(Refused, match=r"milliseconds|shorter") as caught:
-        observe.plausible(seconds, 1.5)
+        reports.plausible(seconds, 1.5)
     assert caught.value.outcome == "implausible"
 
 
 def review(username: str = "system:serviceaccount:team:trainer", **changes: Any) -> dict[str, Any]:
-    extra = {observe.NODE_CLAIM: ["n1"]}
+    extra = {reports.NODE_CLAIM: ["n1"]}
     status = {"authenticated": True, "audiences": ["tilecast"], "user": {"username": username, "extra": extra}}
     return {"status": {**status, **changes}}
 
 
 def test_a_token_counts_in_its_own_namespace_only() -> None:
-    assert observe.reviewed(review(), "team") == "n1"
+    assert reports.reviewed(review(), "team") == "n1"
     for answer, outcome in (
         (review(authenticated=False), "unauthenticated"),
         (review(audiences=["https://kubernetes.default.svc"]), "unauthenticated"),
@@ -85,7 +88,7 @@ def test_a_token_counts_in_its_own_namespace_only() -> None:
         (review("evil:serviceaccount:team:trainer"), "forbidden"),
     ):
         with pytest.raises(Refused) as caught:
-            observe.reviewed(answer, "team")
+            reports.reviewed(answer, "team")
         assert caught.value.outcome == outcome
 
 
@@ -93,35 +96,35 @@ def test_prometheus_tells_the_slowest_rank() -> None:
     def vector(*values: str) -> dict[str, Any]:
         return {"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, value]} for value in values]}}
 
-    found = observe.from_prometheus(vector("1.5", "1.7", "NaN"))
+    found = reports.from_prometheus(vector("1.5", "1.7", "NaN"))
     assert found is not None and (found.seconds, found.source) == (1.7, "prometheus")
-    scalar = observe.from_prometheus({"data": {"resultType": "scalar", "result": [1, "2"]}})
+    scalar = reports.from_prometheus({"data": {"resultType": "scalar", "result": [1, "2"]}})
     assert scalar is not None and scalar.seconds == 2.0
-    assert observe.from_prometheus(vector()) is None
+    assert reports.from_prometheus(vector()) is None
     for answer in (vector("0"), vector("-1"), {"data": {"resultType": "matrix", "result": [{"values": []}]}}, None):
         with pytest.raises(Refused):
-            observe.from_prometheus(answer)
+            reports.from_prometheus(answer)
 
 
 def test_a_trainjob_tells_its_step() -> None:
     status = {
         "trainerStatus": {"metrics": [{"name": "loss", "value": "2"}, {"name": "step_time_seconds", "value": "3.5"}]}
     }
-    assert observe.from_trainer(status) == Report(3.5, "trainJob")
-    assert observe.from_trainer({}) is None
+    assert reports.from_trainer(status) == StepReport(3.5, "trainJob")
+    assert reports.from_trainer({}) is None
     with pytest.raises(Refused):
-        observe.from_trainer({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
+        reports.from_trainer({"trainerStatus": {"metrics": [{"name": "step_time_seconds", "value": "fast"}]}})
 
 
 def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
     window = None
     for number in range(40):
-        window = added(window, Report(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
+        window = added(window, StepReport(2.0 + number % 2, "put", node="n1" if number < 5 else None), f"t{number:02}")
     assert window is not None
-    assert (window.samples, len(window.recent), window.latest.node) == (40, observe.RECENT, "n1")
-    again = Window.of(json.loads(json.dumps(window.status())))
+    assert (window.samples, len(window.recent), window.latest.node) == (40, reports.RECENT, "n1")
+    again = Window.of(ObservedStep.model_validate(json.loads(json.dumps(window.status().document()))))
     assert again is not None and again.status() == window.status()
-    assert Window.of({}) is None and Window.of({"recentStepSeconds": []}) is None
+    assert Window.of(None) is None
 
 
 class Reviewing(Store):
@@ -133,7 +136,7 @@ class Reviewing(Store):
         namespace, _, on = document["spec"]["token"].partition("@")
         if namespace == "forged":
             return {"status": {"authenticated": False}}
-        extra = {observe.NODE_CLAIM: [on]} if on else {}
+        extra = {reports.NODE_CLAIM: [on]} if on else {}
         user = {"username": f"system:serviceaccount:{namespace}:trainer", "extra": extra}
         return {"status": {"authenticated": True, "audiences": document["spec"]["audiences"], "user": user}}
 
@@ -150,13 +153,13 @@ def store_with(*names: str) -> Reviewing:
     return store
 
 
-async def until(corridor: Corridor, store: Store, probe: Callable[[], object]) -> None:
-    """Show the corridor its own writes, as the API server would, until something is so."""
+async def until(running: Assembly, store: Store, probe: Callable[[], object]) -> None:
+    """Show the running its own writes, as the API server would, until something is so."""
     async with asyncio.timeout(120):
         while not probe():
             for path in list(store.objects):
-                corridor.see(store.objects[path])
-            await settled(corridor, 60)
+                running.cache.see(store.objects[path])
+            await settled(running, 60)
             await asyncio.sleep(0.02)
 
 
@@ -169,18 +172,18 @@ def learnt(store: Store) -> Any:
     return store.objects.get(f"{POOLS}/h100-sxm", {}).get("status", {}).get("calibration", {}).get("runs")
 
 
-def metrics(corridor: Corridor) -> str:
-    return generate_latest(corridor.metrics.registry).decode()
+def metrics(running: Assembly) -> str:
+    return generate_latest(running.metrics.registry).decode()
 
 
 async def test_reports_are_scored_learnt_from_and_remembered() -> None:
     store = store_with("a")
-    async with operator(store, advise, discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation"))
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
         target = status(store)["recommendation"]["stepSeconds"]["target"]
         for _ in range(20):
-            await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=target / 1.3, steps=50))
-        await until(corridor, store, lambda: status(store).get("observed", {}).get("samples") == 20)
+            await running.observations.put("default", "a", "default@n1", body(stepSeconds=target / 1.3, steps=50))
+        await until(running, store, lambda: status(store).get("observed", {}).get("samples") == 20)
         found = status(store)
         assert found["error"] == {
             "rawRatio": pytest.approx(0.3, abs=1e-3),
@@ -190,8 +193,8 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
         assert found["forecast"]["followed"] is True and found["forecast"]["pool"] == "h100-sxm"
         (told,) = (item for item in found["conditions"] if item["type"] == "ObservationsAvailable")
         assert (told["status"], told["reason"]) == ("True", "Observed")
-        await until(corridor, store, lambda: learnt(store))
-        text = metrics(corridor)
+        await until(running, store, lambda: learnt(store))
+        text = metrics(running)
         assert 'tilecast_observations_total{outcome="accepted",source="put"} 20.0' in text
         assert 'tilecast_recommendation_followed_total{followed="true"} 1.0' in text
         group = 'family="decoder",gpu="h100-sxm",precision="bf16"'
@@ -204,7 +207,7 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
         assert float(bias.split()[-1]) == pytest.approx(0.3, abs=1e-3)
 
         store.put(f"{JOBS}/b", small("b"))
-        await until(corridor, store, lambda: status(store, "b").get("recommendation"))
+        await until(running, store, lambda: status(store, "b").get("recommendation"))
         following = status(store, "b")["recommendation"]["stepSeconds"]["target"]
         assert following == pytest.approx(target / 1.3, rel=0.05)
         assert "1 runs seen on this cluster, 1 like this one" in json.dumps(status(store, "b")["conditions"])
@@ -212,7 +215,7 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
     async with operator(store, advise, discovery=True) as again:
         await settled(again, 60)
         for path in sorted(store.objects):
-            again.see(store.objects[path])
+            again.cache.see(store.objects[path])
         store.put(f"{JOBS}/c", small("c"))
         await until(again, store, lambda: status(store, "c").get("recommendation"))
         assert status(store, "c")["recommendation"]["stepSeconds"]["target"] == pytest.approx(following, rel=1e-3)
@@ -222,16 +225,16 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
 async def test_what_ran_elsewhere_is_held_against_a_forecast_of_its_own() -> None:
     store = store_with("a")
     t4 = node("n2", "Tesla-T4")
-    async with operator(store, advise, [node(), t4], discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation"))
+    async with operator(store, advise, [node(), t4], discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
         best = status(store)["recommendation"]
         assert best["pool"] == "h100-sxm"
         with pytest.raises(Refused, match="cannot be forecast") as caught:
-            await corridor.put_observation("default", "a", "default@n2", body())
+            await running.observations.put("default", "a", "default@n2", body())
         assert caught.value.outcome == "no_advice", "a T4 has no BF16"
         plan = {"tensor": 2}
-        await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=1.0, gpus=4, plan=plan))
-        await until(corridor, store, lambda: status(store).get("observed"))
+        await running.observations.put("default", "a", "default@n1", body(stepSeconds=1.0, gpus=4, plan=plan))
+        await until(running, store, lambda: status(store).get("observed"))
     forecast = status(store)["forecast"]
     assert (forecast["gpus"], forecast["followed"]) == (4, False)
     assert "tp2" in forecast["plan"]
@@ -241,8 +244,8 @@ async def test_what_ran_elsewhere_is_held_against_a_forecast_of_its_own() -> Non
 async def test_refused_reports_leave_no_trace_but_their_count() -> None:
     store = store_with("a")
     store.put(f"{JOBS}/none", job("none", model={"preset": "lama"}))
-    async with operator(store, advise, discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation") and status(store, "none"))
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation") and status(store, "none"))
         good = status(store)["recommendation"]["stepSeconds"]["target"]
         for namespace, name, token, sent, outcome in (
             ("default", "a", "", body(), "unauthenticated"),
@@ -256,17 +259,17 @@ async def test_refused_reports_leave_no_trace_but_their_count() -> None:
             ("default", "a", "default", body(stepSeconds=good, gpu="RTX 4090"), "unknown_pool"),
         ):
             with pytest.raises(Refused) as caught:
-                await corridor.put_observation(namespace, name, token, sent)
+                await running.observations.put(namespace, name, token, sent)
             assert caught.value.outcome == outcome
-            assert f'tilecast_observations_total{{outcome="{outcome}",source="put"}}' in metrics(corridor)
-        await settled(corridor, 60)
+            assert f'tilecast_observations_total{{outcome="{outcome}",source="put"}}' in metrics(running)
+        await settled(running, 60)
     assert "observed" not in status(store)
 
 
 async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None:
     store = store_with("a")
-    async with operator(store, advise, discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation"))
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
         target = status(store)["recommendation"]["stepSeconds"]["target"]
 
         def annotate(text: str) -> None:
@@ -278,13 +281,13 @@ async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None
             return next(item for item in status(store)["conditions"] if item["type"] == "ObservationsAvailable")
 
         annotate("fast")
-        await until(corridor, store, lambda: condition()["reason"] == "Refused")
+        await until(running, store, lambda: condition()["reason"] == "Refused")
         assert "no number" in condition()["message"]
         annotate(f"{1.1 * target:.6g}")
-        await until(corridor, store, lambda: condition()["reason"] == "Observed")
+        await until(running, store, lambda: condition()["reason"] == "Observed")
         for _ in range(3):
-            corridor.see(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"]))
-            await settled(corridor, 60)
+            running.cache.see(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"]))
+            await settled(running, 60)
         assert status(store)["observed"]["samples"] == 1
         assert status(store)["error"]["rawRatio"] == pytest.approx(1 / 1.1 - 1, abs=1e-3)
 
@@ -301,8 +304,6 @@ async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.Monk
         taken.append((namespace, name, token, sent))
         if name == "bad":
             raise Refused("invalid", 422, "no")
-
-    from tilecast_operator.report.metrics import Metrics
 
     runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: None, take)
     port = runner.addresses[0][1]
@@ -326,24 +327,24 @@ async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.Monk
 
 async def test_reports_at_once_all_count() -> None:
     store = store_with("a")
-    async with operator(store, advise, discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation"))
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
         target = status(store)["recommendation"]["stepSeconds"]["target"]
         sent = body(stepSeconds=target)
-        await asyncio.gather(*(corridor.put_observation("default", "a", "default@n1", sent) for _ in range(5)))
-        await until(corridor, store, lambda: status(store).get("observed", {}).get("samples") == 5)
+        await asyncio.gather(*(running.observations.put("default", "a", "default@n1", sent) for _ in range(5)))
+        await until(running, store, lambda: status(store).get("observed", {}).get("samples") == 5)
 
 
 async def test_the_next_job_of_a_name_has_no_steps_yet() -> None:
     store = store_with("a")
-    async with operator(store, advise, discovery=True) as corridor:
-        await until(corridor, store, lambda: status(store).get("recommendation"))
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
         target = status(store)["recommendation"]["stepSeconds"]["target"]
-        await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=target))
-        await until(corridor, store, lambda: status(store).get("observed"))
+        await running.observations.put("default", "a", "default@n1", body(stepSeconds=target))
+        await until(running, store, lambda: status(store).get("observed"))
         del store.objects[f"{JOBS}/a"]
         store.put(f"{JOBS}/a", small("a"))  # its event comes before that of the end of the other
-        await until(corridor, store, lambda: status(store).get("recommendation"))
-        await corridor.put_observation("default", "a", "default@n1", body(stepSeconds=target))
-        await until(corridor, store, lambda: status(store).get("observed"))
+        await until(running, store, lambda: status(store).get("recommendation"))
+        await running.observations.put("default", "a", "default@n1", body(stepSeconds=target))
+        await until(running, store, lambda: status(store).get("observed"))
         assert status(store)["observed"]["samples"] == 1

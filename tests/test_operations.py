@@ -10,10 +10,9 @@ from tilecast_operator.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-SOURCES = [
-    ROOT / "operator" / "tilecast_operator" / name
-    for name in ("reconcile.py", "verdicts.py", "report/status.py", "report/pools.py", "report/events.py")
-]
+OPERATOR = ROOT / "operator" / "tilecast_operator"
+NAMES = "answer advisor controllers/capacity controllers/pools report/job_status report/pools report/advice"
+SOURCES = [OPERATOR / f"{name}.py" for name in NAMES.split()]
 WORD = r'"([A-Z][a-z]+(?:[A-Z][a-z]+)+)"'
 
 

@@ -1,53 +1,48 @@
-"""The operator without a cluster: its queue, its client against a real HTTP server, its corridor over a small store
+"""The operator without a cluster: its queue, its client against a real HTTP server, its running over a small store
 that keeps objects as an API server does."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import json
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import kopf
 import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import watching
-from kopf._cogs.clients.errors import APIClientError
-from kopf._cogs.clients.watching import WatchingError
 
 from advice_values import advice
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
-from tilecast_operator import handlers, server, watches
+from tilecast_operator import server
 from tilecast_operator import settings as settings_module
-from tilecast_operator.api import FIELD_MANAGER, Api, ApiError, Connection
-from tilecast_operator.queue import KeyQueue
-from tilecast_operator.reconcile import NODES, Corridor
-from tilecast_operator.report.annotations import POOL
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.api import FIELD_MANAGER, Api, ApiError, Connection
+from tilecast_operator.cluster.documents import POOL
+from tilecast_operator.cluster.view import View, status_digest
+from tilecast_operator.controllers.pools import NODES
+from tilecast_operator.controllers.runtime import KeyQueue
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
-from tilecast_operator.view import View, status_digest
 
 
 async def test_a_job_is_advised_in_two_writes_and_one_event() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
-        assert corridor.unready() is None and corridor.unhealthy() is None
+    async with operator(store) as running:
+        await settled(running)
+        assert running.unready() is None and running.unhealthy() is None
     found = store.objects[f"{JOBS}/a"]
     assert found["metadata"]["annotations"][POOL] == "h100-sxm"
     assert found["metadata"]["annotations"]["mine"] == "stays"
@@ -67,8 +62,8 @@ async def test_a_restart_and_a_second_operator_write_nothing() -> None:
         await settled(second)
         await settled(third)
         for path in sorted(store.objects):
-            second.see(store.objects[path])
-            second.see(store.objects[path])
+            second.cache.see(store.objects[path])
+            second.cache.see(store.objects[path])
         await settled(second)
     assert store.writes == []
     assert len(store.events) == 3
@@ -88,8 +83,8 @@ async def test_two_operators_at_once_agree() -> None:
 async def test_an_invalid_job_gets_a_condition_and_nothing_else() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(training={"sequenceLength": 4096, "globalBatchSize": 0}))
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     found = store.objects[f"{JOBS}/a"]
     assert ready(found)["status"] == "False" and ready(found)["reason"] == "InvalidSpec"
     assert ready(found)["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
@@ -118,7 +113,7 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
         return on_first_pool(request, pools)
 
     store.put(f"{JOBS}/a", job(**stored()))
-    async with operator(store, noting) as corridor:
+    async with operator(store, noting) as running:
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
         found = ready(store.objects[f"{JOBS}/a"])
         assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
@@ -132,8 +127,8 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
         writes = len(store.writes)
         await asyncio.sleep(0.1)
         assert len(store.writes) == writes, "an unchanged answer is not written again"
-        corridor.lose(store.objects.pop(f"{JOBS}/a"))
-        await settled(corridor)
+        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        await settled(running)
     assert layers[1:] == [12, 24]
 
 
@@ -173,7 +168,7 @@ async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() 
         return on_first_pool(request, pools)
 
     store.put(f"{JOBS}/a", graph_job())
-    async with operator(store, noting) as corridor:
+    async with operator(store, noting) as running:
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
         found = ready(store.objects[f"{JOBS}/a"])
         assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
@@ -184,8 +179,8 @@ async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() 
         assert len(traces) == 2, "an unchanged graph is read once"
         store.config_maps["m"] = {"data": {"graph.json": f"{GRAPH}\n"}}
         await until(lambda: len(traces) == 3)
-        corridor.lose(store.objects.pop(f"{JOBS}/a"))
-        await settled(corridor)
+        running.cache.lose(store.objects.pop(f"{JOBS}/a"))
+        await settled(running)
     assert traces[1:] == [True, True]
 
 
@@ -216,10 +211,10 @@ async def test_a_graph_that_cannot_be_read_is_a_condition(
 async def test_mode_off_takes_the_annotations_back() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
-        corridor.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]}))
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
+        running.cache.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]}))
+        await settled(running)
     found = store.objects[f"{JOBS}/a"]
     assert found["metadata"]["annotations"] == {"mine": "stays"}
     assert found["status"]["recommendation"]["pool"] == "h100-sxm"
@@ -231,8 +226,8 @@ async def test_mode_off_takes_the_annotations_back() -> None:
 async def test_mode_off_is_kept_when_the_rest_is_wrong(mode: object) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(mode=mode, training={"globalBatchSize": 0}))
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     found = store.objects[f"{JOBS}/a"]
     applied = next(item for item in found["status"]["conditions"] if item["type"] == "Applied")
     assert (ready(found)["reason"], applied["reason"]) == ("InvalidSpec", "ModeOff")
@@ -242,8 +237,8 @@ async def test_mode_off_is_kept_when_the_rest_is_wrong(mode: object) -> None:
 async def test_no_pools_is_said_with_the_reason() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, nodes=[node(product="NVIDIA-Z900")]) as corridor:
-        await settled(corridor)
+    async with operator(store, nodes=[node(product="NVIDIA-Z900")]) as running:
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "NoPools"
     assert "Z900" in ready(store.objects[f"{JOBS}/a"])["message"]
 
@@ -251,22 +246,22 @@ async def test_no_pools_is_said_with_the_reason() -> None:
 async def test_new_nodes_bring_new_advice_once() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
         store.writes.clear()
         for number in range(20):
-            corridor.see_node(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
-        await settled(corridor)
+            running.cache.see(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+        await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "a100-40"
         assert len(store.writes) == 2, "twenty nodes at once are one change"
         store.writes.clear()
         for number in range(20):
-            corridor.see_node(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
-        await settled(corridor)
+            running.cache.see(node(f"a{number}", "NVIDIA-A100-SXM4-40GB"))
+        await settled(running)
         assert store.writes == []
         for number in range(20):
-            corridor.lose_node(node(f"a{number}"))
-        await settled(corridor)
+            running.cache.lose(node(f"a{number}"))
+        await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
 
 
@@ -275,19 +270,19 @@ async def test_a_users_pool_is_described_and_wins() -> None:
     store.put(f"{JOBS}/a", job())
     spec = {"selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "price": {"perGpuHour": 1.0}}
     mine = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
-    async with operator(store) as corridor:
-        await settled(corridor)
-        corridor.see(store.put(f"{POOLS}/mine", mine))
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
+        running.cache.see(store.put(f"{POOLS}/mine", mine))
+        await settled(running)
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "mine"
         assert store.objects[f"{POOLS}/mine"]["status"]["facts"]["price"] == {"value": "1 USD", "layer": "override"}
         wrong = {**store.objects[f"{POOLS}/mine"], "spec": {"gpu": {"name": "h101"}, "gpusPerNode": 1, "maxNodes": 1}}
-        corridor.see(store.put(f"{POOLS}/mine", wrong))
-        await settled(corridor)
+        running.cache.see(store.put(f"{POOLS}/mine", wrong))
+        await settled(running)
         assert ready(store.objects[f"{POOLS}/mine"])["reason"] == "InvalidSpec"
         assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
-        corridor.lose(store.objects.pop(f"{POOLS}/mine"))
-        await settled(corridor)
+        running.cache.lose(store.objects.pop(f"{POOLS}/mine"))
+        await settled(running)
 
 
 FAULTS = {
@@ -307,9 +302,9 @@ async def test_faults_are_retried_until_written(fault: Exception) -> None:
     store = Store()
     store.faults = [fault] * 4
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
-        retries = corridor.metrics.registry.get_sample_value("tilecast_retries_total")
+    async with operator(store) as running:
+        await settled(running)
+        retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert retries == 4 and len(store.events) == 1
 
@@ -318,8 +313,8 @@ async def test_a_job_deleted_meanwhile_is_forgotten() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
     store.before_write = lambda path: store.objects.clear()
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert len(store.writes) == 1 and not store.events
 
 
@@ -327,11 +322,12 @@ async def test_content_that_is_refused_is_sent_again_after_the_longest_wait() ->
     store = Store()
     store.faults = [ApiError(422, "invalid")]
     store.put(f"{JOBS}/a", job())
-    async with operator(store, retry_most_s=1.0) as corridor:
+    async with operator(store, retry_most_s=1.0) as running:
         await until(lambda: len(store.writes) == 1)
-        (due,) = (due for key, due in corridor.queue._due.items() if key.name == "a")
-        assert due - time.monotonic() > 0.5
-        await settled(corridor)
+        began = time.monotonic()
+        await until(lambda: len(store.writes) >= 2)
+        assert time.monotonic() - began > 0.5
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
@@ -343,17 +339,17 @@ async def test_an_event_waits_for_an_api_server_that_is_busy_and_for_nothing_els
                 raise self.faults.pop()
             return await super().create(path, document)
 
-        async def apply(self, path: str, document: Any) -> dict[str, Any]:
+        async def apply(self, path: str, document: Any, *, force: bool = True) -> dict[str, Any]:
             kept, self.faults = self.faults, []
-            answer = await super().apply(path, document)
+            answer = await super().apply(path, document, force=force)
             self.faults = kept
             return answer
 
     store = Refusing()
     store.faults = [ApiError(status, "no")]
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert len(store.events) == (not is_lost)
 
@@ -369,21 +365,21 @@ async def test_a_spec_that_changes_during_a_write_is_not_lost() -> None:
         late.append(store.put(f"{JOBS}/a", changed))
 
     store.before_write = change
-    async with operator(store) as corridor:
-        await settled(corridor)
-        corridor.see(late[0])
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
+        running.cache.see(late[0])
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InvalidSpec"
 
 
 async def test_old_events_change_nothing() -> None:
     store = Store()
     first = store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
         store.writes.clear()
-        corridor.see(first)
-        await settled(corridor)
+        running.cache.see(first)
+        await settled(running)
     assert store.writes == []
 
 
@@ -396,8 +392,8 @@ async def test_equal_workloads_are_priced_once() -> None:
 
     for number in range(30):
         store.put(f"{JOBS}/{number}", job(str(number)))
-    async with operator(store, counting) as corridor:
-        await settled(corridor)
+    async with operator(store, counting) as running:
+        await settled(running)
     assert sorted(asked) == ["gpt2", "llama-2-7b"], "the first loads the model"
 
 
@@ -409,10 +405,10 @@ async def test_a_failing_search_is_a_condition_not_a_crash() -> None:
 
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, broken) as corridor:
+    async with operator(store, broken) as running:
         await asyncio.sleep(0.3)
-        assert corridor.unhealthy() is None
-        retries = corridor.metrics.registry.get_sample_value("tilecast_retries_total")
+        assert running.unhealthy() is None
+        retries = running.metrics.registry.get_sample_value("tilecast_retries_total")
     assert 2 <= retries <= 10, "with backoff: 10, 20, 40, 50, 50 ms"
     assert store.writes == [("apply", f"{JOBS}/a/status")] and len(store.events) == 1, "each try says the same"
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "InternalError"
@@ -430,8 +426,8 @@ async def test_a_search_that_fails_in_passing_is_tried_again() -> None:
     store = Store()
     for name in "ab":
         store.put(f"{JOBS}/{name}", job(name))
-    async with operator(store, recovering) as corridor:
-        await settled(corridor)
+    async with operator(store, recovering) as running:
+        await settled(running)
     assert not failures
     assert {ready(found)["reason"] for found in store.objects.values()} == {"Advised"}
 
@@ -442,20 +438,20 @@ async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched()
 
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, unreadable) as corridor:
+    async with operator(store, unreadable) as running:
         await asyncio.sleep(0.1)
-        assert "cannot be read" in str(corridor.unready())
+        assert "cannot be read" in str(running.unready())
     assert store.writes == []
 
 
 async def test_a_dead_worker_and_a_stall_are_unhealthy() -> None:
-    corridor = Corridor(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
-    corridor.queue.add(NODES)
+    running = Assembly(Settings(stall_s=0.01), Store(), Metrics(), on_first_pool)
+    running.runtime.queue.add(NODES)
     await asyncio.sleep(0.03)
-    assert "no work finished" in str(corridor.unhealthy())
-    corridor.start()
-    await corridor.stop()
-    assert "ended" in str(corridor.unhealthy())
+    assert "no work finished" in str(running.unhealthy())
+    running.start()
+    await running.stop()
+    assert "ended" in str(running.unhealthy())
 
 
 async def test_queue_holds_each_key_once() -> None:
@@ -498,7 +494,7 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
         for key, step in steps:
             now += 1.0
             if step == "work":
-                if not queue._ready and not queue._due:
+                if not len(queue):
                     continue
                 now += 10.0
                 taken = await queue.take()
@@ -632,119 +628,3 @@ def test_wrong_settings_say_what_they_are_for(name: str, value: str) -> None:
     with pytest.raises(SpecError) as caught:
         settings_module.from_environment({name: value})
     assert caught.value.field == name and "\n" not in str(caught.value)
-
-
-def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
-    registry = kopf.get_default_registry()
-    assert handlers.GROUP == "tilecast.dev"
-    assert not registry._changing.get_all_handlers(), "change handlers write annotations of kopf's own"
-    assert not registry._spawning.get_all_handlers(), "timers and daemons need finalizers"
-    watched = {handler.selector.any_name for handler in registry._watching.get_all_handlers() if handler.selector}
-    assert watched == {"nodes", "gpupools", "trainingjobs"}
-    everything = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
-    assert not any(getattr(handler, "requires_finalizer", False) for handler in everything)
-
-
-async def test_those_who_wait_are_woken_when_the_state_changes_and_not_before() -> None:
-    toggles, looks = aiotoggles.ToggleSet(all), 0
-    assert type(toggles).__module__ == handlers.__name__, "kopf's own is replaced"
-    made = [await toggles.make_toggle() for _ in range(100)]
-
-    async def wait() -> None:
-        nonlocal looks
-        async with toggles._condition:
-            while not toggles.is_on():
-                looks += 1
-                await toggles._condition.wait()
-
-    waiters = [asyncio.create_task(wait()) for _ in range(100)]
-    await asyncio.sleep(0)
-    for toggle in made:
-        assert not any(waiter.done() for waiter in waiters)
-        await toggles.drop_toggle(toggle)
-        await asyncio.sleep(0)
-    async with asyncio.timeout(5):
-        await asyncio.gather(*waiters)
-    assert looks == 100, "each looked once before it slept"
-
-
-def test_kopf_is_configured_to_leave_no_trace() -> None:
-    handlers._configure(kopf_settings := kopf.OperatorSettings(), handlers.OWN)
-    assert Settings() == handlers.OWN
-    assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
-    waits = list(itertools.islice(kopf_settings.networking.error_backoffs, 1000))
-    assert waits == sorted(waits) and max(waits) <= 10, "an API server that is away for long is not given up"
-    assert kopf_settings.queueing.worker_limit is None, "a limit below the number of nodes never starts"
-    assert kopf_settings.process.ultimate_exiting_timeout < 30
-
-
-LISTED = object()
-
-
-def told(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
-    return {"type": kind, "object": {"kind": "Node", "metadata": {"name": name, "uid": uid or name}, "spec": {}}}
-
-
-async def followed(watch: watches.Watch) -> list[tuple[str | None, str]]:
-    """Type and name of what a watch tells, until it ends."""
-    events = [event async for event in watch(resource="nodes", namespace=None)]
-    return [(event["type"], event["object"]["metadata"]["name"]) for event in events if event is not LISTED]
-
-
-def scripted(*rounds: Sequence[Any]) -> watches.Watch:
-    """A watch that tells the next round each time; an exception is raised."""
-    left = list(rounds)
-
-    async def watch(**_: Any) -> AsyncIterator[Any]:
-        for event in left.pop(0):
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-    return watch
-
-
-async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "REREAD_FIRST_S", 0.0)
-    gone = APIClientError("gone", status=410, headers={})
-    failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
-    rounds = [[told(None, "a"), LISTED, failure] for failure in failures]
-    watch = watches.enduring(scripted(*rounds, [OSError()]), LISTED, handlers._FAILURES, 3600.0)
-    for _ in failures:
-        assert await followed(watch) == [(None, "a")]
-    with pytest.raises(OSError):
-        await followed(watch)
-    assert watching.continuous_watch.__module__ == watches.__name__, "kopf's own is replaced"
-
-
-async def test_a_list_tells_what_is_gone() -> None:
-    watch = watches.enduring(
-        scripted(
-            [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("DELETED", "b")],
-            [told(None, "a"), LISTED],
-            [told(None, "a", "reborn"), LISTED],
-            [LISTED],
-        ),
-        LISTED,
-        (),
-        3600.0,
-    )
-    assert ("DELETED", "b") in await followed(watch)
-    assert await followed(watch) == [(None, "a"), ("DELETED", "c")]
-    assert await followed(watch) == [(None, "a"), ("DELETED", "a")]
-    assert await followed(watch) == [("DELETED", "a")]
-
-
-async def test_a_list_is_not_trusted_for_ever() -> None:
-    events = [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("ADDED", "d")]
-    eager = watches.enduring(scripted(events), LISTED, (), -1.0)
-    assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
-    patient = watches.enduring(scripted(events), LISTED, (), 3600.0)
-    assert len(await followed(patient)) == 4
-
-
-def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:
-    depth = 9_990
-    body = job()
-    body["spec"]["model"] = json.loads('{"huggingFace": {"config": ' + '{"a":' * depth + "1" + "}" * depth + "}}")
-    assert View.of(body).document

@@ -13,7 +13,7 @@ import yaml
 
 from cluster import Cluster, ClusterError, wait_for
 from operator_process import Operator, is_answered
-from tilecast_operator.report.annotations import GPUS, KEYS, POOL
+from tilecast_operator.cluster.documents import ADVICE_KEYS, GPUS, POOL
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "jobs").glob("*.yaml"))
 LIMIT_S = 2.0
@@ -62,7 +62,7 @@ def test_every_example_is_advised_within_two_seconds(cluster: Cluster, operator:
         found = answered(cluster, path.stem)
         assert time.monotonic() - began < LIMIT_S
         marks = found["metadata"]["annotations"]
-        assert set(KEYS) <= set(marks) and marks[POOL] and int(marks[GPUS]) >= 1
+        assert set(ADVICE_KEYS) <= set(marks) and marks[POOL] and int(marks[GPUS]) >= 1
         assert "finalizers" not in found["metadata"]
     head, *rows = cluster.kubectl("get", "tjob", *(path.stem for path in EXAMPLES)).strip().split("\n")
     columns = ["NAME", "POOL", "GPUS", "PLAN", "STEP", "RANGE", "SPEEDUP", "COST/1K", "ERROR", "REASON", "AGE"]
@@ -127,7 +127,7 @@ def test_mode_off_takes_the_annotations_back(cluster: Cluster, operator: Operato
     assert POOL in answered(cluster, "quiet")["metadata"]["annotations"]
     cluster.apply(job("quiet", mode="Off"))
     found = answered(cluster, "quiet")
-    assert not set(KEYS) & set(found["metadata"]["annotations"])
+    assert not set(ADVICE_KEYS) & set(found["metadata"]["annotations"])
     assert found["status"]["recommendation"]["pool"]
 
 

@@ -22,7 +22,7 @@ from tilecast.jobs import (
     changes,
     read,
 )
-from tilecast_operator import place
+from tilecast_operator.controllers import patches
 
 EXISTING = sorted((Path(__file__).parent.parent / "examples" / "existing").glob("*.yaml"))
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -40,22 +40,22 @@ def example(name: str, **annotations: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
 def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Path) -> None:
     document = example(path.stem)
-    operations = place.placing(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
+    operations = patches.placing(document, changes(document, read(document), Placement(H100, (TOLERATION,))))
     assert operations[0] == {"op": "add", "path": "/metadata/resourceVersion", "value": "7"}
     after = read(patched(document, operations))
     assert all(H100.items() <= pods.node_selector.items() and TOLERATION in pods.tolerations for pods in after.workers)
-    assert place.placing(document, []) == []
+    assert patches.placing(document, []) == []
 
 
 def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
     document = example("job-kueue", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
-    after = patched(document, place.releasing(document, read(document), place.PLACED))
+    after = patched(document, patches.releasing(document, read(document), patches.PLACED))
     assert after["metadata"]["annotations"][ADMISSION_GATES] == "a.example/x,b.example/y"
     assert after["metadata"]["annotations"][APPLIED] == "Placed"
     assert after["spec"] == document["spec"], "Kueue resumes its jobs itself"
-    assert place.releasing(after, read(after), place.PLACED) == []
+    assert patches.releasing(after, read(after), patches.PLACED) == []
     alone = example("job-kueue")
-    after = patched(alone, place.releasing(alone, read(alone), "TooLate"))
+    after = patched(alone, patches.releasing(alone, read(alone), "TooLate"))
     assert ADMISSION_GATES not in after["metadata"]["annotations"]
 
 
@@ -67,13 +67,13 @@ def test_letting_go_resumes_a_job_once(name: str) -> None:
     for part in path[:-1]:
         node = node.setdefault(part, {})
     node[path[-1]] = True
-    after = patched(document, place.releasing(document, read(document), "NoFittingPlan"))
+    after = patched(document, patches.releasing(document, read(document), "NoFittingPlan"))
     assert not read(after).is_suspended and after["metadata"]["annotations"][APPLIED] == "NoFittingPlan"
     node = after
     for part in path[:-1]:
         node = node[part]
     node[path[-1]] = True
-    assert place.releasing(after, read(after), place.PLACED) == [], "suspended anew, by somebody else"
+    assert patches.releasing(after, read(after), patches.PLACED) == [], "suspended anew, by somebody else"
 
 
 @settings(max_examples=200)
@@ -94,7 +94,7 @@ def test_nothing_is_let_go_that_we_do_not_hold(
     document["metadata"]["labels"] = {QUEUE: "team"} if queue else {}
     document["spec"]["suspend"] = suspend
     document["status"] = {"active": 1} if started else {}
-    operations = place.releasing(document, read(document), place.PLACED)
+    operations = patches.releasing(document, read(document), patches.PLACED)
     is_ours = mode == "Initial" and suspend and not queue and not applied and not started
     holds = ADVISOR in gates or is_ours
     assert bool(operations) is holds
@@ -115,19 +115,19 @@ def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
     asked = workload(("coordinator", {}), ("workers", {"nodeSelector": {"disk": "fast"}}))
     document = example("jobset")
     document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "fast"}
-    after = patched(asked, place.admitting(asked, read(document), put))
+    after = patched(asked, patches.admitting(asked, read(document), put))
     first, second = (item["template"]["spec"] for item in after["spec"]["podSets"])
     assert first == {} and second == {"nodeSelector": {**H100, "disk": "fast"}, "tolerations": [TOLERATION]}
-    assert place.admitting(after, read(document), put) == []
+    assert patches.admitting(after, read(document), put) == []
     main = workload(("main", {}))
-    assert patched(main, place.admitting(main, read(example("job-kueue")), put))["spec"] != main["spec"]
+    assert patched(main, patches.admitting(main, read(example("job-kueue")), put))["spec"] != main["spec"]
     roles = workload(("master", {}), ("worker", {}))
-    assert len(place.admitting(roles, read(example("pytorchjob")), put)) == 5
+    assert len(patches.admitting(roles, read(example("pytorchjob")), put)) == 5
 
 
 @pytest.mark.parametrize(
     ("kind", "state", "is_reserved"), [("QuotaReserved", "True", True), ("QuotaReserved", "False", False)]
 )
 def test_what_kueue_has_decided_is_left_alone(kind: str, state: str, is_reserved: bool) -> None:
-    assert place.is_reserved({"status": {"conditions": [{"type": kind, "status": state}]}}) is is_reserved
-    assert not place.is_reserved({})
+    assert patches.is_reserved({"status": {"conditions": [{"type": kind, "status": state}]}}) is is_reserved
+    assert not patches.is_reserved({})

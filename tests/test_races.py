@@ -7,8 +7,7 @@ import copy
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,17 +19,20 @@ from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.api import training_job
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
-from tilecast_operator import pods, verdicts, watches
-from tilecast_operator.api import Api, ApiError, Connection
-from tilecast_operator.capacity import Observed
-from tilecast_operator.queue import KeyQueue
-from tilecast_operator.reconcile import CAPACITY_HOLDS, MAX_REVIEWING, Corridor
-from tilecast_operator.report.annotations import POOL
-from tilecast_operator.report.events import Note, event
-from tilecast_operator.report.metrics import Metrics
+from tilecast_operator import advisor
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster import informer
+from tilecast_operator.cluster.api import Api, ApiError, Connection
+from tilecast_operator.cluster.documents import POOL, Note, event
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import View
+from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
+from tilecast_operator.controllers.runtime import KeyQueue
+from tilecast_operator.controllers.token_reviews import MAX_REVIEWING
+from tilecast_operator.free_gpus import Usage
+from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
-from tilecast_operator.verdicts import Verdicts
-from tilecast_operator.view import View
 
 STRANGE = "NVIDIA-Z900"
 
@@ -49,24 +51,23 @@ class Unwell(Store):
 async def test_an_event_that_cannot_be_written_keeps_no_job_waiting() -> None:
     store = Unwell()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, nodes=(node(), node("strange", STRANGE))) as corridor:
+    async with operator(store, nodes=(node(), node("strange", STRANGE))) as running:
         async with asyncio.timeout(5):
             while "status" not in store.objects[f"{JOBS}/a"]:
                 await asyncio.sleep(0.01)
         store.is_well = True
-        await settled(corridor)
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert [found["reason"] for found in store.events.values()].count("UnknownAccelerator") == 1, "later is not never"
 
 
 async def test_more_nodes_of_one_unknown_gpu_are_one_event() -> None:
     store = Store()
-    async with operator(store, nodes=(node(),)) as corridor:
+    async with operator(store, nodes=(node(),)) as running:
         for number in range(9, 0, -1):
-            corridor.see_node(node(f"strange-{number}", STRANGE))
-            await settled(corridor)
+            running.cache.see(node(f"strange-{number}", STRANGE))
+            await settled(running)
         assert len(store.events) == 1
-        assert len(corridor._told) == 1
 
 
 def born(body: dict[str, Any], uid: str, version: int) -> dict[str, Any]:
@@ -75,29 +76,30 @@ def born(body: dict[str, Any], uid: str, version: int) -> dict[str, Any]:
 
 async def test_the_end_of_an_object_is_not_that_of_the_next_of_its_name() -> None:
     store = Store()
-    async with operator(store) as corridor:
-        corridor.see(born(job(), "old", 900))
-        corridor.see(born(job(), "new", 902))
-        corridor.lose(born(job(), "old", 901))
-        corridor.see(born(job(mode="Off"), "old", 901))
-        (view,) = corridor._objects.values()
-        assert view.uid == "new"
-        corridor.lose(born(job(), "new", 903))
-        assert not corridor._objects
+    async with operator(store) as running:
+        running.cache.see(born(job(), "old", 900))
+        running.cache.see(born(job(), "new", 902))
+        running.cache.lose(born(job(), "old", 901))
+        running.cache.see(born(job(mode="Off"), "old", 901))
+        (key,) = running.cache.training_jobs
+        found = running.cache.training_jobs.get(key)
+        assert found is not None and found.uid == "new"
+        running.cache.lose(born(job(), "new", 903))
+        assert not len(running.cache.training_jobs)
 
 
 async def test_a_node_that_is_replaced_under_its_name_stays() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, nodes=(born(node(), "old", 1),)) as corridor:
-        await settled(corridor)
-        corridor.see_node(born(node(), "new", 3))
-        corridor.lose_node(born(node(), "old", 2))
-        await settled(corridor)
-        assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised" and len(corridor._nodes) == 1
-        corridor.lose_node(born(node(), "new", 4))
-        await settled(corridor)
-        assert not corridor._nodes
+    async with operator(store, nodes=(born(node(), "old", 1),)) as running:
+        await settled(running)
+        running.cache.see(born(node(), "new", 3))
+        running.cache.lose(born(node(), "old", 2))
+        await settled(running)
+        assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised" and len(running.cache.nodes) == 1
+        running.cache.lose(born(node(), "new", 4))
+        await settled(running)
+        assert not len(running.cache.nodes)
 
 
 async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +110,8 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
         assert go_on.wait(5)
         return inputs_hash(request, pools, digest)
 
-    monkeypatch.setattr(verdicts, "inputs_hash", slow)
-    found = Verdicts(Store(), on_first_pool, Metrics(), 1, 16)
+    monkeypatch.setattr(advisor, "inputs_hash", slow)
+    found = Advisor(Store(), on_first_pool, Metrics().count_search, 1, 16)
     found.use(nodes.pools([node()]))
     question = await found.question("default", job())
     late = asyncio.create_task(found.inputs_hash(question))
@@ -132,8 +134,8 @@ async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch
     monkeypatch.setattr(training_job, "request", failing)
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
@@ -147,27 +149,27 @@ async def test_many_jobs_do_not_each_try_to_load_a_model_that_cannot_be_read() -
     store = Store()
     for number in range(300):
         store.put(f"{JOBS}/{number}", job(str(number)))
-    async with operator(store, unreadable, retry_first_s=60.0, retry_most_s=60.0) as corridor:
+    async with operator(store, unreadable, retry_first_s=60.0, retry_most_s=60.0) as running:
         async with asyncio.timeout(5):
-            while not tries or corridor.queue.stalled_s():
+            while not tries or running.runtime.queue.stalled_s():
                 await asyncio.sleep(0.01)
         assert len(tries) == 1
-        assert "cannot be read" in str(corridor.unready())
+        assert "cannot be read" in str(running.unready())
 
 
 @pytest.mark.parametrize("taken", ["conditions", "summary"])
 async def test_a_status_of_which_somebody_took_a_part_is_made_whole(taken: str) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     body = copy.deepcopy(store.objects[f"{JOBS}/a"])
     del body["status"][taken]
     body["metadata"]["annotations"]["tilecast.dev/started"] = "true"
     store.put(f"{JOBS}/a", body)
-    async with operator(store) as corridor:
-        await settled(corridor)
-        assert corridor.metrics.registry.get_sample_value("tilecast_retries_total") == 0
+    async with operator(store) as running:
+        await settled(running)
+        assert running.metrics.registry.get_sample_value("tilecast_retries_total") == 0
     status = store.objects[f"{JOBS}/a"]["status"]
     assert status["summary"]["reason"] == "Advised" and status["forecast"]["frozenAt"]
     assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
@@ -180,12 +182,12 @@ async def test_what_is_left_of_a_deleted_job_is_nothing() -> None:
     def deleting(request: Request, pools: Sequence[Pool]) -> Advice:
         if request.name != "warm-up":
             store.objects.clear()
-            loop.call_soon_threadsafe(corridor.lose, body)
+            loop.call_soon_threadsafe(running.lose, body)
         return on_first_pool(request, pools)
 
-    async with operator(store, deleting) as corridor:
-        await settled(corridor)
-        assert not (corridor._objects or corridor._fits or corridor._failures or corridor._touched)
+    async with operator(store, deleting) as running:
+        await settled(running)
+        assert not len(running.cache.training_jobs) and running.runtime.is_conditional(Key.of(body))
 
 
 def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
@@ -216,8 +218,8 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
-    body = event(Note("Normal", "R", "t"), "default", name, "u", "TrainingJob", "now", "i")
-    parts = body["metadata"]["name"].split(".")
+    found = event(Note("Normal", "R", "t"), Key("TrainingJob", "default", name), "u", "now", "i")
+    parts = found.metadata.name.split(".")
     assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
 
 
@@ -233,13 +235,13 @@ def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
     everyone = [nodes.node(yaml.safe_load(MIXED)), nodes.node(node("whole"))]
     found = nodes.pools(everyone).found
     assert sorted(item.pool.gpu.mig for item in found) == ["", "1g.10gb"]
-    free = Observed(used={}).free(found, {item.name: item for item in everyone})
+    free = Usage(used={}).free(found, {item.name: item for item in everyone})
     assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
 
 
 @pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
 async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
-    monkeypatch.setattr(pods, "RETRY_S", 0.0)
+    monkeypatch.setattr(informer, "RETRY_S", 0.0)
     told: list[object] = []
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     for item in page["items"] if isinstance(page.get("items"), list) else []:
@@ -253,7 +255,7 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
         def lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(pods.PodFeed(Reader(), told.append).run())
+    task = asyncio.create_task(informer.PodInformer(Reader(), told.append).run())
     async with asyncio.timeout(5):
         while len(told) < 3:
             await asyncio.sleep(0)
@@ -271,29 +273,6 @@ async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
     await api.close()
 
 
-async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-
-    async def sleep(wait_s: float) -> None:
-        waits.append(wait_s)
-
-    monkeypatch.setattr(watches, "asyncio", SimpleNamespace(sleep=sleep))
-    is_well = False
-
-    async def watch(**_: Any) -> AsyncIterator[Any]:
-        if is_well:
-            yield "LISTED"
-        raise ValueError("forbidden")
-
-    enduring = watches.enduring(watch, "LISTED", (ValueError,), 3600.0)
-    for _ in range(8):
-        assert [event async for event in enduring(resource="nodes")] == []
-    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
-    is_well = True
-    assert [event async for event in enduring(resource="nodes")] == ["LISTED"]
-    assert waits[-1] == 1.0, "a list that succeeded is a new beginning"
-
-
 async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
     class Slow(Store):
         async def create(self, path: str, document: Any) -> dict[str, Any]:
@@ -302,8 +281,8 @@ async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
             return {"status": {"authenticated": False}}
 
     asked, go_on = list[str](), asyncio.Event()
-    corridor = Corridor(Settings(), Slow(), Metrics(), on_first_pool)
-    flood = [asyncio.create_task(corridor.put_observation("default", "a", f"t{n}", b"")) for n in range(200)]
+    running = Assembly(Settings(), Slow(), Metrics(), on_first_pool)
+    flood = [asyncio.create_task(running.observations.put("default", "a", f"t{n}", b"")) for n in range(200)]
     await asyncio.sleep(0.05)
     assert len(asked) == MAX_REVIEWING
     go_on.set()
@@ -315,15 +294,15 @@ async def test_a_pool_on_the_brink_of_being_full_is_no_storm_of_writes() -> None
     store = Store()
     for number in range(5):
         store.put(f"{JOBS}/{number}", job(str(number)))
-    async with operator(store, capacity_settle_s=0.01) as corridor:
-        corridor.see_pods({})
-        await settled(corridor)
+    async with operator(store, capacity_settle_s=0.01) as running:
+        running.see_pods({})
+        await settled(running)
         store.writes.clear()
         began_s = time.monotonic()
         for flip in range(60):
-            corridor.see_pods({"n1": 8 * (flip % 2)})
+            running.see_pods({"n1": 8 * (flip % 2)})
             await asyncio.sleep(0.02)
-        await settled(corridor)
+        await settled(running)
         holds = (time.monotonic() - began_s) / (CAPACITY_HOLDS * 0.01)
     told = {item["status"]["summary"]["fitsNow"] for item in store.objects.values()}
     assert told == {"no"}, "the last word is right"

@@ -23,10 +23,11 @@ from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.render import document
-from tilecast_operator import capacity, reconcile
-from tilecast_operator.api import Api, ApiError, Connection
-from tilecast_operator.pods import PodFeed
-from tilecast_operator.report.annotations import KEYS, POOL
+from tilecast_operator import free_gpus
+from tilecast_operator.cluster import lists
+from tilecast_operator.cluster.api import Api, ApiError, Connection
+from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
+from tilecast_operator.cluster.informer import PodInformer
 
 TYPE = "node.kubernetes.io/instance-type"
 A100 = "NVIDIA-A100-SXM4-80GB"
@@ -55,38 +56,38 @@ async def test_a_restart_with_everything_unchanged_does_not_even_search() -> Non
     store = Store()
     for name in "ab":
         store.put(f"{JOBS}/{name}", job(name, **SMALL))
-    async with operator(store, advise) as corridor:
-        await settled(corridor)
+    async with operator(store, advise) as running:
+        await settled(running)
     store.writes.clear()
     seen, counting = searches()
-    async with operator(store, counting) as corridor:
-        await settled(corridor)
+    async with operator(store, counting) as running:
+        await settled(running)
     assert (seen, store.writes) == ([], [])
 
 
 async def test_a_status_that_somebody_else_wrote_is_put_right() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(**SMALL))
-    async with operator(store, advise) as corridor:
-        await settled(corridor)
+    async with operator(store, advise) as running:
+        await settled(running)
         wanted = store.objects[f"{JOBS}/a"]["status"]
         forged = {**store.objects[f"{JOBS}/a"], "status": {**wanted, "summary": {"pool": "moon"}}}
-        corridor.see(store.put(f"{JOBS}/a", forged))
-        await settled(corridor)
+        running.cache.see(store.put(f"{JOBS}/a", forged))
+        await settled(running)
     assert store.objects[f"{JOBS}/a"]["status"] == wanted
 
 
 async def test_annotations_that_were_deleted_come_back_at_a_restart() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job(**SMALL))
-    async with operator(store, advise) as corridor:
-        await settled(corridor)
+    async with operator(store, advise) as running:
+        await settled(running)
     found = store.objects[f"{JOBS}/a"]
     bare = {**found, "metadata": {**found["metadata"], "annotations": {"mine": "stays"}}}
     store.put(f"{JOBS}/a", bare)
-    async with operator(store, advise) as corridor:
-        await settled(corridor)
-    assert set(KEYS) <= store.objects[f"{JOBS}/a"]["metadata"]["annotations"].keys()
+    async with operator(store, advise) as running:
+        await settled(running)
+    assert set(ADVICE_KEYS) <= store.objects[f"{JOBS}/a"]["metadata"]["annotations"].keys()
 
 
 def pools_of(store: Store) -> dict[str, dict[str, Any]]:
@@ -95,16 +96,16 @@ def pools_of(store: Store) -> dict[str, dict[str, Any]]:
 
 async def test_pools_are_written_down_described_and_left_alone() -> None:
     store = Store()
-    async with operator(store, discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, discovery=True) as running:
+        await settled(running)
         pool = pools_of(store)["h100-sxm"]
         assert pool["metadata"]["labels"] == {DISCOVERED: "true"}
         assert pool["spec"]["maxNodes"] == 1 and pool["status"]["summary"]["origin"] == "Discovered"
         assert pool["status"]["facts"]["gpu"] == {"value": "h100-sxm", "layer": "gpu-feature-discovery"}
         assert store.writes == [("apply", f"{POOLS}/h100-sxm"), ("apply", f"{POOLS}/h100-sxm/status")]
     store.writes.clear()
-    async with operator(store, discovery=True) as corridor, operator(store, discovery=True) as second:
-        await settled(corridor)
+    async with operator(store, discovery=True) as running, operator(store, discovery=True) as second:
+        await settled(running)
         await settled(second)
     assert store.writes == [], "neither a restart nor a second operator writes"
 
@@ -112,8 +113,8 @@ async def test_pools_are_written_down_described_and_left_alone() -> None:
 async def test_without_discovery_pools_live_in_memory() -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert pools_of(store) == {} and ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
@@ -127,23 +128,23 @@ async def test_nodes_that_come_and_go_bring_no_new_advice() -> None:
         return on_first_pool(asked, pools)
 
     everyone = [node(f"n{index}") for index in range(4)]
-    async with operator(store, counting, everyone, discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, counting, everyone, discovery=True) as running:
+        await settled(running)
         before = len(seen)
-        corridor.lose_node(node("n3"))
-        await settled(corridor)
+        running.cache.lose(node("n3"))
+        await settled(running)
         pool = pools_of(store)["h100-sxm"]
         assert (pool["spec"]["maxNodes"], pool["status"]["nodes"]) == (4, 3)
         assert condition(pool, "ScaledDown")["status"] == "True"
         for index in range(3):
-            corridor.lose_node(node(f"n{index}"))
-        await settled(corridor)
+            running.cache.lose(node(f"n{index}"))
+        await settled(running)
         assert condition(pools_of(store)["h100-sxm"], "Ready")["reason"] == "NoNodesNow"
         assert len(seen) == before
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "TooFewNodes"
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised", "it is priced as if it had its nodes"
-        corridor.see_node(everyone[0])
-        await settled(corridor)
+        running.cache.see(everyone[0])
+        await settled(running)
         assert len(seen) == before
 
 
@@ -151,34 +152,34 @@ async def test_nodes_that_stay_away_are_forgotten_and_empty_pools_withdrawn() ->
     store = Store()
     store.clock_s = 1_800_000_000.0
     other = node("a1", A100)
-    async with operator(store, nodes=[node("n1"), node("n2"), other], discovery=True) as corridor:
-        await settled(corridor)
-        corridor.lose_node(node("n2"))
-        corridor.lose_node(node("a1"))
-        await settled(corridor)
+    async with operator(store, nodes=[node("n1"), node("n2"), other], discovery=True) as running:
+        await settled(running)
+        running.cache.lose(node("n2"))
+        running.cache.lose(node("a1"))
+        await settled(running)
         assert set(pools_of(store)) == {"h100-sxm", "a100-80"}
     store.clock_s += 86_401
-    async with operator(store, nodes=[node("n1")], discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
+        await settled(running)
         assert set(pools_of(store)) == {"h100-sxm"}
         pool = pools_of(store)["h100-sxm"]
         assert pool["spec"]["maxNodes"] == 1 and condition(pool, "ScaledDown")["status"] == "False"
     writes = len(store.writes)
-    async with operator(store, nodes=[node("n1")], discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
+        await settled(running)
     assert len(store.writes) == writes
 
 
 async def test_a_user_takes_a_pool_over_by_editing_it() -> None:
     store = Store()
-    async with operator(store, discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, discovery=True) as running:
+        await settled(running)
         found = pools_of(store)["h100-sxm"]
         edited = {**found, "spec": {**found["spec"], "price": {"perGpuHour": 1.5}}}
-        corridor.see(store.put(f"{POOLS}/h100-sxm", edited))
-        await settled(corridor)
-        corridor.see_node(node("n2"))
-        await settled(corridor)
+        running.cache.see(store.put(f"{POOLS}/h100-sxm", edited))
+        await settled(running)
+        running.cache.see(node("n2"))
+        await settled(running)
         found = pools_of(store)["h100-sxm"]
         assert found["spec"] == edited["spec"], "maxNodes stays as the user left it"
         assert found["status"]["summary"]["origin"] == "User"
@@ -187,8 +188,8 @@ async def test_a_user_takes_a_pool_over_by_editing_it() -> None:
 
 async def test_a_users_edit_wins_a_race() -> None:
     store = Store()
-    async with operator(store, discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, discovery=True) as running:
+        await settled(running)
         late: list[dict[str, Any]] = []
 
         def edit(path: str) -> None:
@@ -197,10 +198,10 @@ async def test_a_users_edit_wins_a_race() -> None:
             late.append(store.put(f"{POOLS}/h100-sxm", {**found, "spec": {**found["spec"], "maxNodes": 7}}))
 
         store.before_write = edit
-        corridor.see_node(node("n2"))
+        running.cache.see(node("n2"))
         await asyncio.sleep(0.1)
-        corridor.see(late[0])
-        await settled(corridor)
+        running.cache.see(late[0])
+        await settled(running)
         assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
         assert pools_of(store)["h100-sxm"]["status"]["summary"]["origin"] == "User"
 
@@ -220,22 +221,22 @@ async def test_a_pool_that_a_user_creates_at_the_same_time_is_theirs() -> None:
         late.append(store.put(f"{POOLS}/h100-sxm", mine))
 
     store.before_write = create
-    async with operator(store, discovery=True) as corridor:
+    async with operator(store, discovery=True) as running:
         await asyncio.sleep(0.1)
-        corridor.see(late[0])
-        await settled(corridor)
+        running.cache.see(late[0])
+        await settled(running)
     theirs = pools_of(store)["h100-sxm"]["spec"]
     assert theirs == {"selector": {"rack": "7"}, "price": {"perGpuHour": 2.0}, "gpu": {"name": "h100-sxm"}}
 
 
 async def test_a_users_pool_over_the_same_nodes_ends_the_discovered_one() -> None:
     store = Store()
-    async with operator(store, discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, discovery=True) as running:
+        await settled(running)
         spec = {"selector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
         mine = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
-        corridor.see(store.put(f"{POOLS}/mine", mine))
-        await settled(corridor)
+        running.cache.see(store.put(f"{POOLS}/mine", mine))
+        await settled(running)
         assert ("delete", f"{POOLS}/h100-sxm") in store.writes
     assert set(pools_of(store)) == {"mine"}
 
@@ -244,39 +245,37 @@ async def test_nothing_is_written_down_from_half_a_list() -> None:
     store = Store()
     store.counts["/api/v1/nodes"] = {"metadata": {"continue": "x", "remainingItemCount": 6}, "items": [{}]}
     store.put(f"{JOBS}/a", job())
-    async with operator(store, nodes=[node("n1")], discovery=True) as corridor:
-        corridor._is_listed = False
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
         for index in range(2, 8):
             await asyncio.sleep(0.03)
-            assert store.writes == [] and corridor.unready() is not None
-            corridor.see_node(node(f"n{index}"))
-        await settled(corridor)
+            assert store.writes == [] and running.unready() is not None
+            running.cache.see(node(f"n{index}"))
+        await settled(running)
         assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
     assert pools_of(store)["h100-sxm"]["spec"]["maxNodes"] == 7
     assert ("apply", f"{POOLS}/h100-sxm") in store.writes
 
 
 async def test_nodes_that_nobody_counts_are_all_there_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile, "UNCOUNTED_PAUSE_S", 0.2)
+    monkeypatch.setattr(lists, "UNCOUNTED_PAUSE_S", 0.2)
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store, node_selector="gpu=true") as corridor:
-        corridor._is_listed = False
+    async with operator(store, node_selector="gpu=true") as running:
         await asyncio.sleep(0.1)
-        assert corridor.unready() is not None
-        await settled(corridor)
-        assert corridor.unready() is None
+        assert running.unready() is not None
+        await settled(running)
+        assert running.unready() is None
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
 async def test_unknown_accelerators_are_an_event_said_once() -> None:
     store = Store()
     strange = [node(f"z{index}", "NVIDIA-Z900") for index in range(3)]
-    async with operator(store, nodes=strange) as corridor:
-        await settled(corridor)
-        corridor.see_node(node("n1"))
-        await settled(corridor)
-        value = corridor.metrics.registry.get_sample_value
+    async with operator(store, nodes=strange) as running:
+        await settled(running)
+        running.cache.see(node("n1"))
+        await settled(running)
+        value = running.metrics.registry.get_sample_value
         assert value("tilecast_unknown_accelerator_nodes", {"reason": "UnknownAccelerator"}) == 3
     (event,) = store.events.values()
     assert (event["reason"], event["type"]) == ("UnknownAccelerator", "Warning")
@@ -295,29 +294,29 @@ async def test_unknown_accelerators_are_an_event_said_once() -> None:
 async def test_a_started_job_keeps_its_forecast(annotation: dict[str, str], frozen_at: str | None) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
         found = store.objects[f"{JOBS}/a"]
         metadata = {**found["metadata"], "annotations": {**found["metadata"]["annotations"], **annotation}}
-        corridor.see(store.put(f"{JOBS}/a", {**found, "metadata": metadata}))
-        await settled(corridor)
+        running.cache.see(store.put(f"{JOBS}/a", {**found, "metadata": metadata}))
+        await settled(running)
         frozen = store.objects[f"{JOBS}/a"]["status"]
         assert frozen["forecast"]["frozenAt"] == (frozen_at or frozen["forecast"]["frozenAt"])
         same = {key: value for key, value in found["status"]["recommendation"].items() if key != "fitsNow"}
         assert frozen["recommendation"] == same, "what is free does not matter to it any more"
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "JobStarted"
         store.writes.clear()
-        corridor.see_node(node("a1", "NVIDIA-A100-SXM4-40GB"))
+        running.cache.see(node("a1", "NVIDIA-A100-SXM4-40GB"))
         changed = job(training={"sequenceLength": 2048, "globalBatchSize": 32})["spec"]
-        corridor.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": changed}))
-        await settled(corridor)
+        running.cache.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": changed}))
+        await settled(running)
         after = store.objects[f"{JOBS}/a"]["status"]
         assert after["recommendation"] == frozen["recommendation"] and after["forecast"] == frozen["forecast"]
         assert (after["observedGeneration"], len(store.writes)) == (2, 1)
         thawed = {**store.objects[f"{JOBS}/a"]}
         thawed["metadata"] = {**thawed["metadata"], "annotations": {"mine": "stays"}}
-        corridor.see(store.put(f"{JOBS}/a", thawed))
-        await settled(corridor)
+        running.cache.see(store.put(f"{JOBS}/a", thawed))
+        await settled(running)
         after = store.objects[f"{JOBS}/a"]["status"]
         assert "forecast" not in after and after["recommendation"]["pool"] == "a100-40"
 
@@ -327,13 +326,13 @@ async def test_a_job_that_has_started_before_it_was_seen_is_advised_once() -> No
     body = job()
     body["metadata"]["annotations"]["tilecast.dev/started"] = "true"
     store.put(f"{JOBS}/a", body)
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert store.objects[f"{JOBS}/a"]["status"]["forecast"]["frozenAt"].endswith("Z")
     assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"][POOL] == "h100-sxm"
     writes = len(store.writes)
-    async with operator(store) as corridor:
-        await settled(corridor)
+    async with operator(store) as running:
+        await settled(running)
     assert len(store.writes) == writes == 2
 
 
@@ -346,16 +345,16 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
         seen.append(asked.name)
         return on_first_pool(asked, pools)
 
-    async with operator(store, counting, [node("n1"), node("n2")], discovery=True) as corridor:
-        await settled(corridor)
+    async with operator(store, counting, [node("n1"), node("n2")], discovery=True) as running:
+        await settled(running)
         first = store.objects[f"{JOBS}/a"]
         assert condition(first, "CapacityAvailable")["reason"] == "NotObserved"
         assert (
             "fitsNow" not in first["status"]["summary"] and "free" not in pools_of(store)["h100-sxm"]["status"]["gpus"]
         )
         store.writes.clear()
-        corridor.see_pods({})
-        await settled(corridor)
+        running.see_pods({})
+        await settled(running)
         found = store.objects[f"{JOBS}/a"]
         assert condition(found, "CapacityAvailable")["status"] == "True"
         assert found["status"]["summary"]["fitsNow"] == "yes" and found["status"]["recommendation"]["fitsNow"] is True
@@ -363,16 +362,16 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
         assert found["status"]["inputsHash"] == first["status"]["inputsHash"] and len(seen) == 2
         assert sorted(path for _, path in store.writes) == [f"{POOLS}/h100-sxm/status", f"{JOBS}/a/status"]
         store.writes.clear()
-        corridor.see_pods({"elsewhere": 8})
-        await settled(corridor)
+        running.see_pods({"elsewhere": 8})
+        await settled(running)
         assert store.writes == []
-        corridor.see_pods({"n1": 1})
-        await settled(corridor)
+        running.see_pods({"n1": 1})
+        await settled(running)
         found = store.objects[f"{JOBS}/a"]
         assert condition(found, "CapacityAvailable")["reason"] == "GpusInUse", "two whole nodes are needed"
         assert found["status"]["summary"]["fitsNow"] == "no"
-        corridor.see_pods(None)
-        await settled(corridor)
+        running.see_pods(None)
+        await settled(running)
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "NotObserved"
     assert len(store.events) == 1, "an Event is for advice that changes"
 
@@ -393,21 +392,21 @@ async def test_kueues_quotas_say_what_is_free_before_pods_do() -> None:
     store.put(f"{JOBS}/a", job())
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {"nodeLabels": labels}}
-    async with operator(store, nodes=[node("n1"), node("n2")], discovery=True) as corridor:
-        corridor.see_pods({"n1": 8})
-        corridor.see_kueue(flavor)
-        corridor.see_kueue(cluster_queue("team-a", 8, 0))
-        corridor.see_kueue(cluster_queue("team-b", 8, 0))
-        await settled(corridor)
+    async with operator(store, nodes=[node("n1"), node("n2")], discovery=True) as running:
+        running.see_pods({"n1": 8})
+        running.cache.see(flavor)
+        running.cache.see(cluster_queue("team-a", 8, 0))
+        running.cache.see(cluster_queue("team-b", 8, 0))
+        await settled(running)
         pool = pools_of(store)["h100-sxm"]["status"]
         assert (pool["gpus"]["free"], pool["kueueFlavor"]) == (16, "h100")
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["status"] == "True"
-        corridor.see_kueue(cluster_queue("team-b", 8, 3))
-        await settled(corridor)
+        running.cache.see(cluster_queue("team-b", 8, 3))
+        await settled(running)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 13
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "GpusInUse"
-        corridor.lose_kueue(flavor)
-        await settled(corridor)
+        running.cache.lose(flavor)
+        await settled(running)
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 8, "then the pods say it"
 
 
@@ -422,9 +421,9 @@ def test_a_pod_holds_what_its_containers_do_together_or_its_largest_init_contain
         return {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
 
     pod = {"spec": {"containers": [container("2"), container(1), {}], "initContainers": [container("4")]}}
-    assert capacity.requested(pod) == 4
-    assert capacity.requested({"spec": {"containers": [container("2"), container("8")]}}) == 10
-    assert capacity.requested({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
+    assert free_gpus.requested(pod) == 4
+    assert free_gpus.requested({"spec": {"containers": [container("2"), container("8")]}}) == 10
+    assert free_gpus.requested({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
 
 
 async def test_a_watch_that_lost_objects_is_unhealthy() -> None:
@@ -433,12 +432,12 @@ async def test_a_watch_that_lost_objects_is_unhealthy() -> None:
     nodes_path, jobs_path = "/api/v1/nodes", "/apis/tilecast.dev/v1alpha1/trainingjobs"
     store.counts[nodes_path] = {"metadata": {"continue": "x", "remainingItemCount": 0}, "items": [{}]}
     store.counts[jobs_path] = {"metadata": {"continue": "x", "remainingItemCount": 1}, "items": [{}]}
-    async with operator(store, watch_check_s=0.01, stall_s=0.05) as corridor:
+    async with operator(store, watch_check_s=0.01, stall_s=0.05) as running:
         await asyncio.sleep(0.3)
-        assert corridor.unhealthy() == ("the watch of trainingjobs is stale: the API server has 2 objects, 1 were seen")
+        assert running.unhealthy() == ("the watch of trainingjobs is stale: the API server has 2 objects, 1 were seen")
         store.counts[jobs_path] = {"metadata": {}, "items": [{}]}
         await asyncio.sleep(0.1)
-        assert corridor.unhealthy() is None
+        assert running.unhealthy() is None
 
 
 def pool_at(price: float, name: str = "h100-sxm") -> Pool:
@@ -512,16 +511,16 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
 
     store.put(f"{POOLS}/h", mine("h", "NVIDIA-H100-80GB-HBM3", 3.0))
     store.put(f"{POOLS}/a", mine("a", A100, 3.0))
-    async with operator(store, advise, both) as corridor:
-        await settled(corridor, 30)
+    async with operator(store, advise, both) as running:
+        await settled(running, 30)
         first = store.objects[f"{JOBS}/a"]["status"]
         names = {item["pool"]: item["costPer1000Steps"] for item in first["alternatives"]}
         best, other = sorted(names, key=lambda name: names[name])
         product = {"h": "NVIDIA-H100-80GB-HBM3", "a": A100}[other]
         level = 3.0 * names[best] / names[other]
         for share, wanted in ((0.99, best), (0.9, other)):
-            corridor.see(store.put(f"{POOLS}/{other}", mine(other, product, level * share)))
-            await settled(corridor, 30)
+            running.cache.see(store.put(f"{POOLS}/{other}", mine(other, product, level * share)))
+            await settled(running, 30)
             now = store.objects[f"{JOBS}/a"]["status"]
             assert now["recommendation"]["pool"] == wanted, now["recommendation"]["reason"]
             assert now["inputsHash"] != first["inputsHash"]
@@ -530,7 +529,7 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
 
 def test_a_wrong_setting_is_one_line_on_standard_error() -> None:
     environment = {**os.environ, "TILECAST_WRITERS": "none"}
-    command = [sys.executable, "-m", "kopf", "run", "--standalone", "-m", "tilecast_operator.handlers"]
+    command = [sys.executable, "-m", "kopf", "run", "--standalone", "-m", "tilecast_operator.main"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: TILECAST_WRITERS: 'none' is not a whole number")
@@ -585,7 +584,7 @@ async def test_pods_are_listed_in_pages_watched_and_listed_again_when_too_late()
 
     runner, api = await serve(answer)
     told: list[dict[str, int] | None] = []
-    feed = PodFeed(api, lambda used: told.append(None if used is None else dict(used)))
+    feed = PodInformer(api, lambda used: told.append(None if used is None else dict(used)))
     task = asyncio.create_task(feed.run())
     try:
         async with asyncio.timeout(10):
@@ -608,7 +607,7 @@ async def test_pods_that_cannot_be_read_are_unknown_not_none() -> None:
 
     runner, api = await serve(answer)
     told: list[object] = []
-    task = asyncio.create_task(PodFeed(api, told.append).run())
+    task = asyncio.create_task(PodInformer(api, told.append).run())
     try:
         async with asyncio.timeout(10):
             while not told:
@@ -640,7 +639,7 @@ async def test_deletion_names_what_was_seen() -> None:
 
 
 WATCHED = """
-import kopf, tilecast_operator.handlers
+import kopf, tilecast_operator.main
 registry = kopf.get_default_registry()
 every = registry._watching.get_all_handlers()
 assert not registry._indexing.get_all_handlers(), "kopf wakes every object for each one that is indexed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,50 +15,61 @@ from advice_values import advice, offer, pool, refused
 from tilecast import constants, models, nodes
 from tilecast.advise import Advice, Request, advise
 from tilecast.api.gpu_pool import GPUPoolStatus
-from tilecast.api.status import TrainingJobStatus
+from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
 from tilecast.render import document, units
 from tilecast.spec import SpecError, Workload
-from tilecast_operator.capacity import Free
-from tilecast_operator.report import annotations as marks
-from tilecast_operator.report import events, pools, status
-from tilecast_operator.report.metrics import Metrics
-from tilecast_operator.report.status import Refusal, Verdict
+from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.cluster.documents import (
+    ADVICE_KEYS,
+    GPUS,
+    NODE_SELECTOR,
+    PARALLELISM,
+    POOL,
+    STEP_SECONDS,
+    Note,
+    event,
+)
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.free_gpus import Free
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.report import job_status, pools
+from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, note, size_bytes
 
-FREE = status.Fit("True", "GpusFree", "the GPUs are free now, as Kueue shows", True)
+FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
 NOW, LATER = "2026-01-02T03:04:05Z", "2027-01-02T03:04:05Z"
 TYPES = ["Ready", "RecommendationProvided", "LowConfidence", "CapacityAvailable", "Applied", "ObservationsAvailable"]
-VERDICTS: dict[str, Verdict] = {
+VERDICTS: dict[str, Answer] = {
     "advised": advice(),
     "nothing fits": advice(offers=(), baseline=None),
     "refused": refused(),
 }
 
 
-def whole(verdict: Verdict, is_off: bool = False) -> status.Status:
-    return status.status(verdict, 3, status.conditions(verdict, is_off, 3, NOW, (), FREE))
+def whole(verdict: Answer, is_off: bool = False) -> dict[str, Any]:
+    return job_status.status(verdict, 3, job_status.conditions(verdict, is_off, 3, NOW, (), FREE)).document()
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_every_status_satisfies_the_schema(verdict: Verdict) -> None:
+def test_every_status_satisfies_the_schema(verdict: Answer) -> None:
     TrainingJobStatus.model_validate(json.loads(json.dumps(whole(verdict), allow_nan=False)))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_every_condition_is_always_there(verdict: Verdict) -> None:
-    found = status.conditions(verdict, False, 3, NOW, (), FREE)
-    assert [item["type"] for item in found] == TYPES
-    assert {item["observedGeneration"] for item in found} == {3}
-    assert all(item["reason"].isalnum() and item["message"] for item in found)
+def test_every_condition_is_always_there(verdict: Answer) -> None:
+    found = job_status.conditions(verdict, False, 3, NOW, (), FREE)
+    assert [item.type for item in found] == TYPES
+    assert {item.observed_generation for item in found} == {3}
+    assert all(item.reason.isalnum() and item.message for item in found)
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
-    first = status.conditions(advice(), False, 1, NOW, (), FREE)
-    again = status.conditions(advice(), False, 2, LATER, first, FREE)
-    assert {item["lastTransitionTime"] for item in again} == {NOW}
-    fallen = {item["type"]: item for item in status.conditions(refused(), False, 2, LATER, first, FREE)}
-    assert fallen["Ready"]["lastTransitionTime"] == LATER
-    assert fallen["Applied"]["lastTransitionTime"] == NOW
+    first = job_status.conditions(advice(), False, 1, NOW, (), FREE)
+    again = job_status.conditions(advice(), False, 2, LATER, first, FREE)
+    assert {item.last_transition_time for item in again} == {NOW}
+    fallen = {item.type: item for item in job_status.conditions(refused(), False, 2, LATER, first, FREE)}
+    assert fallen["Ready"].last_transition_time == LATER
+    assert fallen["Applied"].last_transition_time == NOW
 
 
 def test_a_refusal_is_reason_and_message_and_nothing_else() -> None:
@@ -107,8 +119,10 @@ def test_what_is_not_known_is_absent() -> None:
 MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
 
 
-def low_confidence(verdict: Verdict) -> status.Status:
-    return next(item for item in status.conditions(verdict, False, 1, NOW, (), FREE) if item["type"] == "LowConfidence")
+def low_confidence(verdict: Answer) -> Condition:
+    return next(
+        item for item in job_status.conditions(verdict, False, 1, NOW, (), FREE) if item.type == "LowConfidence"
+    )
 
 
 @pytest.mark.parametrize("preset", ["llama-2-7b", "bert-large", "resnet-50", "vit-l-16"])
@@ -120,17 +134,17 @@ def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
         ratio = math.exp(factor * usual)
         ranged = offer(pool=pool(calibration=MEASURED), lower_s=8.2 / ratio, upper_s=8.2 * ratio)
         found = low_confidence(advice(request=asked, offers=(ranged,)))
-        assert (found["status"], found["reason"]) == (expected, "WideRange" if expected == "True" else "UsualRange")
-        assert ("widen it" in found["message"]) == (expected == "True")
-        assert f"family {family}" in found["message"] and advice().confidence in found["message"]
+        assert (found.status, found.reason) == (expected, "WideRange" if expected == "True" else "UsualRange")
+        assert ("widen it" in found.message) == (expected == "True")
+        assert f"family {family}" in found.message and advice().confidence in found.message
 
 
 def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> None:
     asked = Request("a-job", Workload(model=models.preset("llama-2-7b"), sequence_length=4096, global_batch=64))
-    assert low_confidence(advise(asked, [pool(max_nodes=1, calibration=MEASURED)]))["status"] == "False"
+    assert low_confidence(advise(asked, [pool(max_nodes=1, calibration=MEASURED)])).status == "False"
     unproven = low_confidence(advise(asked, [pool(max_nodes=1)]))
-    assert (unproven["status"], unproven["reason"]) == ("True", "FewObservations")
-    assert "0 of 3 runs" in unproven["message"]
+    assert (unproven.status, unproven.reason) == ("True", "FewObservations")
+    assert "0 of 3 runs" in unproven.message
 
 
 def test_a_free_pool_costs_nothing_and_says_so() -> None:
@@ -139,7 +153,7 @@ def test_a_free_pool_costs_nothing_and_says_so() -> None:
     assert found["recommendation"]["costPer1000Steps"] == 0
     TrainingJobStatus.model_validate(found)
     free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
-    said = pools.pool_status(nodes.pools([], [free]).found[0], 1, NOW, ())
+    said = pools.pool_status(nodes.pools([], [free]).found[0], 1, NOW, ()).document()
     assert said["summary"]["price"] == "0 USD" and "free" not in said["summary"]
 
 
@@ -153,7 +167,7 @@ def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
         }
         for name in ("a", "b")
     ]
-    said = pools.pool_status(nodes.pools(everyone).found[0], 1, NOW, ())
+    said = pools.pool_status(nodes.pools(everyone).found[0], 1, NOW, ()).document()
     assert said["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
     assert (said["nodes"], said["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
 
@@ -164,43 +178,50 @@ def test_lists_and_texts_stay_in_bounds() -> None:
     offers = tuple(offer(reason=long) for _ in range(50))
     for verdict in (advice(offers=offers, rejections=rejections), advice(offers=(), rejections=rejections)):
         TrainingJobStatus.model_validate(whole(verdict))
-    TrainingJobStatus.model_validate(whole(Refusal("InvalidSpec", long)))
+    TrainingJobStatus.model_validate(whole(Declined("InvalidSpec", long)))
 
 
 def test_annotations_name_the_plan_and_stay_small() -> None:
-    found = marks.advice_annotations(advice())
-    assert tuple(found) == marks.KEYS
-    assert found[marks.POOL] == "h100-sxm" and found[marks.GPUS] == "16"
-    assert json.loads(found[marks.NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    assert json.loads(found[marks.PARALLELISM])["tensor"] == 2
-    assert float(found[marks.STEP_SECONDS]) == 8.2
+    found = advice_annotations(advice())
+    assert tuple(found) == ADVICE_KEYS
+    assert found[POOL] == "h100-sxm" and found[GPUS] == "16"
+    assert json.loads(found[NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert json.loads(found[PARALLELISM])["tensor"] == 2
+    assert float(found[STEP_SECONDS]) == 8.2
     crowded = pool(node_selector={f"example.com/{'k' * 200}{i}": "v" * 63 for i in range(16)})
-    big = marks.advice_annotations(advice(offers=(offer(pool=crowded),)))
-    assert marks.size_bytes(found) < 1024 and marks.size_bytes(big) < marks.MAX_BYTES
+    big = advice_annotations(advice(offers=(offer(pool=crowded),)))
+    assert size_bytes(found) < 1024 and size_bytes(big) < MAX_BYTES
 
 
 @pytest.mark.parametrize("verdict", [VERDICTS["nothing fits"]])
 def test_no_recommendation_no_annotations(verdict: Advice) -> None:
-    assert marks.advice_annotations(verdict) == {}
+    assert advice_annotations(verdict) == {}
 
 
 def test_events_on_change_only() -> None:
-    summary = whole(advice())["summary"]
-    first = events.note(advice(), {}, summary)
+    summary = Summary.model_validate(whole(advice())["summary"])
+    first = note(advice(), Summary(), summary)
     assert first is not None and (first.type, first.reason) == ("Normal", "RecommendationUpdated")
-    assert events.note(advice(), summary, summary) is None
-    moved = events.note(advice(), {**summary, "pool": "t4", "plan": "dp4"}, summary)
+    assert note(advice(), summary, summary) is None
+    moved = note(advice(), summary.model_copy(update={"pool": "t4", "plan": "dp4"}), summary)
     assert moved is not None and "(was dp4 on 2x8 t4)" in moved.text
-    lost = events.note(refused(), summary, {"reason": "InvalidSpec"})
+    lost = note(refused(), summary, Summary(reason="InvalidSpec"))
     assert lost is not None and (lost.type, lost.reason) == ("Warning", "RecommendationUnavailable")
 
 
 def test_the_same_event_has_the_same_name() -> None:
-    note = events.Note("Normal", "RecommendationUpdated", "text")
-    first = events.event(note, "ns", "job", "uid", "TrainingJob", NOW, "me")
-    again = events.event(note, "ns", "job", "uid", "TrainingJob", LATER, "another")
-    other = events.event(replace(note, text="other"), "ns", "job", "uid", "TrainingJob", NOW, "me")
-    assert first["metadata"]["name"] == again["metadata"]["name"] != other["metadata"]["name"]
+    first_note, about = Note("Normal", "RecommendationUpdated", "text"), Key("TrainingJob", "ns", "job")
+    first = event(first_note, about, "uid", NOW, "me")
+    again = event(first_note, about, "uid", LATER, "another")
+    other = event(replace(first_note, text="other"), about, "uid", NOW, "me")
+    assert first.metadata.name == again.metadata.name != other.metadata.name
+    assert first.document()["involvedObject"] == {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "namespace": "ns",
+        "name": "job",
+        "uid": "uid",
+    }
 
 
 @given(st.floats(min_value=1e-9, max_value=1e12))
@@ -220,7 +241,8 @@ def test_rounding_is_idempotent_and_close(value: float) -> None:
 
 def test_pool_status() -> None:
     found = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).found[0]
-    said = pools.pool_status(found, 2, NOW, ())
+    first = pools.pool_status(found, 2, NOW, ())
+    said = first.document()
     GPUPoolStatus.model_validate(said)
     assert said["conditions"][0]["reason"] == "NoNodesNow"
     assert said["summary"] == {
@@ -234,7 +256,9 @@ def test_pool_status() -> None:
     assert [item["reason"] for item in said["conditions"]] == ["NoNodesNow", "FewerNodes", "NotObserved"]
     assert "free" not in said["gpus"], "what is not known is absent, not zero"
     assert said["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
-    wrong = pools.pool_status(SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, said["conditions"])
+    wrong = pools.pool_status(
+        SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, first.conditions
+    ).document()
     GPUPoolStatus.model_validate(wrong)
     assert wrong["conditions"][0]["lastTransitionTime"] == LATER
     assert wrong["conditions"][0]["message"] == "spec.gpu.name: unknown; write a known one"

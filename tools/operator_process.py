@@ -26,7 +26,7 @@ ARGUMENTS = (
     "--all-namespaces",
     "--log-format=json",
     "-m",
-    "tilecast_operator.handlers",
+    "tilecast_operator.main",
 )
 COMMAND = ("-m", "kopf", *ARGUMENTS)
 _SKEWED = """

@@ -9,31 +9,31 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from tilecast_operator.api import UNREACHABLE
+from tilecast_operator.cluster.api import UNREACHABLE
+from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.settings import Settings
-from tilecast_operator.view import Key
 
 log = logging.getLogger("tilecast")
 
 
-class Asking(Protocol):
-    """What is needed of the corridor."""
+class Sampled(Protocol):
+    """What is needed of the observations."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
         """Every job that may have a step, with its query."""
 
-    async def told(self, key: Key, answer: Any) -> None:
+    async def take_sample(self, key: Key, answer: Any) -> None:
         """Take the answer to a job's query."""
 
 
-async def poll(settings: Settings, corridor: Asking) -> None:
+async def poll(settings: Settings, observations: Sampled) -> None:
     """Ask for every job in each interval, for ever. A Prometheus that does not answer is asked again in the next."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while True:
             await asyncio.sleep(settings.prometheus_poll_s)
-            for key, query in corridor.queries():
+            for key, query in observations.queries():
                 try:
                     async with session.get(url, params={"query": query}) as response:
                         answer = await response.json(content_type=None)
@@ -41,7 +41,7 @@ async def poll(settings: Settings, corridor: Asking) -> None:
                         problem = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
                         log.warning("%s: Prometheus refuses its query: %s %s", key, response.status, problem)
                         continue
-                    await corridor.told(key, answer)
+                    await observations.take_sample(key, answer)
                 except (*UNREACHABLE, ValueError) as error:
                     log.warning("Prometheus does not answer: %s", error)
                     break

@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from tilecast_operator.observe import MAX_BODY_BYTES, Refused
+from tilecast_operator.observed.reports import MAX_BODY_BYTES, Refused
 
 BODY_S = 10.0
 """A report that takes longer to arrive is no report: whoever sends a byte a minute holds no connection."""

@@ -116,15 +116,9 @@ def _value(item: Field[Any], text: str) -> int | float | str | bool:
     try:
         value: int | float | str = kind(text)
     except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise SpecError(name, f"{text[:40]!r} is not {wanted}", item.metadata["text"]) from None
-    least = (
-        0
-        if item.name in ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
-        else 1
-        if kind is int
-        else 1e-3
-    )
+        expected = "a whole number" if kind is int else "a number"
+        raise SpecError(name, f"{text[:40]!r} is not {expected}", item.metadata["text"]) from None
+    least = 0 if item.name in _MAY_BE_NOTHING else 1 if kind is int else 1e-3
     if not isinstance(value, str) and not least <= value <= 1e9:
         raise SpecError(name, f"{text[:40]} is out of range", f"use {least} or more")
     return value

@@ -1,2 +1,1 @@
-"""An `Advice` as Kubernetes shows it: status, annotations, Events, metrics. Pure functions, but for the clock-free
-instruments of `metrics`."""
+"""An answer as Kubernetes shows it: status, annotations, Events. Pure functions."""

@@ -7,8 +7,10 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
+from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
@@ -83,6 +85,48 @@ def open_plan_field(name: str, **bounds: Any) -> Any:
     column = PLAN_COLUMNS[name]
     text = f"{column.description}; absent takes the fastest that fits."
     return Field(**{"ge": column.least, "default": None, "description": text, **bounds})
+
+
+class StatusModel(ApiModel):
+    """Base of what the operator writes: made by the names of its fields, and cut to what they allow."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    @classmethod
+    def within(cls, **values: Any) -> Self:
+        """The model of these values, texts and lists no longer than their fields allow; None and empty lists are left
+        out.
+
+        Args:
+            values: by the name or the alias of each field.
+        """
+        limits = _limits(cls)
+        kept = {key: value for key, value in values.items() if value is not None and value != []}
+        cut = {key: value[: limits[key]] if key in limits else value for key, value in kept.items()}
+        return cls.model_validate(cut)
+
+    def document(self) -> dict[str, Any]:
+        """The fields that were set, by their names on the wire."""
+        return self.model_dump(by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+@cache
+def _limits(schema: type[ApiModel]) -> Mapping[str, int]:
+    """Longest text or list of each field that has such a bound, by name and by alias."""
+    return {
+        key: bound.max_length
+        for name, field in schema.model_fields.items()
+        if field.annotation is not None and _is_sliceable(field.annotation)
+        for bound in field.metadata
+        if isinstance(bound, MaxLen)
+        for key in (name, str(field.alias))
+    }
+
+
+def _is_sliceable(annotation: Any) -> bool:
+    """Whether values are texts or lists."""
+    kinds = [get_origin(item) or item for item in (annotation, *get_args(annotation))]
+    return any(kind in (str, list) for kind in kinds) and dict not in kinds
 
 
 class Toleration(ApiModel):

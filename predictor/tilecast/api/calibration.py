@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
-from tilecast.api.base import ApiModel, check
+from tilecast.api.base import ApiModel, StatusModel, check
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
@@ -21,7 +21,7 @@ _PRECISIONS = "|".join(get_args(Precision))
 _SCALES = "|".join(name for _, name in SCALES)
 
 
-class RunRecord(ApiModel):
+class RunRecord(StatusModel):
     """A job that ran on the pool: what was forecast for the plan that ran, uncorrected, and what was measured."""
 
     uid: str = Field(min_length=1, max_length=64, description="UID of the job.")
@@ -35,7 +35,7 @@ class RunRecord(ApiModel):
     time: str = Field(max_length=32, description="When the last of them arrived, RFC 3339.")
 
 
-class CorrectionRecord(ApiModel):
+class CorrectionRecord(StatusModel):
     """What a group of runs makes of a forecast."""
 
     precision: str | None = Field(default=None, max_length=8, description="Precision; absent stands for all.")
@@ -47,7 +47,7 @@ class CorrectionRecord(ApiModel):
     observations: int = Field(ge=0, description="Reports of those runs.")
 
 
-class PoolCalibration(ApiModel):
+class PoolCalibration(StatusModel):
     """What the pool's own runs teach. Runs are the state, corrections follow from those of every pool."""
 
     corrections: list[CorrectionRecord] = Field(
@@ -58,7 +58,7 @@ class PoolCalibration(ApiModel):
     )
 
 
-class PoolError(ApiModel):
+class PoolError(StatusModel):
     """How far forecasts for the pool's runs lie off, (predicted - observed) / observed."""
 
     raw_ratio: float | None = Field(default=None, description="Median signed relative error of the raw forecasts.")
@@ -107,39 +107,39 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def records(runs: Iterable[Seen]) -> list[dict[str, Any]]:
+def records(runs: Iterable[Seen]) -> list[RunRecord]:
     """The newest runs of a pool as its status keeps them, oldest first."""
     newest = sorted(runs, key=lambda item: (item.time, item.uid))[-MAX_RUNS:]
     return [
-        {
-            "uid": item.uid,
-            "precision": item.run.precision,
-            "family": item.run.family,
-            "scale": item.run.scale,
-            "workload": item.run.workload,
-            "predictedSeconds": float(f"{item.run.predicted_s:.6g}"),
-            "observedSeconds": float(f"{item.run.observed_s:.6g}"),
-            "observations": item.run.observations,
-            "time": item.time,
-        }
+        RunRecord(
+            uid=item.uid,
+            precision=item.run.precision,
+            family=item.run.family,
+            scale=item.run.scale,
+            workload=item.run.workload,
+            predicted_seconds=float(f"{item.run.predicted_s:.6g}"),
+            observed_seconds=float(f"{item.run.observed_s:.6g}"),
+            observations=item.run.observations,
+            time=item.time,
+        )
         for item in newest
     ]
 
 
-def corrections(table: Calibration, gpu: str) -> list[dict[str, Any]]:
+def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
     """What holds on a GPU, without those of single workloads: the coarsest first."""
     chosen: Sequence[Correction] = [
         item for item in table.corrections if item.group[:1] == (gpu,) and len(item.group) < _WORKLOAD
     ]
     names = ("precision", "family", "scale")
     return [
-        {
+        CorrectionRecord.within(
             **dict(zip(names, item.group[1:], strict=False)),
-            "ratio": item.ratio,
-            "rangeFactor": item.width,
-            "runs": item.own,
-            "observations": item.observations,
-        }
+            ratio=item.ratio,
+            range_factor=item.width,
+            runs=item.own,
+            observations=item.observations,
+        )
         for item in sorted(chosen, key=lambda item: (len(item.group), item.group))[:MAX_CORRECTIONS]
     ]
 

@@ -16,7 +16,17 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, ApiModel, Toleration, ValidationRule, check, envelope
+from tilecast.api.base import (
+    API_VERSION,
+    GROUP,
+    MAX_GPUS,
+    ApiModel,
+    StatusModel,
+    Toleration,
+    ValidationRule,
+    check,
+    envelope,
+)
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.status import Condition
 from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links
@@ -222,7 +232,7 @@ class GPUPoolSpec(ApiModel):
     )
 
 
-class PoolGpus(ApiModel):
+class PoolGpus(StatusModel):
     """GPUs of the pool's nodes."""
 
     total: int = Field(ge=0, description="Physical GPUs.")
@@ -232,7 +242,7 @@ class PoolGpus(ApiModel):
     )
 
 
-class Fact(ApiModel):
+class Fact(StatusModel):
     """A value and where it came from."""
 
     value: str = Field(max_length=253, description="The value.")
@@ -241,7 +251,7 @@ class Fact(ApiModel):
     )
 
 
-class TopologyLevel(ApiModel):
+class TopologyLevel(StatusModel):
     """How the pool's nodes lie under one topology label."""
 
     key: str = Field(max_length=317, description="The node label.")
@@ -249,7 +259,7 @@ class TopologyLevel(ApiModel):
     largest: int = Field(ge=1, description="Nodes that share one value, at most.")
 
 
-class PoolSummary(ApiModel):
+class PoolSummary(StatusModel):
     """Flat strings for `kubectl get`."""
 
     gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
@@ -261,7 +271,7 @@ class PoolSummary(ApiModel):
     reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
 
 
-class GPUPoolStatus(ApiModel):
+class GPUPoolStatus(StatusModel):
     """What was found. Written by the operator only."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was read.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from tilecast.api.base import ApiModel, Toleration, plan_field
+from tilecast.api.base import StatusModel, Toleration, plan_field
 from tilecast.spec import Checkpointing, Precision
 
 
-class Condition(ApiModel):
+class Condition(StatusModel):
     """One aspect of the state, as Kubernetes writes it."""
 
     type: str = Field(max_length=64, description="What the condition is about.")
@@ -24,8 +24,19 @@ class Condition(ApiModel):
     reason: str = Field(min_length=1, max_length=64, description="Why, in one stable CamelCase word.")
     message: str = Field(max_length=1024, description="Why and what to do about it, in a sentence.")
 
+    @classmethod
+    def known(cls, found: object) -> list[Condition]:
+        """The conditions of a status, as far as they are some."""
+        known = []
+        for item in found if isinstance(found, list) else []:
+            try:
+                known.append(cls.model_validate(item))
+            except ValidationError:
+                continue
+        return known
 
-class Parallelism(ApiModel):
+
+class Parallelism(StatusModel):
     """How the job is split, in Megatron's words."""
 
     data: int = plan_field("data")
@@ -41,7 +52,7 @@ class Parallelism(ApiModel):
     sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 
 
-class StepSeconds(ApiModel):
+class StepSeconds(StatusModel):
     """The forecast of one optimizer step with its range."""
 
     target: float = Field(ge=0, description="The forecast.")
@@ -49,7 +60,7 @@ class StepSeconds(ApiModel):
     upper_bound: float = Field(ge=0, description="Upper end of the 90 % range.")
 
 
-class MemoryBytes(ApiModel):
+class MemoryBytes(StatusModel):
     """Memory of one GPU."""
 
     used: int = Field(ge=0, description="Peak that the plan cannot do without.")
@@ -63,7 +74,7 @@ class MemoryBytes(ApiModel):
     )
 
 
-class Alternative(ApiModel):
+class Alternative(StatusModel):
     """One plan in short."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
@@ -89,7 +100,7 @@ class Alternative(ApiModel):
     reason: str = Field(max_length=256, description="What decides its place.")
 
 
-class Recommendation(ApiModel):
+class Recommendation(StatusModel):
     """The best plan of all pools."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
@@ -130,7 +141,7 @@ class Recommendation(ApiModel):
     reason: str = Field(max_length=256, description="Why it is best.")
 
 
-class FrozenForecast(ApiModel):
+class FrozenForecast(StatusModel):
     """What became of the forecast when the job started, and what measured steps are held against."""
 
     frozen_at: str = Field(
@@ -152,7 +163,7 @@ class FrozenForecast(ApiModel):
     followed: bool | None = Field(default=None, description="Whether it runs as recommended.")
 
 
-class ObservedStep(ApiModel):
+class ObservedStep(StatusModel):
     """The measured step."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
@@ -169,14 +180,14 @@ class ObservedStep(ApiModel):
     annotation: str | None = Field(default=None, max_length=32, description="The annotation that was taken last.")
 
 
-class ErrorRatio(ApiModel):
+class ErrorRatio(StatusModel):
     """(predicted - observed) / observed: +0.3 is a forecast 30 % too slow."""
 
     raw_ratio: float = Field(description="Of the forecast before any correction.")
     calibrated_ratio: float = Field(description="Of the forecast as it was given.")
 
 
-class RejectedPool(ApiModel):
+class RejectedPool(StatusModel):
     """Why a pool has no plan."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
@@ -185,7 +196,7 @@ class RejectedPool(ApiModel):
     remedy: str = Field(max_length=512, description="The nearest change that would help.")
 
 
-class PassedOver(ApiModel):
+class PassedOver(StatusModel):
     """A plan that is not the recommendation: the best of another pool, or one step away."""
 
     subject: str = Field(max_length=32, description="What differs: the pool, or a dimension of the plan.")
@@ -200,14 +211,14 @@ class PassedOver(ApiModel):
     )
 
 
-class ModelVersion(ApiModel):
+class ModelVersion(StatusModel):
     """The predictor that made the forecast."""
 
     version: str = Field(max_length=64, description="Version of the utilization model.")
     sha256: str = Field(max_length=64, description="Digest of its file.")
 
 
-class Summary(ApiModel):
+class Summary(StatusModel):
     """Flat strings for `kubectl get`."""
 
     pool: str | None = Field(default=None, max_length=63, description="Recommended pool.")
@@ -230,7 +241,7 @@ class Summary(ApiModel):
     target: str | None = Field(default=None, max_length=253, description="The job this advice is for.")
 
 
-class TrainingJobStatus(ApiModel):
+class TrainingJobStatus(StatusModel):
     """The answer. Written by the operator only."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was advised.")

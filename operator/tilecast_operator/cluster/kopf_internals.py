@@ -1,8 +1,10 @@
-"""Watches that endure: they outlive errors, are listed anew now and then, and know what went missing meanwhile.
+"""The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
 
-The operator framework's own watch ends the process when the API server refuses a list or ends a watch in an error
-other than 410; it never tells of an object that was deleted while nobody watched; and it trusts the server to lose no
-event. Here objects are then listed anew, and a list tells by its gaps what is gone.
+Two things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
+ends a watch in an error other than 410; it never tells of an object that was deleted while nobody watched; and it
+trusts the server to lose no event. `enduring` takes its place: objects are then listed anew, and a list tells by its
+gaps what is gone. And its set of toggles wakes the task of every object for every object of the first list, which takes
+minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, TypeAlias
+
+from kopf._cogs.aiokits import aiotoggles
+from kopf._cogs.clients import errors, watching
 
 Event: TypeAlias = Any
 """A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
@@ -91,3 +96,34 @@ def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[st
     if uid not in known and body.get("kind") != "CustomResourceDefinition":
         names = {key: metadata[key] for key in ("name", "namespace", "uid") if key in metadata}
         known[uid] = {"apiVersion": body.get("apiVersion"), "kind": body.get("kind"), "metadata": names}
+
+
+FAILURES = (errors.APIError, watching.WatchingError, ValueError, RecursionError)
+"""What ends one watch and not the process."""
+
+
+class Toggles(aiotoggles.ToggleSet):
+    """Wakes those who wait for its state when the state changes."""
+
+    async def make_toggle(self, value: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
+        """A new toggle of the set."""
+        toggle = aiotoggles.Toggle(value, name=name, condition=self._condition)
+        await self._change(lambda: self._toggles.add(toggle))
+        return toggle
+
+    async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
+        """Take a toggle out of the set."""
+        await self._change(lambda: self._toggles.discard(toggle))
+
+    async def _change(self, act: Callable[[], None]) -> None:
+        async with self._condition:
+            before = self.is_on()
+            act()
+            if self.is_on() != before:
+                self._condition.notify_all()
+
+
+def install(relist_s: float) -> None:
+    """Put both in their places; `relist_s` is how long a list is trusted."""
+    watching.continuous_watch = enduring(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
+    aiotoggles.ToggleSet = Toggles  # type: ignore[misc]

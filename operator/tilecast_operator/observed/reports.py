@@ -1,8 +1,8 @@
 """Where measured step times come from, and which of them count.
 
-Four sources tell one `Report` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status. What
-they tell is believed if it could be the step of the plan that runs, and becomes part of a `Window`. The job's status
-keeps the newest reports of it, so that a restart forgets none.
+Four sources give one `StepReport` each: a training pod by HTTP, an annotation, a Prometheus, a TrainJob's own status.
+It counts if it could be the step of the plan that runs, and becomes part of a `Window`. The job's status keeps the
+newest reports of it, so that a restart forgets none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from string import Template
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from tilecast import calibration
-from tilecast.api.base import MAX_GPUS, check
-from tilecast.api.base import ApiModel as Door
+from tilecast.api.base import MAX_GPUS, ApiModel, check
+from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
+from tilecast.render.document import figures
 from tilecast.spec import SpecError, Stated
 
 AUDIENCE = "tilecast"
@@ -29,10 +30,11 @@ NODE_CLAIM = "authentication.kubernetes.io/node-name"
 """Where a TokenReview says on which node the pod of a bound token runs (Kubernetes 1.30)."""
 RECENT = 32
 """Reports that a median is of."""
+GROUP = 5
+"""Parts of a forecast's group."""
 FAR = 100.0
 """A step this many times longer or shorter than forecast is another unit, or another job."""
 MAX_BODY_BYTES = 16384
-SOURCES = ("put", "annotation", "prometheus", "trainJob")
 TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds")
 """Names under which a TrainJob's trainer may publish its step."""
 
@@ -47,7 +49,7 @@ class Refused(Exception):  # noqa: N818  (an answer, not a failure)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """One measured step in seconds, and what its source says of the run."""
 
     seconds: float
@@ -62,7 +64,7 @@ class Report:
     annotation: str | None = None
 
 
-class _Body(Door):
+class _Body(ApiModel):
     """What a training pod PUTs; see `tilecast_observe`."""
 
     step_seconds: float = Field(description="Median step.")
@@ -74,7 +76,7 @@ class _Body(Door):
     plan: BaselinePlan | None = None
 
 
-def from_body(body: bytes, node: str | None) -> Report:
+def from_body(body: bytes, node: str | None) -> StepReport:
     """The report in the body of a PUT, from a pod on that node.
 
     Raises:
@@ -93,7 +95,7 @@ def from_body(body: bytes, node: str | None) -> Report:
         one = check(_Body, found, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
-    return Report(
+    return StepReport(
         seconds=positive(one.step_seconds),
         source="put",
         steps=one.steps,
@@ -106,7 +108,7 @@ def from_body(body: bytes, node: str | None) -> Report:
     )
 
 
-def from_annotation(text: str) -> Report:
+def from_annotation(text: str) -> StepReport:
     """The report that `kubectl annotate` wrote.
 
     Raises:
@@ -116,10 +118,10 @@ def from_annotation(text: str) -> Report:
         seconds = float(text)
     except ValueError:
         raise Refused("invalid", 422, f"the annotation {text[:32]!r} is no number; write seconds above 0") from None
-    return Report(positive(seconds), "annotation", annotation=text[:32])
+    return StepReport(positive(seconds), "annotation", annotation=text[:32])
 
 
-def from_prometheus(answer: Any) -> Report | None:
+def from_prometheus(answer: Any) -> StepReport | None:
     """The report in the answer to an instant query; None where it has no sample. Of several series, one for each rank,
     the slowest counts, for all wait for it.
 
@@ -133,10 +135,10 @@ def from_prometheus(answer: Any) -> Report | None:
     except (KeyError, TypeError, ValueError):
         raise Refused("invalid", 422, "the query gives no instant vector; write one that gives seconds") from None
     known = [value for value in seconds if not math.isnan(value)]
-    return Report(positive(max(known)), "prometheus") if known else None
+    return StepReport(positive(max(known)), "prometheus") if known else None
 
 
-def from_trainer(status: Mapping[str, Any]) -> Report | None:
+def from_trainer(status: Mapping[str, Any]) -> StepReport | None:
     """The report in the status of a TrainJob (`status.trainerStatus.metrics`); None where it tells no step.
 
     Raises:
@@ -144,7 +146,7 @@ def from_trainer(status: Mapping[str, Any]) -> Report | None:
     """
     for name, value in trainer_metrics(status):
         try:
-            return Report(positive(float(value)), "trainJob")
+            return StepReport(positive(float(value)), "trainJob")
         except ValueError:
             raise Refused("invalid", 422, f"the metric {name} is no number") from None
     return None
@@ -219,76 +221,92 @@ class Window:
     recent: tuple[float, ...]
     samples: int
     time: str
-    latest: Report
+    latest: StepReport
 
     @classmethod
-    def of(cls, observed: Mapping[str, Any]) -> Window | None:
+    def of(cls, observed: ObservedStep | None) -> Window | None:
         """What the status of a job keeps of them; None where that is nothing."""
-        try:
-            recent = tuple(float(item) for item in observed["recentStepSeconds"])[-RECENT:]
-            latest = Report(
-                recent[-1],
-                str(observed["source"]),
-                peak_memory_bytes=observed.get("peakMemoryBytes"),
-                gpu=observed.get("gpu"),
-                node=observed.get("node"),
-                driver=observed.get("driver"),
-                annotation=observed.get("annotation"),
-            )
-            return cls(recent, max(int(observed["samples"]), len(recent)), str(observed["time"]), latest)
-        except (KeyError, TypeError, ValueError, IndexError):
+        if observed is None or not observed.recent_step_seconds:
             return None
+        recent = tuple(observed.recent_step_seconds)
+        latest = StepReport(
+            recent[-1],
+            observed.source,
+            peak_memory_bytes=observed.peak_memory_bytes,
+            gpu=observed.gpu,
+            node=observed.node,
+            driver=observed.driver,
+            annotation=observed.annotation,
+        )
+        return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
     @property
     def seconds(self) -> float:
         """The median of the newest reports, outliers left out."""
         return calibration.median(self.recent)
 
-    def ends_with(self, report: Report) -> bool:
+    def ends_with(self, report: StepReport) -> bool:
         """Whether this was the newest report, as far as the status of a job keeps it."""
-        return self.latest.source == report.source and _figures(self.recent[-1]) == _figures(report.seconds)
+        return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ObservedStep:
         """The same as `status.observed`."""
         latest = self.latest
-        found = {
-            "stepSeconds": _figures(self.seconds),
-            "samples": self.samples,
-            "source": latest.source,
-            "time": self.time,
-            "recentStepSeconds": [_figures(item) for item in self.recent],
-            "peakMemoryBytes": latest.peak_memory_bytes,
-            "gpu": None if latest.gpu is None else latest.gpu[:63],
-            "driver": None if latest.driver is None else latest.driver[:32],
-            "node": None if latest.node is None else latest.node[:253],
-            "annotation": latest.annotation,
-        }
-        return {key: value for key, value in found.items() if value is not None}
+        return ObservedStep.within(
+            step_seconds=figures(self.seconds),
+            samples=self.samples,
+            source=latest.source,
+            time=self.time,
+            recent_step_seconds=[figures(item) for item in self.recent],
+            peak_memory_bytes=latest.peak_memory_bytes,
+            gpu=latest.gpu,
+            driver=latest.driver,
+            node=latest.node,
+            annotation=latest.annotation,
+        )
 
 
-def added(window: Window | None, report: Report, now: str) -> Window:
+def added(window: Window | None, report: StepReport, now: str) -> Window:
     """The window with one report more. What a report does not say stays as it was said before."""
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
     names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
-    kept = {name: getattr(before, name) for name in names if getattr(report, name) is None}
+    missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
-    return Window(tuple(recent), window.samples + 1, now, replace(report, **kept))
+    return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))
 
 
-def errors(forecast: Mapping[str, Any], window: Window) -> dict[str, float]:
-    """`status.error` of a frozen forecast."""
-    return {
-        "rawRatio": error(forecast["rawSeconds"], window.seconds),
-        "calibratedRatio": error(forecast["stepSeconds"]["target"], window.seconds),
-    }
+class ScoredForecast(FrozenForecast):
+    """A frozen forecast that is complete: what measured steps are held against."""
+
+    pool: str
+    gpus: int
+    plan: str
+    raw_seconds: float
+    step_seconds: StepSeconds
+    group: list[str] = Field(min_length=GROUP)
+    followed: bool
+
+    @classmethod
+    def of(cls, frozen: FrozenForecast | None) -> ScoredForecast | None:
+        """What a status keeps; None where nothing was priced yet."""
+        try:
+            return None if frozen is None else cls.model_validate(frozen.document())
+        except ValidationError:
+            return None
+
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Pool, GPUs and plan: what tells one run of a job from another."""
+        return self.pool, self.gpus, self.plan
+
+    def errors(self, window: Window) -> ErrorRatio:
+        """`status.error`."""
+        raw, calibrated = (error(value, window.seconds) for value in (self.raw_seconds, self.step_seconds.target))
+        return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
 def error(predicted_s: float, observed_s: float) -> float:
     """The signed relative error, to four digits."""
     return round(float(calibration.relative_error(np.float64(predicted_s), np.float64(observed_s))), 4)
-
-
-def _figures(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tilecast import calibration
-from tilecast.api import calibration as kept
-from tilecast.api.calibration import MAX_RUNS, Seen
+from tilecast.api.calibration import MAX_RUNS, PoolCalibration, PoolError, Seen, corrections, records, seen
+from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import LEVELS, Calibration, Run
 from tilecast.spec import Floats
-from tilecast_operator.observe import Window
+from tilecast_operator.observed.reports import ScoredForecast, Window
 
 MAX_FIT = 512
 """Runs of all pools that are learnt from, the newest: the fit grows with their cube."""
@@ -21,23 +21,25 @@ MAX_FIT = 512
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The forecast that a job is held to, as `status.forecast`, and its measured steps."""
+    """The forecast that a job is held to, and its measured steps."""
 
-    forecast: Mapping[str, Any]
+    forecast: ScoredForecast
     window: Window
 
     @classmethod
-    def of(cls, status: Mapping[str, Any]) -> Score | None:
+    def of(cls, status: TrainingJobStatus | None) -> Score | None:
         """What the status of a job keeps; None where that is nothing."""
-        forecast, window = status.get("forecast") or {}, Window.of(status.get("observed") or {})
-        return cls(forecast, window) if window is not None and "rawSeconds" in forecast else None
+        if status is None:
+            return None
+        forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
+        return None if forecast is None or window is None else cls(forecast, window)
 
     def run(self) -> Run:
         """The same for calibration."""
-        gpu, precision, family, scale, workload = self.forecast["group"]
+        gpu, precision, family, scale, workload = self.forecast.group
         return Run(
-            self.forecast["pool"], gpu, precision, family, scale, workload,
-            self.forecast["rawSeconds"], self.window.seconds, self.window.samples,
+            self.forecast.pool, gpu, precision, family, scale, workload,
+            self.forecast.raw_seconds, self.window.seconds, self.window.samples,
         )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ class Learner:
     def recall(self, pool: str, status: Mapping[str, Any]) -> None:
         """Take note of the runs that the status of a pool keeps, where they are not known better."""
         gpu = (status.get("summary") or {}).get("gpu")
-        for item in kept.seen(pool, str(gpu), status) if gpu else []:
+        for item in seen(pool, str(gpu), status) if gpu else []:
             known = self._runs.get(item.uid)
             if known is None or known.time < item.time:
                 self._runs[item.uid] = item
@@ -80,18 +82,18 @@ class Learner:
         """The pools that have had runs."""
         return {item.run.pool for item in self._runs.values()}
 
-    def pool(self, name: str, gpu: str) -> dict[str, Any]:
-        """`calibration` and `error` of a pool's status; empty where it has had no run."""
+    def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
+        """`calibration` and `error` of a pool's status; None where it has had no run."""
         own = self._of(name)
         if not own:
-            return {}
-        found = {"calibration": {"corrections": kept.corrections(self.table, gpu), "runs": kept.records(own)}}
+            return None, None
+        found = PoolCalibration(corrections=corrections(self.table, gpu), runs=records(own))
         runs, errors = self._taught.runs, self._taught.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
-            return found
-        medians = {"rawRatio": _raw(runs)[mine], "calibratedRatio": errors[mine]}
-        return {**found, "error": {stage: round(float(np.median(column)), 4) for stage, column in medians.items()}}
+            return found, None
+        raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw(runs), errors))
+        return found, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def drifted(self, name: str) -> int:
         """How many of a pool's runs no longer count, because newer ones contradict them."""

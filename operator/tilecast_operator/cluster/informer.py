@@ -9,11 +9,11 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from tilecast_operator.api import ApiError
-from tilecast_operator.capacity import requested
+from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.free_gpus import requested
 
 log = logging.getLogger("tilecast")
 
@@ -26,21 +26,11 @@ PACE_S = 0.5
 """Between requests that ended as they may, so that a proxy which ends each at once is not flooded."""
 
 
-class Reader(Protocol):
-    """What is needed of an API client."""
-
-    async def get(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Read an object or a list."""
-
-    def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
-        """The lines of an answer that goes on."""
-
-
-class PodFeed:
+class PodInformer:
     """Reads pods until it is cancelled; calls `changed` with GPUs by node, or with None while they are not known."""
 
-    def __init__(self, reader: Reader, changed: Callable[[Mapping[str, int] | None], None]) -> None:
-        self._reader = reader
+    def __init__(self, api: Api, changed: Callable[[Mapping[str, int] | None], None]) -> None:
+        self._api = api
         self._changed = changed
         self._held: dict[str, tuple[str, int]] = {}
         """Node and GPUs of each pod that has some, by uid."""
@@ -66,7 +56,7 @@ class PodFeed:
         held: dict[str, tuple[str, int]] = {}
         query = {**QUERY, "limit": str(PAGE)}
         while True:
-            page = await self._reader.get(PATH, query)
+            page = await self._api.get(PATH, query)
             for pod in page.get("items") or ():
                 if gpus := requested(pod):
                     held[pod["metadata"]["uid"]] = (pod["spec"]["nodeName"], gpus)
@@ -84,7 +74,7 @@ class PodFeed:
         """
         query = {**QUERY, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
-        async for line in self._reader.lines(PATH, query, idle_s=WATCH_S + 30.0):
+        async for line in self._api.lines(PATH, query, idle_s=WATCH_S + 30.0):
             event = json.loads(line)
             pod = event.get("object") or {}
             if event.get("type") == "ERROR":

@@ -1,4 +1,4 @@
-"""What is kept of a watched object: enough to know what it should say and whether it already does.
+"""What the cache keeps of each kind of object: enough to know what it should say and whether it already does.
 
 There may be ten thousand of them, so that text is kept compressed and what can be compared by digest is.
 """
@@ -13,53 +13,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from tilecast.api import gpu_pool as gpupool
-from tilecast.api import training_job as trainingjob
-from tilecast.api.base import API_VERSION, GROUP, VERSION
-from tilecast_operator.report import annotations as marks
+from tilecast.api import gpu_pool
+from tilecast.api.base import API_VERSION
+from tilecast.api.fields import mapping
+from tilecast_operator.cluster.documents import ADVICE_KEYS, INPUT_KEYS
 
 Document: TypeAlias = Mapping[str, Any]
 
 MAX_INPUT = 64
 """A time or a number is no longer; an annotation may be of 256 KiB."""
 
-PLURALS = {trainingjob.KIND: "trainingjobs", gpupool.KIND: "gpupools"}
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """What a worker works on: one object, or all nodes at once."""
-
-    kind: str
-    namespace: str = ""
-    name: str = ""
-
-    @classmethod
-    def of(cls, body: Document) -> Key:
-        """The key of an object."""
-        metadata = body["metadata"]
-        return cls(str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"]))
-
-    @property
-    def path(self) -> str:
-        """Path of the object in the API."""
-        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"/apis/{GROUP}/{VERSION}{scope}/{PLURALS[self.kind]}/{self.name}"
-
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One object."""
+    """A TrainingJob or GPUPool."""
 
-    uid: str
     generation: int
-    resource_version: str
+    created: str
     packed_document: bytes
     """What it asks: apiVersion, kind, name and spec; of a GPUPool also what discovery noted in its metadata."""
     inputs: tuple[tuple[str, str], ...]
     """Annotations that users write for us."""
-    marks: bytes
-    """Digest of the annotations that we write."""
+    annotations_digest: bytes
+    """Of the annotations that we write."""
     digest: bytes
     """Of the status without its times."""
     packed_status: bytes
@@ -70,14 +46,11 @@ class View:
         metadata, status = body["metadata"], dict(body.get("status") or {})
         annotations = metadata.get("annotations") or {}
         return cls(
-            uid=metadata.get("uid", ""),
             generation=int(metadata.get("generation", 0)),
-            resource_version=str(metadata.get("resourceVersion", "")),
+            created=str(metadata.get("creationTimestamp", "")),
             packed_document=zlib.compress(canonical(_asked(body)), 1),
-            inputs=tuple(
-                sorted((key, str(annotations[key])[:MAX_INPUT]) for key in marks.INPUTS if key in annotations)
-            ),
-            marks=marks_digest({key: value for key, value in annotations.items() if key in marks.KEYS}),
+            inputs=tuple(sorted((key, str(annotations[key])[:MAX_INPUT]) for key in INPUT_KEYS if key in annotations)),
+            annotations_digest=annotations_digest(own_annotations(annotations)),
             digest=status_digest(status),
             packed_status=zlib.compress(canonical(status), 1),
         )
@@ -94,12 +67,6 @@ class View:
         found: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
         return found
 
-    def is_newer_than(self, other: View) -> bool:
-        """Whether this is a later state, be it of another object of the name; where that cannot be told, yes."""
-        ours, theirs = self.resource_version, other.resource_version
-        is_ordered = ours.isdigit() and theirs.isdigit()
-        return not is_ordered or int(ours) > int(theirs)
-
     def asks_as(self, other: View) -> bool:
         """Whether both ask the same."""
         return self.packed_document == other.packed_document and self.inputs == other.inputs
@@ -112,16 +79,43 @@ class View:
 def _asked(body: Document) -> dict[str, Any]:
     kind, metadata = str(body.get("kind", "")), body["metadata"]
     noted: dict[str, Any] = {"name": metadata["name"]}
-    if kind == gpupool.KIND:
-        for part, key in (("labels", gpupool.DISCOVERED), ("annotations", gpupool.DISCOVERY)):
+    if kind == gpu_pool.KIND:
+        for part, key in (("labels", gpu_pool.DISCOVERED), ("annotations", gpu_pool.DISCOVERY)):
             if key in (metadata.get(part) or {}):
                 noted[part] = {key: metadata[part][key]}
-    return {
-        "apiVersion": body.get("apiVersion", API_VERSION),
-        "kind": kind,
-        "metadata": noted,
-        "spec": body.get("spec"),
-    }
+    api_version = body.get("apiVersion", API_VERSION)
+    return {"apiVersion": api_version, "kind": kind, "metadata": noted, "spec": body.get("spec")}
+
+
+_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "labels", "annotations",
+    "ownerReferences",
+)  # fmt: skip
+
+
+def job_document(body: Document) -> Document:
+    """A job of another kind without what is not read of it."""
+    metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
+    head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
+    found: Document = json.loads(
+        json.dumps({**head, "spec": body.get("spec") or {}, "status": body.get("status") or {}}, default=dict)
+    )
+    return found
+
+
+def kueue_document(body: Document) -> Document:
+    """What is read of an object of Kueue."""
+    return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
+
+
+def labels(body: Document) -> Mapping[str, str]:
+    """The labels of an object."""
+    return dict(mapping(body["metadata"].get("labels")))
+
+
+def own_annotations(found: Mapping[str, str]) -> dict[str, str]:
+    """Those of an object's annotations that the operator writes."""
+    return {key: value for key, value in found.items() if key in ADVICE_KEYS}
 
 
 def status_digest(found: Document) -> bytes:
@@ -134,7 +128,7 @@ def status_digest(found: Document) -> bytes:
     return hashlib.sha256(canonical(bare)).digest()
 
 
-def marks_digest(found: Mapping[str, str]) -> bytes:
+def annotations_digest(found: Mapping[str, str]) -> bytes:
     """A digest of our annotations."""
     return hashlib.sha256(canonical(dict(found))).digest()
 
@@ -142,6 +136,15 @@ def marks_digest(found: Mapping[str, str]) -> bytes:
 def stamp(time_s: float) -> str:
     """Seconds since the epoch as Kubernetes writes times."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: object) -> float | None:
+    """Such a time in seconds since the epoch; None where the text is none."""
+    try:
+        found = datetime.fromisoformat(str(text)[:64])
+    except ValueError:
+        return None
+    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
 
 
 def canonical(value: object) -> bytes:

@@ -46,12 +46,12 @@ def requested(pod: Document) -> int:
     return max(sum(every[0]), max(every[1], default=0))
 
 
-@dataclass(slots=True)
-class Observed:
+@dataclass(frozen=True, slots=True)
+class Usage:
     """Everything that says what is free."""
 
-    queues: dict[str, Quotas] = field(default_factory=dict)
-    flavors: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    queues: Mapping[str, Quotas] = field(default_factory=dict)
+    flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None where pods are not read."""
 

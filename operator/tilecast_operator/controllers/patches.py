@@ -6,22 +6,21 @@ in between is never overwritten: the API server answers 409, and the patch is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from tilecast.api.fields import FieldChange as Change
-from tilecast.api.fields import Path
+from tilecast.api.fields import Document, FieldChange, Path
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, Job, Placement, selector, tolerated
 
-Document: TypeAlias = Mapping[str, Any]
 Operation: TypeAlias = dict[str, Any]
 
+NODE_SELECTOR = "nodeSelector"
 PLACED = "Placed"
 """Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says; any other is the reason why
 it was let go as it was."""
 
 
-def placing(document: Document, changes: Sequence[Change]) -> list[Operation]:
+def placing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
     """The patch that makes the changes; empty where there are none."""
     if not changes:
         return []
@@ -39,11 +38,11 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     """
     if not job.is_held:
         return []
-    marks = ("metadata", "annotations")
-    found = [_unchanged(document), _set((*marks, APPLIED), outcome)]
+    annotations = ("metadata", "annotations")
+    found = [_unchanged(document), _set((*annotations, APPLIED), outcome)]
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != ADVISOR)
-        found.append(_set((*marks, ADMISSION_GATES), left) if left else _remove((*marks, ADMISSION_GATES)))
+        found.append(_set((*annotations, ADMISSION_GATES), left) if left else _remove((*annotations, ADMISSION_GATES)))
     if job.is_suspended_for_us:
         found.append(_set(job.kind.suspend, False))
     return found
@@ -60,10 +59,10 @@ def admitting(workload: Document, job: Job, placement: Placement) -> list[Operat
             continue
         spec = (pod_set.get("template") or {}).get("spec") or {}
         path: Path = ("spec", "podSets", index, "template", "spec")
-        wanted: dict[str, Any] = {"nodeSelector": selector(pods, placement.node_selector)}
-        wanted["tolerations"] = tolerated(pods, placement.tolerations)
+        fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
+        fields["tolerations"] = tolerated(pods, placement.tolerations)
         found += [
-            _set((*path, key), value) for key, value in wanted.items() if (spec.get(key) or type(value)()) != value
+            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
         ]
     return [_unchanged(workload), *found] if found else []
 

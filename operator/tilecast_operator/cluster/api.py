@@ -17,7 +17,10 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from tilecast_operator.cluster.documents import delete_options
+
 FIELD_MANAGER = "tilecast-advisor"
+_MANAGED = {"fieldManager": FIELD_MANAGER}
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
@@ -90,16 +93,16 @@ class Api:
             ApiError: the API server refused.
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
-        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        query = _MANAGED | {"force": "true" if force else "false"}
         return await self._request("PATCH", path, document, query, _APPLY)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON patch (RFC 6902) of an object; returns it whole. Raises as `apply` does."""
-        return await self._request("PATCH", path, operations, {"fieldManager": FIELD_MANAGER}, _PATCH)
+        return await self._request("PATCH", path, operations, _MANAGED, _PATCH)
 
     async def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; raises as `apply` does."""
-        return await self._request("POST", path, document, {"fieldManager": FIELD_MANAGER}, "application/json")
+        return await self._request("POST", path, document, _MANAGED, "application/json")
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
@@ -107,9 +110,7 @@ class Api:
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
-        seen = {"uid": uid, "resourceVersion": resource_version}
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
-        return await self._request("DELETE", path, options, {}, "application/json")
+        return await self._request("DELETE", path, delete_options(uid, resource_version), {}, "application/json")
 
     async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """The lines of an answer that goes on, until the server ends it; raises as `apply` does.

@@ -1,0 +1,62 @@
+"""The answer to a job: an advice, or why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tilecast.advise import Advice
+from tilecast.nodes import NodesReport
+from tilecast.spec import SpecError
+
+MAX_MESSAGE = 1024
+INTERNAL_ERROR = "InternalError"
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Why there is no advice. `reason` is stable CamelCase, `message` says the problem and the remedy."""
+
+    reason: str
+    message: str
+
+
+Answer: TypeAlias = Advice | Declined
+
+
+def reason(answer: Answer) -> str:
+    """The one word that an answer comes down to, as in the Ready condition."""
+    if isinstance(answer, Declined):
+        return answer.reason
+    return "Advised" if answer.best else "NoFittingPlan"
+
+
+def message(answer: Answer) -> str:
+    """The sentence behind `reason`."""
+    if isinstance(answer, Declined):
+        return answer.message[:MAX_MESSAGE]
+    best = answer.best
+    if best is not None:
+        return f"{best.plan} on {best.nodes} x {best.gpus_per_node} of {best.pool.name}: {best.reason}"[:MAX_MESSAGE]
+    causes = [f"{item.pool}: {item.message}; {item.remedy}" for item in answer.rejections]
+    return ("no pool can run the job. " + " | ".join(causes))[:MAX_MESSAGE]
+
+
+def is_passing(answer: Answer) -> bool:
+    """Whether an answer is a failure of this process, which another try may not have."""
+    return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
+
+
+def internal_error(error: Exception) -> Declined:
+    """The answer where this process failed."""
+    return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
+
+
+def no_pools(report: NodesReport | None) -> Declined:
+    """The answer where no pool is known."""
+    if report is None:
+        return Declined("NoPools", "nodes are not read yet")
+    try:
+        return Declined("NoPools", f"{len(report.require())} pools")
+    except SpecError as error:
+        return Declined("NoPools", str(error))

@@ -1,0 +1,188 @@
+"""One store of every object that is watched, by kind, each with its uid and resource version.
+
+Events may come in any order, late, twice, or about an object of which another of the same name is there by now; here
+that is sorted out once. Controllers listen, and read; what they write comes back through `CacheTable.keep`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from tilecast import nodes
+from tilecast.api import gpu_pool, training_job
+from tilecast.jobs import JOB_KINDS
+from tilecast_operator.cluster import view
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.view import Document, View
+
+ValueT = TypeVar("ValueT")
+
+UNTIMED = ("Namespace",)
+"""Kinds that change too rarely for the time of the last event to mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[ValueT]):
+    """An object as it was seen last."""
+
+    uid: str
+    resource_version: str
+    value: ValueT
+
+    def is_newer_than(self, other: Stored[ValueT]) -> bool:
+        """Whether this is a later state, be it of another object of the name; where that cannot be told, yes."""
+        return _is_newer(self.resource_version, other.resource_version)
+
+
+Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | None], None]
+"""Told of a key what was there and what is there now; None is nothing."""
+
+
+class CacheTable(Generic[ValueT]):
+    """The objects of one kind, or of several that are read alike."""
+
+    def __init__(self, read: Callable[[Document], ValueT]) -> None:
+        self._read = read
+        self._objects: dict[Key, Stored[ValueT]] = {}
+        self._listeners: list[Listener[ValueT]] = []
+        self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
+        """Whether an object is of any use; others are forgotten at once."""
+        self.last_new_s = time.monotonic()
+        """When an object came that was not there before."""
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._objects))
+
+    def get(self, key: Key) -> Stored[ValueT] | None:
+        """The object of a key; None where there is none."""
+        return self._objects.get(key)
+
+    def values(self) -> Iterator[ValueT]:
+        """What is kept of every object."""
+        return (found.value for found in self._objects.values())
+
+    def items(self) -> Iterator[tuple[Key, ValueT]]:
+        """The same with their keys."""
+        return ((key, found.value) for key, found in self._objects.items())
+
+    def listen(self, listener: Listener[ValueT]) -> None:
+        """Call this whenever an object comes, changes or goes."""
+        self._listeners.append(listener)
+
+    def see(self, body: Document) -> None:
+        """Take note of an object that exists."""
+        key, known = Key.of(body), self._objects.get(Key.of(body))
+        if known is not None and not _is_newer(_version(body), known.resource_version):
+            return
+        now = self._stored(body)
+        is_kept = self.is_kept(key, now.value)
+        if known is not None and (known.uid != now.uid or not is_kept):
+            self._drop(key, known)
+            known = None
+        if not is_kept:
+            return
+        if known is None:
+            self.last_new_s = time.monotonic()
+        self._objects[key] = now
+        self._tell(key, known, now)
+
+    def lose(self, body: Document) -> None:
+        """Take note of an object that is gone, and not only one that had its name before."""
+        key = Key.of(body)
+        known = self._objects.get(key)
+        if known is not None and known.uid == str(body["metadata"].get("uid", known.uid)):
+            self._drop(key, known)
+
+    def forget(self, key: Key) -> None:
+        """Let go of an object that the API server does not have."""
+        if (known := self._objects.get(key)) is not None:
+            self._drop(key, known)
+
+    def keep(self, body: Document, *, is_new: bool = False) -> Stored[ValueT]:
+        """Take what the API server made of a write, and tell nobody; returns it.
+
+        Args:
+            body: the object.
+            is_new: whether it may be one that was not there; else one that is gone by now stays gone.
+        """
+        key, now = Key.of(body), self._stored(body)
+        known = self._objects.get(key)
+        if is_new if known is None else now.is_newer_than(known):
+            self._objects[key] = now
+        return now
+
+    def _stored(self, body: Document) -> Stored[ValueT]:
+        return Stored(str(body["metadata"].get("uid", "")), _version(body), self._read(body))
+
+    def _drop(self, key: Key, known: Stored[ValueT]) -> None:
+        del self._objects[key]
+        self._tell(key, known, None)
+
+    def _tell(self, key: Key, before: Stored[ValueT] | None, now: Stored[ValueT] | None) -> None:
+        for listener in self._listeners:
+            listener(key, before, now)
+
+
+class Cache:
+    """Every table. Belongs to one event loop.
+
+    Args:
+        seen: called with the plural of a kind at each event about it.
+    """
+
+    def __init__(self, seen: Callable[[str], None] = lambda resource: None) -> None:
+        self.seen = seen
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node)
+        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice)
+        """None is one that is of no use here, and counted all the same."""
+        self.pools: CacheTable[View] = CacheTable(View.of)
+        self.training_jobs: CacheTable[View] = CacheTable(View.of)
+        self.jobs: CacheTable[Document] = CacheTable(view.job_document)
+        self.namespaces: CacheTable[Any] = CacheTable(view.labels)
+        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
+        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)
+        self._tables: dict[str, CacheTable[Any]] = {
+            "Node": self.nodes,
+            "ResourceSlice": self.slices,
+            gpu_pool.KIND: self.pools,
+            training_job.KIND: self.training_jobs,
+            "Namespace": self.namespaces,
+            "LocalQueue": self.local_queues,
+            "ClusterQueue": self.cluster_queues,
+            "ResourceFlavor": self.flavors,
+            **dict.fromkeys(JOB_KINDS, self.jobs),
+        }
+
+    def see(self, body: Document) -> None:
+        """Take note of an object that exists."""
+        self._table(body).see(body)
+
+    def lose(self, body: Document) -> None:
+        """Take note of an object that is gone."""
+        self._table(body).lose(body)
+
+    def table(self, key: Key) -> CacheTable[Any]:
+        """The table that an object is in."""
+        return self._tables[key.kind]
+
+    def _table(self, body: Document) -> CacheTable[Any]:
+        kind = str(body["kind"])
+        if kind not in UNTIMED:
+            self.seen(KINDS[kind].plural)
+        return self._tables[kind]
+
+
+def _version(body: Document) -> str:
+    return str(body["metadata"].get("resourceVersion", ""))
+
+
+def _is_newer(ours: str, theirs: str) -> bool:
+    is_ordered = ours.isdigit() and theirs.isdigit()
+    return not is_ordered or int(ours) > int(theirs)

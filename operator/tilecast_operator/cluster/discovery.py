@@ -1,0 +1,46 @@
+"""What the API server serves, asked once."""
+
+from __future__ import annotations
+
+import json
+
+from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.cluster.kinds import KINDS
+
+
+class ServedApis:
+    """Groups and fields of the API. What is not served yet is asked for again."""
+
+    def __init__(self, client: Api) -> None:
+        self._client = client
+        self._versions: dict[str, str] = {}
+        self._has_field: dict[tuple[str, str], bool] = {}
+
+    async def version(self, group: str) -> str | None:
+        """The preferred version of an API group; None where it is not served."""
+        if group not in self._versions:
+            try:
+                found = await self._client.get(f"/apis/{group}")
+            except ApiError as error:
+                if error.status == 404:
+                    return None
+                raise
+            self._versions[group] = str(found["preferredVersion"]["version"])
+        return self._versions[group]
+
+    async def serves(self, kind: str) -> bool:
+        """Whether the version of a kind that we know is served."""
+        try:
+            await self._client.get(f"/apis/{KINDS[kind].api_version}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    async def has_field(self, kind: str, name: str) -> bool:
+        """Whether the schemas of a kind's group have a field of that name."""
+        if (kind, name) not in self._has_field:
+            found = await self._client.get(f"/openapi/v3/apis/{KINDS[kind].api_version}")
+            self._has_field[kind, name] = f'"{name}"' in json.dumps(found)
+        return self._has_field[kind, name]

@@ -1,0 +1,164 @@
+"""What the operator sends: the parts of objects that it applies, Events, and questions to the API server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tilecast.api import training_job
+from tilecast.api.base import API_VERSION, GROUP, StatusModel
+from tilecast_operator.cluster.kinds import KINDS, Key
+
+COMPONENT = f"{GROUP}/advisor"
+MAX_NOTE = 1024
+
+STARTED = f"{GROUP}/started"
+OBSERVED = f"{GROUP}/observed-step-seconds"
+INPUT_KEYS = (STARTED, OBSERVED)
+"""Annotations that are read: users, and what starts their jobs, write these."""
+
+
+class AdviceAnnotations(StatusModel):
+    """The annotations of an advised job: what a script or a person needs."""
+
+    node_type: str = Field(alias="tilecast.dev/recommended-node-type")
+    pool: str = Field(alias="tilecast.dev/recommended-pool")
+    node_selector: str = Field(alias="tilecast.dev/recommended-node-selector")
+    gpus: str = Field(alias="tilecast.dev/recommended-gpus")
+    parallelism: str = Field(alias="tilecast.dev/recommended-parallelism")
+    step_seconds: str = Field(alias="tilecast.dev/predicted-step-seconds")
+    confidence: str = Field(alias="tilecast.dev/prediction-confidence")
+    advice_hash: str = Field(alias="tilecast.dev/advice-hash", max_length=63)
+
+
+ADVICE_KEYS = tuple(str(field.alias) for field in AdviceAnnotations.model_fields.values())
+"""Every annotation that the operator writes as advice."""
+NODE_TYPE, POOL, NODE_SELECTOR, GPUS, PARALLELISM, STEP_SECONDS, CONFIDENCE, HASH = ADVICE_KEYS
+
+
+class Identity(StatusModel):
+    """Metadata of an object that is meant as it was seen."""
+
+    name: str
+    namespace: str | None = None
+    uid: str | None = None
+    resource_version: str | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Preconditions(StatusModel):
+    """The state of an object that a deletion is meant for."""
+
+    uid: str
+    resource_version: str
+
+
+class Fields(StatusModel):
+    """An object, or the part of it that is sent."""
+
+    api_version: str
+    kind: str
+    metadata: Identity | None = None
+    spec: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
+    preconditions: Preconditions | None = None
+
+
+class ObjectReference(StatusModel):
+    """The object that an Event is about."""
+
+    api_version: str
+    kind: str
+    namespace: str | None = None
+    name: str
+    uid: str
+
+
+class Event(StatusModel):
+    """An Event of the core group."""
+
+    api_version: Literal["v1"]
+    kind: Literal["Event"]
+    metadata: Identity
+    involved_object: ObjectReference
+    type: str
+    reason: str
+    message: str = Field(max_length=MAX_NOTE)
+    source: dict[str, str]
+    reporting_component: str
+    reporting_instance: str = Field(max_length=128)
+    first_timestamp: str
+    last_timestamp: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What an Event says."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    text: str
+
+
+def event(note: Note, about: Key, uid: str, now: str, instance: str) -> Event:
+    """The Event of a note. Its name is a digest of what it says, so that saying it twice creates it once. One about an
+    object without a namespace is in `default`, as the kubelet's are."""
+    text = note.text[:MAX_NOTE]
+    digest = hashlib.sha256("\n".join((uid, note.reason, text)).encode()).hexdigest()[:16]
+    return Event.within(
+        api_version="v1",
+        kind="Event",
+        metadata=Identity(name=f"{about.name[:200].rstrip('-.')}.{digest}", namespace=about.namespace or "default"),
+        involved_object=ObjectReference.within(
+            api_version=KINDS[about.kind].api_version,
+            kind=about.kind,
+            namespace=about.namespace or None,
+            name=about.name,
+            uid=uid,
+        ),
+        type=note.type,
+        reason=note.reason,
+        message=text,
+        source={"component": COMPONENT},
+        reporting_component=COMPONENT,
+        reporting_instance=instance,
+        first_timestamp=now,
+        last_timestamp=now,
+        count=1,
+    )
+
+
+def applied_fields(key: Key, identity: Mapping[str, Any], status: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document of a server-side apply.
+
+    Args:
+        key: of the object.
+        identity: the rest of its metadata, by the names of `Identity`.
+        status: its status, where that is what is applied.
+    """
+    metadata = Identity.within(name=key.name, namespace=key.namespace or None, **identity)
+    api_version = KINDS[key.kind].api_version
+    return Fields.within(api_version=api_version, kind=key.kind, metadata=metadata, status=status).document()
+
+
+def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
+    """What deletes an object only as it was seen."""
+    seen = Preconditions(uid=uid, resource_version=resource_version)
+    return Fields(api_version="v1", kind="DeleteOptions", preconditions=seen).document()
+
+
+def token_review(token: str, audience: str) -> dict[str, Any]:
+    """The question whose a token is."""
+    spec = {"token": token, "audiences": [audience]}
+    return Fields(api_version="authentication.k8s.io/v1", kind="TokenReview", spec=spec).document()
+
+
+def asking(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object of that name asks, as a TrainingJob."""
+    kind, metadata = training_job.KIND, Identity(name=name)
+    return Fields(api_version=API_VERSION, kind=kind, metadata=metadata, spec=dict(spec)).document()

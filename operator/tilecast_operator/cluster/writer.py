@@ -1,0 +1,119 @@
+"""Every write of the operator: counted, bounded, and for the object as it was seen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.documents import Note, applied_fields, event
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.view import Document
+
+log = logging.getLogger("tilecast")
+
+MOST_AT_ONCE = 16
+
+
+class Writer:
+    """Writes for all controllers. Belongs to one event loop.
+
+    Args:
+        client: of the API server.
+        cache: where what a write makes of an object is kept.
+        count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
+        now: the time as Kubernetes writes it.
+        instance: who writes, as Events say it.
+    """
+
+    def __init__(
+        self, client: Api, cache: Cache, count: Callable[[str, str], None], now: Callable[[], str], instance: str
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._count = count
+        self._now = now
+        self._instance = instance
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+
+    async def annotate(
+        self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
+    ) -> Stored[Any]:
+        """Apply our annotations, all of them, to an object as it was seen; returns the object.
+
+        Args:
+            key: of the object.
+            seen: the object.
+            annotations: ours.
+            is_conditional: whether a change by anybody else since then is a conflict.
+
+        Raises:
+            ApiError: among others 409, where the object has changed since: another operator may have said the same.
+        """
+        identity = {**_identity(seen, is_conditional), "annotations": dict(annotations)}
+        return self._cache.table(key).keep(await self.apply(key, applied_fields(key, identity)))
+
+    async def write_status(
+        self, key: Key, seen: Stored[Any], status: Mapping[str, Any], *, is_conditional: bool = True
+    ) -> Stored[Any]:
+        """Apply a whole status; as `annotate` otherwise."""
+        fields = applied_fields(key, _identity(seen, is_conditional), status)
+        return self._cache.table(key).keep(await self.apply(key, fields, "/status"))
+
+    async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
+        """Server-side apply of the fields of a document; returns the object. Raises as `annotate` does."""
+        resource = KINDS[key.kind].plural + subresource
+        return await self._counted(resource, self._client.apply(key.path + subresource, document, force=force))
+
+    async def patch(self, path: str, resource: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """JSON patch of an object; returns it."""
+        return await self._counted(resource, self._client.patch(path, operations))
+
+    async def delete(self, key: Key, seen: Stored[Any]) -> None:
+        """Delete an object, if it is still as it was seen."""
+        try:
+            await self._counted(KINDS[key.kind].plural, self._client.delete(key.path, seen.uid, seen.resource_version))
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def post(self, key: Key, uid: str, note: Note) -> bool:
+        """Create the Event of a note; one that is there already was said before. Returns whether it is there: an Event
+        that cannot be written is no reason to wait.
+
+        Raises:
+            ApiError: the API server is busy.
+        """
+        body = event(note, key, uid, self._now(), self._instance)
+        path = f"/api/v1/namespaces/{body.metadata.namespace}/events"
+        try:
+            await self._counted("events", self._client.create(path, body.document()))
+        except ApiError as error:
+            if error.status == 429 or error.status >= 500:
+                raise
+            if error.status == 409:
+                return True
+            log.warning("%s: Event not written: %s", key, error)
+            return False
+        return True
+
+    async def _counted(self, resource: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        outcome = "unreachable"
+        try:
+            async with self._slots:
+                found = await answer
+            outcome = "ok"
+            return found
+        except ApiError as error:
+            outcome = str(error.status)
+            raise
+        finally:
+            self._count(resource, outcome)
+
+
+def _identity(seen: Stored[Any], is_conditional: bool) -> dict[str, Any]:
+    version = seen.resource_version if is_conditional and seen.resource_version else None
+    return {"uid": seen.uid, "resource_version": version}

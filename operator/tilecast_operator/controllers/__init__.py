@@ -1,0 +1,1 @@
+"""One controller per concern: what it reads from the cache, what an object should say, what it writes."""

@@ -1,0 +1,134 @@
+"""Capacity: Kueue's quotas and the pods that run in; what is free of each pool, and which jobs that matters to, out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tilecast.api import gpu_pool
+from tilecast.jobs import kueue
+from tilecast.nodes import NodesReport
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.free_gpus import Free, Usage
+from tilecast_operator.report.job_status import Aspect, Fit
+
+CAPACITY = Key("Capacity")
+"""The key of everything that says what is free."""
+CAPACITY_HOLDS = 6
+"""What is said of a job's capacity stays for so many times `capacity_settle_s`."""
+
+NOTHING_TO_FIT = Fit(Aspect("Unknown", "NoRecommendation", "there is no plan that could start"))
+NOT_OBSERVED = Fit(
+    Aspect("Unknown", "NotObserved", "what is free is not read; install Kueue, or the chart with capacity.readPods")
+)
+STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast is frozen"))
+
+
+class Place(NamedTuple):
+    """Where a recommendation sends its job."""
+
+    pool: str
+    nodes: int
+    gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a job shows of its recommendation, and since when."""
+
+    place: Place
+    fit: Fit
+    since_s: float
+
+
+class Capacity:
+    """What is free now. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext) -> None:
+        self._context = context
+        self._report: NodesReport | None = None
+        self._nodes: dict[str, int] = {}
+        """How many nodes each pool has."""
+        self._used: Mapping[str, int] | None = None
+        self._free: dict[str, Free] = {}
+        self._shown: dict[Key, _Shown] = {}
+        context.runtime.register(CAPACITY.kind, self._reconcile)
+        context.cache.cluster_queues.listen(self._quota_changed)
+        context.cache.flavors.listen(self._quota_changed)
+
+    def see_pods(self, used: Mapping[str, int] | None) -> None:
+        """Take note of the GPUs that pods hold, by node; None where that is not known."""
+        self._used = used
+        self._due()
+
+    def use(self, report: NodesReport) -> None:
+        """Count for these pools from now on."""
+        self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.found}
+        self._read(report)
+
+    def free(self, pool: str) -> Free | None:
+        """What nobody uses of a pool; None where that is not known."""
+        return self._free.get(pool)
+
+    def fit(self, job: Key, place: Place | None) -> Fit:
+        """Whether a job's recommendation could start now; it is due again when that changes."""
+        if place is None:
+            self.forget(job)
+            return NOTHING_TO_FIT
+        fit, before = self._fit(place), self._shown.get(job)
+        if before is None or before.place != place:
+            since_s = -math.inf
+        else:
+            since_s = before.since_s if before.fit == fit else time.monotonic()
+        self._shown[job] = _Shown(place, fit, since_s)
+        return fit
+
+    def forget(self, job: Key) -> None:
+        """Let go of a job."""
+        self._shown.pop(job, None)
+
+    def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        self._due()
+
+    def _due(self) -> None:
+        self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
+
+    async def _reconcile(self, _: Key) -> None:
+        if self._report is not None:
+            self._read(self._report)
+
+    def _read(self, report: NodesReport) -> None:
+        """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
+        usage = Usage(
+            {key.name: kueue.quotas(found) for key, found in self._context.cache.cluster_queues.items()},
+            {key.name: kueue.node_labels(found) for key, found in self._context.cache.flavors.items()},
+            self._used,
+        )
+        by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
+        before, self._free = self._free, usage.free(report.found, by_name)
+        self._context.metrics.show_pools(report, self._free)
+        for name in before.keys() | self._free.keys():
+            if before.get(name) != self._free.get(name):
+                self._context.runtime.add(Key(gpu_pool.KIND, "", name))
+        for job, shown in self._shown.items():
+            if shown.fit != self._fit(shown.place):
+                # A pool on the brink of being full would else have every job of it written again each time.
+                hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
+                self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
+
+    def _fit(self, place: Place) -> Fit:
+        """Whether a recommendation could start now. It says no numbers, which would change by the minute."""
+        there, free = self._nodes.get(place.pool), self._free.get(place.pool)
+        if there is not None and place.nodes > there:
+            return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)
+        if there is None or free is None:
+            return NOT_OBSERVED
+        if free.fits(place.nodes, place.gpus_per_node):
+            return Fit(Aspect("True", "GpusFree", f"the GPUs are free now, as {free.source} shows"), True)
+        text = f"others use the GPUs now, as {free.source} shows; the job would wait"
+        return Fit(Aspect("False", "GpusInUse", text), False)

@@ -1,0 +1,145 @@
+"""The answer about a job of another kind: who asks for it, and what its pods, its queue and its runtime leave open."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+
+from tilecast import jobs
+from tilecast.api import training_job
+from tilecast.jobs import Job, candidates, kueue
+from tilecast.spec import SpecError
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.answer import Answer, Declined, no_pools
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.documents import asking
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.view import Document
+from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.requests import Requests, mode_of
+from tilecast_operator.controllers.runtime import SharedContext
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks for advice on a job, and what."""
+
+    question: Document
+    """A TrainingJob document."""
+    mode: training_job.Mode
+    by: str = ""
+    """Name of the TrainingJob; empty where the job asks by its label."""
+
+
+class JobAdvice:
+    """Answers about jobs of other kinds. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, requests: Requests) -> None:
+        self._context = context
+        self._advisor = advisor
+        self._pools = pools
+        self._requests = requests
+        self._runtimes: dict[str, tuple[float, Document | None]] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pools are known."""
+        return self._pools.report is not None
+
+    async def read(self, document: Document) -> Job:
+        """The job with what its runtime adds.
+
+        Raises:
+            SpecError: it is not shaped like its kind.
+        """
+        named = jobs.runtime_of(document)
+        return jobs.read(document, None if named is None else await self._training_runtime(document, *named))
+
+    def asked(self, key: Key, job: Job) -> Asked | Declined | None:
+        """What somebody asks about a job; None if nobody does."""
+        if job.annotations.get(jobs.IGNORE, "").lower() == "true":
+            return None
+        if (request := self._requests.first(key)) is not None:
+            name, document = request
+            return Asked(document, mode_of(document), name)
+        namespace = self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
+        if not job.is_enabled({} if namespace is None else namespace.value):
+            return None
+        try:
+            mode, spec = jobs.mode_of(job), jobs.described(job)
+        except SpecError as error:
+            return Declined("InvalidAnnotations", str(error))
+        return Asked(asking(key.name, spec), mode)
+
+    async def answer(self, job: Job, asked: Asked, *, is_placed: bool) -> tuple[Answer, candidates.Candidates | None]:
+        """The answer about a job, and the pools that it may use.
+
+        Args:
+            job: with what its runtime adds.
+            asked: who asks, and what.
+            is_placed: whether the job is to be placed, and not only advised.
+        """
+        question = await self._advisor.question(job.namespace, asked.question)
+        if isinstance(question.request, Declined):
+            refusal = question.request
+            return (refusal if asked.by else replace(refusal, message=jobs.in_words(refusal.message))), None
+        report = self._pools.report
+        if report is None or not report.pools:
+            return no_pools(report), None
+        try:
+            queue = self._queue(job)
+        except SpecError as error:
+            return Declined("QueueNotFound", str(error)), None
+        try:
+            jobs.require_gpus(job)
+            labels = [node.labels for node in self._context.cache.nodes.values() if node.gpus or node.other_devices]
+            found = candidates.candidates(job, report.pools, labels, queue, is_placed=is_placed)
+            request = candidates.request(question.request, job, found, is_placed=is_placed)
+        except SpecError as error:
+            return Declined("InvalidSpec", str(error)), None
+        usable = [item.pool for item in found.usable]
+        everything = repr((question.key, repr(request.constraints), repr(request.baseline), repr(usable)))
+        answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, found.pools)
+        if isinstance(answer, Declined):
+            return answer, None
+        return candidates.settled(answer, found), found
+
+    def _queue(self, job: Job) -> kueue.Queue | None:
+        """The job's queue, where Kueue manages it and is read.
+
+        Raises:
+            SpecError: the queue leads nowhere.
+        """
+        if not job.queue or not self._context.settings.read_kueue:
+            return None
+        objects = kueue.Objects(
+            {(key.namespace, key.name): found for key, found in self._context.cache.local_queues.items()},
+            {key.name: found for key, found in self._context.cache.cluster_queues.items()},
+            {key.name: found for key, found in self._context.cache.flavors.items()},
+        )
+        return kueue.queue(objects, job.namespace, job.queue)
+
+    async def _training_runtime(self, document: Document, kind: str, name: str) -> Document | None:
+        namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
+        path = f"/apis/{version}/clustertrainingruntimes/{name}"
+        if kind != "ClusterTrainingRuntime":
+            path = f"/apis/{version}/namespaces/{namespace}/trainingruntimes/{name}"
+        expires_s, found = self._runtimes.get(path, (0.0, None))
+        if time.monotonic() >= expires_s:
+            try:
+                found = await self._context.client.get(path)
+            except ApiError as error:
+                if error.status not in (403, 404):
+                    raise
+                found = None
+            self._runtimes[path] = (time.monotonic() + self._context.settings.config_map_poll_s, found)
+        return found
+
+
+def about(document: Document) -> Job:
+    """What is read of a job, without its pods where those cannot be read: it may hold a gate of ours all the same."""
+    try:
+        return jobs.read(document)
+    except SpecError:
+        return jobs.bare(document)

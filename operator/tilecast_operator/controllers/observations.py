@@ -1,0 +1,122 @@
+"""Observations: reports of measured steps in, from pods, annotations, Prometheus and TrainJobs; scores out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from tilecast.api import gpu_pool, training_job
+from tilecast.api.fields import value_at
+from tilecast.api.status import TrainingJobStatus
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.documents import OBSERVED
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import Document, View
+from tilecast_operator.controllers.pools import CALIBRATION, Pools
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.targets import Target
+from tilecast_operator.controllers.token_reviews import TokenReviews
+from tilecast_operator.observed import reports
+from tilecast_operator.observed.reports import Refused, StepReport
+
+log = logging.getLogger("tilecast")
+
+MOST_WAITS = 60
+"""A job with many reports says so every so many times `observe_settle_s`."""
+
+
+class Observations:
+    """Takes reports, each once. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, pools: Pools, scores: Scores, reviews: TokenReviews) -> None:
+        self._context = context
+        self._pools = pools
+        self._scores = scores
+        self._reviews = reviews
+        self._trainers: dict[Key, list[tuple[str, str]]] = {}
+        """What the TrainJob of each job said last."""
+
+    async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
+        """Take a report that a pod PUT.
+
+        Raises:
+            Refused: it does not count, and why.
+        """
+        try:
+            node = reports.reviewed(await self._reviews.of(token), namespace)
+            await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node))
+        except Refused as refused:
+            self._context.metrics.observations.labels("put", refused.outcome).inc()
+            raise
+
+    def queries(self) -> Iterator[tuple[Key, str]]:
+        """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
+        other, for ten thousand at once would keep everybody else waiting."""
+        for key in self._context.cache.training_jobs:
+            seen = self._context.cache.training_jobs.get(key)
+            best = None if seen is None else seen.value.status.get("recommendation")
+            if seen is None or not best:
+                continue
+            pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
+            sources = (seen.value.document, {} if pool is None else pool.value.document)
+            own = next((text for one in sources if (text := value_at(one, ("spec", "observationQuery")))), None)
+            yield key, reports.query(own or self._context.settings.prometheus_query, key.namespace, key.name)
+
+    async def take_sample(self, key: Key, answer: Any) -> None:
+        """Take what Prometheus answers to a job's query."""
+        try:
+            report = reports.from_prometheus(answer)
+            if report is not None:
+                await self._take(key, report)
+        except Refused as refused:
+            self._context.metrics.observations.labels("prometheus", refused.outcome).inc()
+            log.warning("%s: what Prometheus tells does not count: %s", key, refused)
+
+    async def look_at(self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None) -> None:
+        """Take what the annotations of a job and its target say of its step."""
+        text = dict(seen.value.inputs).get(OBSERVED, None if target is None else target.observed)
+        is_gone = target is not None and target.is_gone  # what it said stands
+        if text is None and not is_gone:
+            self._scores.withdraw(key, seen.uid)
+        if status.recommendation is None:
+            return
+        pools = self._pools.report
+        if (
+            not is_gone
+            and text is not None
+            and pools is not None
+            and await self._scores.annotated(key, seen, pools, text)
+        ):
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
+        if target is not None:
+            await self._take_trainer(key, target.trainer)
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job."""
+        self._trainers.pop(key, None)
+        self._scores.forget(key)
+
+    async def _take_trainer(self, key: Key, status: Document) -> None:
+        """Take what the status of a TrainJob says of the step of the job that names it, once for as long as it says the
+        same."""
+        metrics, before = reports.trainer_metrics(status), self._trainers.get(key)
+        if not metrics or before == metrics:
+            return
+        self._trainers[key] = metrics
+        try:
+            report, score = reports.from_trainer(status), self._scores.get(key)
+            # A process that has just begun may see what an earlier one took.
+            is_taken = report is not None and before is None and score is not None and score.window.ends_with(report)
+            if report is not None and not is_taken:
+                await self._take(key, report)
+        except Refused as refused:
+            self._context.metrics.observations.labels("trainJob", refused.outcome).inc()
+            log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
+
+    async def _take(self, key: Key, report: StepReport) -> None:
+        """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
+        score = await self._scores.take(key, self._context.cache.training_jobs.get(key), self._pools.report, report)
+        self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
+        self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)

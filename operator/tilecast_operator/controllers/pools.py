@@ -1,0 +1,225 @@
+"""Pools: nodes, ResourceSlices and GPUPools in; pools for every advice, and what each GPUPool says, out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tilecast import nodes
+from tilecast.api import gpu_pool
+from tilecast.api.gpu_pool import GPUPoolStatus
+from tilecast.api.status import Condition
+from tilecast.spec import SpecError
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.documents import Note, applied_fields
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.lists import ListCheck
+from tilecast_operator.cluster.view import View, seconds, status_digest
+from tilecast_operator.controllers.capacity import CAPACITY, Capacity
+from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.observed.learner import Learner, Taught
+from tilecast_operator.report.pools import pool_status
+
+log = logging.getLogger("tilecast")
+
+NODES = Key("Node")
+"""The key of everything that makes pools."""
+CALIBRATION = Key("Calibration")
+"""The key of everything that measured steps teach."""
+
+LEAST_WAIT_S = 0.01
+UNKNOWN = "UnknownAccelerator"
+
+
+class Pools:
+    """The pools there are. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck) -> None:
+        self._context = context
+        self.report: nodes.NodesReport | None = None
+        self.learner = Learner()
+        self._advisor = advisor
+        self._capacity = capacity
+        self._lists = lists
+        self._listeners: list[Callable[[], None]] = []
+        self._found: dict[str, nodes.FoundPool] = {}
+        self._expired: set[str] = set()
+        """Pools whose missing nodes count as gone."""
+        self._posted: set[str] = set()
+        """What Events said of unknown accelerators."""
+        self._is_dirty = False
+        context.cache.nodes.listen(self._node_changed)
+        context.cache.slices.listen(self._slice_changed)
+        context.cache.pools.listen(self._pool_changed)
+        context.runtime.register(NODES.kind, self._refresh)
+        context.runtime.register(CALIBRATION.kind, self._calibrate)
+        context.runtime.register(gpu_pool.KIND, self._describe, context.cache.pools.forget)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this whenever every advice may be another."""
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        """Take note that the pools may be others."""
+        self._is_dirty = True
+        self._context.runtime.add(NODES, self._context.settings.settle_s)
+
+    def _node_changed(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
+        if before is None or now is None:
+            self.changed()
+        elif before.value != now.value:
+            if before.value.schedulable != now.value.schedulable:
+                self._context.runtime.add(CAPACITY, self._context.settings.capacity_settle_s)
+            self.changed()
+
+    def _slice_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        if before is None or now is None or before.value != now.value:
+            self.changed()
+
+    def _pool_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+        if now is None:
+            self._context.runtime.forget(key)
+            self.changed()
+            return
+        if before is None:
+            self.learner.recall(key.name, now.value.status)
+        if before is None or not before.value.asks_as(now.value):
+            self.changed()
+        self._context.runtime.add(key)
+
+    async def _refresh(self, _: Key) -> None:
+        """Read the pools anew; where they differ, every job is due.
+
+        Not before everything is listed: half the nodes would be written down as pools that have lost the others.
+        """
+        try:
+            await self._advisor.warm_up()
+        except SpecError as error:
+            raise TryAgainError(str(error)) from None
+        if not await self._lists.is_complete():
+            self._context.runtime.add(NODES, max(self._context.settings.settle_s, LEAST_WAIT_S))
+            return
+        if self._is_dirty or self.report is None:
+            self._is_dirty = False
+            own = [view.document for view in self._context.cache.pools.values()]
+            slices = [item for item in self._context.cache.slices.values() if item]
+            every_node = list(self._context.cache.nodes.values())
+            try:
+                bare = await self._advisor.run(nodes.pools, every_node, own, slices, tuple(self._expired))
+            except Exception:
+                self._is_dirty = True
+                raise
+            if self.report is None:
+                await self._calibrate(CALIBRATION)
+            self._use(bare.calibrated(self.learner.table))
+        # Last, for an API server that takes no Event now must not keep anybody from the rest.
+        if self.report is not None:
+            await self._post_unknown(self.report)
+
+    def _use(self, report: nodes.NodesReport) -> None:
+        """Answer by these pools from now on."""
+        before, self.report = self.report, report
+        self._found = {item.pool.name: item for item in report.found}
+        self._advisor.use(report)
+        self._capacity.use(report)
+        known = {key.name for key in self._context.cache.pools}
+        self._add_pools({*self._found, *report.invalid, *report.obsolete, *known})
+        if before is not None and before.pools == report.pools and _reasons(before) == _reasons(report):
+            return
+        shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.found)
+        log.info("pools: %s", ", ".join(shapes) or "none")
+        for listener in self._listeners:
+            listener()
+
+    async def _calibrate(self, _: Key) -> None:
+        """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
+        if self.learner.adopt(await self._advisor.run(Taught.by, self.learner.ordered())):
+            self.changed()
+        self._add_pools(self.learner.pools())
+        self._context.metrics.show_calibration(self.learner)
+
+    def _add_pools(self, names: set[str]) -> None:
+        for name in names:
+            self._context.runtime.add(Key(gpu_pool.KIND, "", name))
+
+    async def _describe(self, key: Key) -> None:
+        """Write a pool down that discovery found, say of any what became of it, and take back what is obsolete."""
+        report, seen = self.report, self._context.cache.pools.get(key)
+        if report is None:  # all are due once the nodes are read
+            return
+        if key.name in report.obsolete:
+            if seen is not None and self._context.settings.discovery:
+                await self._context.writer.delete(key, seen)
+                self._expired.discard(key.name)
+            return
+        pool = report.invalid.get(key.name) or self._found.get(key.name)
+        if isinstance(pool, nodes.FoundPool) and self._context.settings.discovery:
+            seen = await self._write_down(key, seen, pool)
+        if pool is None or seen is None:
+            return
+        status = self._status(key.name, pool, seen.value)
+        if status_digest(document := status.document()) != seen.value.digest:
+            await self._context.writer.write_status(
+                key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
+            )
+        if isinstance(pool, nodes.FoundPool) and pool.note is not None:
+            self._expire(key, status)
+
+    def _status(self, name: str, pool: nodes.FoundPool | SpecError, view: View) -> GPUPoolStatus:
+        now, before = self._context.now(), Condition.known(view.status.get("conditions"))
+        if isinstance(pool, SpecError):
+            return pool_status(pool, view.generation, now, before, self._capacity.free(name))
+        learnt, drifted = self.learner.pool(name, pool.pool.gpu.name), self.learner.drifted(name)
+        return pool_status(pool, view.generation, now, before, self._capacity.free(name), learnt, drifted)
+
+    async def _write_down(self, key: Key, seen: Stored[View] | None, pool: nodes.FoundPool) -> Stored[View] | None:
+        """The pool's object as discovery wants it; one that a user wrote or edited stays as it is.
+
+        Raises:
+            ApiError: among others 409, where a user has just changed a field that would be changed here.
+        """
+        document = nodes.discovered(pool)
+        if document is None or (seen is not None and seen.value.asks(document)):
+            self._expired.discard(key.name)
+            return seen
+        if seen is not None:
+            document["metadata"]["uid"] = seen.uid
+        applied = await self._context.writer.apply(key, document, force=False)
+        answer = View.of(applied).document
+        name, spec = gpu_pool.parse(answer)
+        if seen is None and gpu_pool.discovery(answer, spec) is None:
+            log.warning("%s: somebody else created %s at the same time; it is theirs", key, name)
+            bare = applied_fields(key, {"uid": applied["metadata"]["uid"]})
+            applied = await self._context.writer.apply(key, bare, force=False)
+            self.changed()
+        self._expired.discard(key.name)
+        return self._context.cache.pools.keep(applied, is_new=True)
+
+    def _expire(self, key: Key, status: GPUPoolStatus) -> None:
+        """Count nodes that have been missing for long as gone."""
+        shrunk = next(item for item in status.conditions if item.type == "ScaledDown")
+        since = seconds(shrunk.last_transition_time)
+        if shrunk.status != "True" or since is None:
+            return
+        left_s = since + self._context.settings.pool_retention_s - self._context.clock()
+        if left_s > 0:
+            self._context.runtime.add(key, left_s)
+        elif key.name not in self._expired:
+            self._expired.add(key.name)
+            self.changed()
+
+    async def _post_unknown(self, report: nodes.NodesReport) -> None:
+        """Say once which GPUs nobody knows, about the first node that has them; how many there are is a metric."""
+        unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
+        self._posted &= unknown.keys()
+        for text in unknown.keys() - self._posted:
+            node = unknown[text]
+            if await self._context.writer.post(Key("Node", "", node), node, Note("Warning", UNKNOWN, text)):
+                self._posted.add(text)
+
+
+def _reasons(report: nodes.NodesReport) -> tuple[object, ...]:
+    """What a job without pools is told."""
+    return () if report.found else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

@@ -1,0 +1,89 @@
+"""Which TrainingJobs name which jobs of other kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tilecast.api import training_job
+from tilecast.api.fields import mapping
+from tilecast.jobs import JOB_KINDS
+from tilecast_operator.cluster.cache import Cache, Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import Document, View
+
+
+class JobRequest(NamedTuple):
+    """A TrainingJob that names a job."""
+
+    created: str
+    document: Document
+
+
+class Requests:
+    """The requests for every job. Belongs to one event loop.
+
+    Args:
+        cache: holds the TrainingJobs.
+        due: called with each key that is due by a change.
+    """
+
+    def __init__(self, cache: Cache, due: Callable[[Key], None]) -> None:
+        self._due = due
+        self._requests: dict[Key, dict[str, JobRequest]] = {}
+        """By the job that they name, then by their own name."""
+        self._targets: dict[Key, Key] = {}
+        cache.training_jobs.listen(self._changed)
+
+    def __contains__(self, job: Key) -> bool:
+        return job in self._requests
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._requests))
+
+    def first(self, job: Key) -> tuple[str, Document] | None:
+        """Name and document of the TrainingJob whose word counts for a job: the oldest; None where none names it."""
+        others = self._requests.get(job) or {}
+        name = min(others, key=lambda name: (others[name].created, name), default=None)
+        return None if name is None else (name, others[name].document)
+
+    def notify(self, job: Key) -> None:
+        """Take note that a job has changed: the TrainingJobs that name it are due."""
+        for name in self._requests.get(job, ()):
+            self._due(Key(training_job.KIND, job.namespace, name))
+
+    def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+        document: Mapping[str, Any] = {} if now is None else now.value.document
+        target, known = target_of(key.namespace, document), self._targets.pop(key, None)
+        if known is not None and known != target:
+            self._withdraw(known, key.name)
+        if target is None or now is None:
+            return
+        self._targets[key] = target
+        others, request = self._requests.setdefault(target, {}), JobRequest(now.value.created, document)
+        if others.get(key.name) != request:
+            others[key.name] = request
+            self._due(target)
+            self.notify(target)
+
+    def _withdraw(self, job: Key, name: str) -> None:
+        """A TrainingJob no longer names the job; another may be its turn."""
+        others = self._requests.get(job, {})
+        others.pop(name, None)
+        if not others:
+            self._requests.pop(job, None)
+        self._due(job)
+        self.notify(job)
+
+
+def target_of(namespace: str, document: Document) -> Key | None:
+    """The job that a TrainingJob names; None where it names none of a kind that is known."""
+    reference = mapping(mapping(document.get("spec")).get("targetRef"))
+    kind = reference.get("kind")
+    return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
+
+
+def mode_of(document: Document) -> training_job.Mode:
+    """Mode of a TrainingJob, whatever else is wrong with it; YAML reads a bare Off as false."""
+    found = mapping(document.get("spec")).get("mode")
+    return next((mode for mode in training_job.MODES if mode == found), "Off" if found is False else "Advise")

@@ -1,0 +1,227 @@
+"""The loop of every controller: one queue of keys, workers, and tries again.
+
+The rules are those of the work queues of Kubernetes controllers: each key at most once, never two workers on one key;
+adding a key that waits changes nothing, adding a key that is being worked on queues it again for when that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError, retry_s
+from tilecast_operator.cluster.cache import Cache
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import stamp
+from tilecast_operator.cluster.writer import Writer
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.settings import Settings
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+CONDITIONAL_TRIES = 6
+"""How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
+
+log = logging.getLogger("tilecast")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedContext:
+    """What all controllers share."""
+
+    settings: Settings
+    client: Api
+    cache: Cache
+    writer: Writer
+    runtime: Runtime
+    metrics: Metrics
+    clock: Callable[[], float]
+
+    def now(self) -> str:
+        """The time as Kubernetes writes it."""
+        return stamp(self.clock())
+
+
+class TryAgainError(Exception):
+    """A key could not be worked off for a reason that may pass."""
+
+
+class KeyQueue(Generic[KeyT]):
+    """Keys to be worked on. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ready: deque[KeyT] = deque()
+        self._waiting: set[KeyT] = set()
+        self._running: set[KeyT] = set()
+        self._again: set[KeyT] = set()
+        self._later: list[tuple[float, int, KeyT]] = []
+        self._due: dict[KeyT, float] = {}
+        self._order = itertools.count()
+        self._changed = asyncio.Event()
+        self._last_progress = clock()
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._due)
+
+    def add(self, key: KeyT, delay_s: float = 0.0) -> None:
+        """Work on the key, not before `delay_s` from now. Of several delays the shortest counts."""
+        if key in self._waiting:
+            return
+        if delay_s > 0:
+            due = self._clock() + delay_s
+            if due < self._due.get(key, float("inf")):
+                self._due[key] = due
+                heapq.heappush(self._later, (due, next(self._order), key))
+                self._tidy()
+        elif key in self._running:
+            self._again.add(key)
+        else:
+            self._due.pop(key, None)
+            self._waiting.add(key)
+            self._ready.append(key)
+        self._changed.set()
+
+    async def take(self) -> KeyT:
+        """The next key; call `done` with it afterwards."""
+        while True:
+            wait_s = self.wait_s()
+            if self._ready:
+                key = self._ready.popleft()
+                self._waiting.discard(key)
+                self._running.add(key)
+                return key
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    def done(self, key: KeyT) -> None:
+        """Say that the work on a key has ended, well or not."""
+        self._last_progress = self._clock()
+        self._running.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def stalled_s(self) -> float:
+        """How long work has been ready or under way without any being finished; 0 when there is none."""
+        return self._clock() - self._last_progress if self._ready or self._running else 0.0
+
+    def _tidy(self) -> None:
+        """Let go of delays that shorter ones have replaced, before they outnumber the others."""
+        if len(self._later) > 2 * len(self._due) + 64:
+            self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
+            heapq.heapify(self._later)
+
+    def wait_s(self) -> float | None:
+        """How long until a key can be taken, in seconds; None while there is none. Moves due keys to the ready ones."""
+        while self._later:
+            due, _, key = self._later[0]
+            if self._due.get(key) != due:
+                heapq.heappop(self._later)
+            elif due <= self._clock():
+                heapq.heappop(self._later)
+                del self._due[key]
+                if not self._ready and not self._running:
+                    self._last_progress = self._clock()
+                self.add(key)
+            else:
+                break
+        if self._ready:
+            return 0.0
+        return self._later[0][0] - self._clock() if self._later else None
+
+
+class Runtime:
+    """Brings keys to the controllers of their kinds. Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.queue: KeyQueue[Key] = KeyQueue(time.monotonic)
+        self._settings = settings
+        self._metrics = metrics
+        self._reconcile: dict[str, Callable[[Key], Awaitable[None]]] = {}
+        self._gone: dict[str, Callable[[Key], None]] = {}
+        self._failures: dict[Key, int] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def register(
+        self, kind: str, reconcile: Callable[[Key], Awaitable[None]], gone: Callable[[Key], None] = lambda key: None
+    ) -> None:
+        """Work off keys of a kind by `reconcile`; `gone` is called where the API server has no such object."""
+        self._reconcile[kind], self._gone[kind] = reconcile, gone
+
+    def add(self, key: Key, delay_s: float = 0.0) -> None:
+        """Work off a key, not before `delay_s` from now; one of a kind that no controller has is left alone."""
+        if key.kind in self._reconcile:
+            self.queue.add(key, delay_s)
+
+    def start(self, workers: int) -> None:
+        """Start the workers."""
+        self._tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
+
+    def add_task(self, work: Awaitable[None], name: str) -> None:
+        """Run something beside the workers that never ends either."""
+        self._tasks.append(asyncio.ensure_future(work))
+        self._tasks[-1].set_name(name)
+
+    async def stop(self) -> None:
+        """Stop everything; what was about to be written is computed again at the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be restarted, if it should."""
+        if ended := [task.get_name() for task in self._tasks if task.done()]:
+            return f"{', '.join(ended)} ended"
+        stalled_s = self.queue.stalled_s()
+        return f"no work finished for {stalled_s:.0f} s" if stalled_s > self._settings.stall_s else None
+
+    def is_conditional(self, key: Key) -> bool:
+        """Whether a write is meant for the object as it was seen. After some failures the watch may have lost what is
+        new: then for the object as it is."""
+        return self._failures.get(key, 0) < CONDITIONAL_TRIES
+
+    def forget(self, key: Key) -> None:
+        """Let go of an object that is gone."""
+        self._failures.pop(key, None)
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            try:
+                await self._reconcile[key.kind](key)
+                self._failures.pop(key, None)
+            except (ApiError, *UNREACHABLE, TryAgainError) as error:
+                self._retry(key, error)
+            except Exception:
+                log.exception("%s: unexpected failure", key)
+                self._retry(key, None)
+            finally:
+                self.queue.done(key)
+                self._metrics.queue.set(len(self.queue))
+
+    def _retry(self, key: Key, error: Exception | None) -> None:
+        """Try again later, unless the object is gone. Content that the API server will not take may be taken once the
+        CRDs are as new as this process."""
+        code = error.status if isinstance(error, ApiError) else None
+        if code == 404:
+            self.forget(key)
+            self._gone[key.kind](key)
+            return
+        attempt = self._failures[key] = self._failures.get(key, 0) + 1
+        wait_s = retry_s(attempt, error, self._settings.retry_first_s, self._settings.retry_most_s)
+        if code == 422:
+            wait_s = max(wait_s, self._settings.retry_most_s)
+        log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)
+        self._metrics.retries.inc()
+        self.queue.add(key, wait_s)

@@ -1,0 +1,184 @@
+"""Measured steps held against the forecast of the pool and plan that ran, as it was when the job started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tilecast.advise.ran import Ran
+from tilecast.api.status import FrozenForecast, Recommendation, StepSeconds, TrainingJobStatus
+from tilecast.hardware import normalise
+from tilecast.nodes import NodesReport
+from tilecast.render.document import figures, incumbent
+from tilecast.spec import SpecError, Stated
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import View
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.observed import reports
+from tilecast_operator.observed.learner import Learner, Score
+from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
+from tilecast_operator.report.job_status import stored
+
+Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
+"""What reports say of where they come from: pool, GPUs and plan."""
+
+
+class Scores:
+    """Forecasts and measured steps of the jobs that run, and what they teach. Belongs to one event loop."""
+
+    def __init__(self, advisor: Advisor, learner: Learner, metrics: Metrics, now: Callable[[], str]) -> None:
+        self._advisor = advisor
+        self._learner = learner
+        self._metrics = metrics
+        self._now = now
+        self._scores: dict[Key, Score] = {}
+        self._origins: dict[Key, Origin] = {}
+        self._refused: dict[Key, tuple[str, str]] = {}
+        """Annotations that do not count, and why."""
+
+    def get(self, key: Key) -> Score | None:
+        """The score of a job; None where no step of it was measured."""
+        return self._scores.get(key)
+
+    def recall(self, key: Key, seen: Stored[View]) -> None:
+        """Take note of what a job's status keeps, where more is kept there than here."""
+        found, known = Score.of(stored(seen.value.status)), self._scores.get(key)
+        if found is not None and (known is None or known.window.samples < found.window.samples):
+            self._scores[key] = found
+            self._learner.take(seen.uid, found)
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job. Its run is kept."""
+        for known in (self._scores, self._origins, self._refused):
+            known.pop(key, None)
+
+    def withdraw(self, key: Key, uid: str) -> None:
+        """Let go of a step of an annotation which is no longer there."""
+        known = self._scores.get(key)
+        if known is not None and known.window.latest.source == "annotation":
+            self.forget(key)
+            self._learner.drop(uid)
+
+    def refusal(self, key: Key) -> str | None:
+        """Why the annotation of a job does not count, if it does not."""
+        return self._refused[key][1] if key in self._refused else None
+
+    async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
+        """Take what the annotation of a job says, once; returns whether it counts."""
+        known = self._scores.get(key)
+        is_taken = known is not None and known.window.latest.annotation == text[:32]
+        if is_taken or self._refused.get(key, ("", ""))[0] == text:
+            return False
+        try:
+            await self.take(key, seen, pools, reports.from_annotation(text))
+        except Refused as refused:
+            self._metrics.observations.labels("annotation", refused.outcome).inc()
+            self._refused[key] = (text, str(refused))
+            return False
+        return True
+
+    async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport) -> Score:
+        """Hold a report against the forecast.
+
+        Raises:
+            Refused: it does not count, and why.
+        """
+        if seen is None:
+            raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
+        status = stored(seen.value.status)
+        best = status.recommendation
+        if best is None or pools is None:
+            raise Refused("no_advice", 409, f"TrainingJob {key.name} has no forecast to hold a step against")
+        known = self._scores.get(key)
+        frozen = known.forecast if known else status.forecast
+        forecast = await self._forecast(key, seen.value, pools, report, best, frozen)
+        reports.plausible(report.seconds, forecast.raw_seconds)
+        known = self._scores.get(key)  # others may have reported while it was priced
+        same = known is not None and known.forecast.place == forecast.place
+        window = reports.added(known.window if known and same else None, report, self._now())
+        score = self._scores[key] = Score(forecast, window)
+        self._refused.pop(key, None)
+        self._learner.take(seen.uid, score)
+        self._metrics.observations.labels(report.source, "accepted").inc()
+        self._metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
+        return score
+
+    async def _forecast(
+        self,
+        key: Key,
+        view: View,
+        pools: NodesReport,
+        report: StepReport,
+        best: Recommendation,
+        frozen: FrozenForecast | None,
+    ) -> ScoredForecast:
+        """The frozen forecast; a new one where the job turns out to run elsewhere or otherwise."""
+        known = ScoredForecast.of(frozen)
+        origin = (_pool_of(report, pools, best), report.gpus, report.plan)
+        if known is not None and (origin == (None, None, None) or origin == self._origins.get(key)):
+            return known
+        standing = incumbent(best.document())
+        name, gpus = origin[0] or best.pool, report.gpus or best.gpus
+        pool = next((item for item in pools.pools if item.name == name), None)
+        if standing is None or pool is None:
+            raise Refused("unknown_pool", 409, f"there is no pool {name} that the job could run on")
+        is_recommended = name == best.pool and gpus == best.gpus and report.plan is None
+        try:
+            question = await self._advisor.question(key.namespace, view.document)
+            ran = await self._advisor.ran(
+                question,
+                pool,
+                gpus,
+                standing.plan if is_recommended else report.plan,
+                batch=standing.global_batch,
+                precision=standing.precision,
+            )
+        except SpecError as error:
+            raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
+        self._origins[key] = origin
+        since = frozen.frozen_at if frozen is not None else self._now()
+        found = _of(ran, since, ran.plan == standing.plan and name == best.pool)
+        return known if known is not None and known.place == found.place else found
+
+
+def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
+    step = StepSeconds(target=figures(ran.step_s), lower_bound=figures(ran.lower_s), upper_bound=figures(ran.upper_s))
+    return ScoredForecast.within(
+        frozen_at=since,
+        pool=ran.pool.name,
+        gpus=ran.plan.gpus,
+        plan=str(ran.plan),
+        raw_seconds=figures(ran.raw_s),
+        step_seconds=step,
+        group=[part[:63] for part in ran.group],
+        followed=followed,
+    )
+
+
+def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
+    """The pool that a report comes from: that of its node, else the one that has its GPU; None where it does not say.
+
+    Raises:
+        Refused: no pool, or more than one, has its GPU.
+    """
+    if report.node is not None:
+        of_node = next((item.pool.name for item in pools.found if report.node in item.members), None)
+        if of_node is not None:
+            return of_node
+    if report.gpu is None:
+        return None
+    fitting = [pool for pool in pools.pools if normalise(report.gpu) in pool.gpu.aliases]
+    if any(pool.name == best.pool for pool in fitting):
+        return best.pool
+    if len(fitting) == 1:
+        return fitting[0].name
+    several = f"{len(fitting)} pools have" if fitting else "no pool has"
+    raise Refused("unknown_pool", 409, f"{several} a {report.gpu[:64]}; report from a pod whose token names its node")
+
+
+def _baseline(status: TrainingJobStatus) -> float | None:
+    """GPU-seconds of a step of the job's baseline."""
+    found = status.baseline
+    return None if found is None else found.step_seconds.target * found.gpus

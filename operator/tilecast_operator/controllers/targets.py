@@ -1,0 +1,105 @@
+"""The job that a TrainingJob names: the answer about it, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilecast import jobs
+from tilecast.jobs import JOB_KINDS
+from tilecast_operator.answer import Answer, Declined
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.discovery import ServedApis
+from tilecast_operator.cluster.documents import OBSERVED
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import MAX_INPUT, Document
+from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.job_advice import Asked, JobAdvice
+from tilecast_operator.controllers.requests import Requests, mode_of, target_of
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.report.job_status import Aspect
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is known of a TrainingJob's target."""
+
+    name: str
+    """Kind and name of the target."""
+    answer: Answer
+    applied: Aspect
+    has_started: bool = False
+    """Whether the advice no longer matters to it: it runs, or is placed."""
+    is_gone: bool = False
+    """Whether there is no such job, now."""
+    observed: str | None = None
+    """Its annotation with a measured step."""
+    trainer: Document = field(default_factory=dict)
+    """Its status, of a TrainJob."""
+
+
+class Targets:
+    """Finds the targets of TrainingJobs."""
+
+    def __init__(
+        self, context: SharedContext, discovery: ServedApis, requests: Requests, advice: JobAdvice, admission: Admission
+    ) -> None:
+        self._context = context
+        self._discovery = discovery
+        self._requests = requests
+        self._advice = advice
+        self._admission = admission
+
+    async def find(self, key: Key, document: Document) -> Target | None:
+        """What a TrainingJob's target adds to its answer; None where it has none.
+
+        Args:
+            key: of the TrainingJob.
+            document: the TrainingJob.
+
+        Raises:
+            ApiError, OSError: the API server did not answer.
+        """
+        target = target_of(key.namespace, document)
+        if target is None:
+            return None
+        name, first = f"{target.kind}/{target.name}", self._requests.first(target)
+        if first is not None and first[0] != key.name:
+            text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
+            return _refused(name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef"))
+        seen = self._context.cache.jobs.get(target)
+        found = seen.value if seen is not None else await self._missing(target)
+        if isinstance(found, Declined):
+            return _refused(name, found)
+        job, mode = await self._advice.read(found), mode_of(document)
+        answer, _ = await self._advice.answer(job, Asked(document, mode, key.name), is_placed=mode == "Initial")
+        observed = job.annotations.get(OBSERVED)
+        return Target(
+            name,
+            answer,
+            self._admission.applied(target, job, mode),
+            has_started=job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED,
+            observed=None if observed is None else observed[:MAX_INPUT],
+            trainer=found.get("status") or {} if target.kind == "TrainJob" else {},
+        )
+
+    async def _missing(self, key: Key) -> Document | Declined:
+        """A job that was not seen: as the API server has it, or why there is none."""
+        try:
+            return await self._context.client.get(key.path)
+        except ApiError as error:
+            if error.status == 403:
+                text = f"the operator may not read {key.kind} {key.name}"
+                return Declined("TargetNotReadable", f"{text}; install the chart with jobs.enabled=true")
+            if error.status != 404:
+                raise
+        if not await self._discovery.serves(key.kind):
+            text = f"this cluster has no {key.kind} of {JOB_KINDS[key.kind].api_version}"
+            return Declined("TargetKindNotInstalled", f"{text}; install its controller, or correct spec.targetRef")
+        text = f"there is no {key.kind} {key.name} in namespace {key.namespace}"
+        return Declined("TargetNotFound", f"{text}; create it, or correct spec.targetRef")
+
+
+def _refused(name: str, refusal: Declined) -> Target:
+    applied = Aspect("False", refusal.reason, refusal.message)
+    return Target(name, refusal, applied, is_gone=refusal.reason == "TargetNotFound")

@@ -1,0 +1,91 @@
+"""The annotations of an advised job and the Events about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tilecast.advise import Advice
+from tilecast.api.status import Recommendation, Summary
+from tilecast.render import document, units
+from tilecast_operator.answer import Answer, Declined, message, reason
+from tilecast_operator.cluster.documents import NODE_SELECTOR, NODE_TYPE, AdviceAnnotations, Note
+from tilecast_operator.report.job_status import short_plan
+
+MAX_BYTES = 4096
+
+
+def advice_annotations(advice: Advice) -> dict[str, str]:
+    """The annotations of an advice; none where there is no recommendation."""
+    best = advice.best
+    if best is None:
+        return {}
+    found = recommendation_annotations(Recommendation.within(**document.recommendation(best)), advice.inputs_hash)
+    return found if best.pool.node_type else {**found, NODE_TYPE: best.pool.gpu.product}
+
+
+def recommendation_annotations(best: Recommendation, inputs_hash: str) -> dict[str, str]:
+    """The annotations of a recommendation as a status holds it; without a node type it is the pool's name."""
+    step = best.step_seconds
+    found: dict[str, str] = AdviceAnnotations.within(
+        node_type=best.node_type or best.pool,
+        pool=best.pool,
+        node_selector=json.dumps(dict(sorted(best.node_selector.items())), separators=(",", ":")),
+        gpus=str(best.gpus),
+        parallelism=json.dumps(best.parallelism.document(), separators=(",", ":")),
+        step_seconds=f"{step.target:g}",
+        confidence=f"{step.lower_bound:g}-{step.upper_bound:g} s",
+        advice_hash=inputs_hash,
+    ).document()
+    return found if size_bytes(found) <= MAX_BYTES else {**found, NODE_SELECTOR: "{}"}
+
+
+def size_bytes(found: Mapping[str, str]) -> int:
+    """Bytes of keys and values, as the API server counts them."""
+    return sum(len(key.encode()) + len(value.encode()) for key, value in found.items())
+
+
+def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
+    """The Event for an answer; None where it is the one that the status showed before.
+
+    Args:
+        answer: the advice, or why there is none.
+        before: `status.summary` as it was.
+        summary: `status.summary` as it will be.
+    """
+    if _shown(before) == _shown(summary):
+        return None
+    best = None if isinstance(answer, Declined) else answer.best
+    if best is None:
+        return Note("Warning", "RecommendationUnavailable", f"{reason(answer)}: {message(answer)}")
+    was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
+    gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
+    text = f"{short_plan(best)} on {gpus}, {units.duration(best.step_s)} a step{was}"
+    return Note("Normal", "RecommendationUpdated", text)
+
+
+def note_on_job(answer: Answer) -> Note:
+    """The Event of an answer about a job of another kind."""
+    found = note(answer, Summary(), Summary(reason=reason(answer)))
+    return (
+        Note("Normal", reason(answer), "")
+        if found is None
+        else Note(found.type, found.reason, found.text + gain(answer))
+    )
+
+
+def gain(answer: Answer) -> str:
+    """How much better an advice is than what the job asks for by itself."""
+    if isinstance(answer, Declined) or answer.best is None or answer.baseline is None:
+        return ""
+    own, best = answer.baseline, answer.best
+    asked = f"{own.nodes}x{own.gpus_per_node} {own.pool.name}"
+    factor = own.step_s / best.step_s
+    if own.pool == best.pool and own.gpus == best.gpus:
+        return f"; that is where it would have run by itself ({asked})"
+    ratio = f"{factor:.1f}x faster than" if factor >= 1 else f"{1 / factor:.1f}x slower than"
+    return f"; {ratio} the {asked} that it asks for"
+
+
+def _shown(summary: Summary) -> tuple[str | None, ...]:
+    return summary.reason, summary.pool, summary.gpus, summary.plan

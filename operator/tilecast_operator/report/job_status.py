@@ -1,0 +1,287 @@
+"""The status of a TrainingJob: recommendation, alternatives, reasons, conditions, and the columns of kubectl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from tilecast import constants
+from tilecast.advise import Advice, Offer, WhyNot
+from tilecast.api.base import StatusModel
+from tilecast.api.status import (
+    Alternative,
+    Condition,
+    FrozenForecast,
+    ModelVersion,
+    PassedOver,
+    Recommendation,
+    RejectedPool,
+    Summary,
+    TrainingJobStatus,
+)
+from tilecast.calibration import ENOUGH
+from tilecast.render import document, units
+from tilecast_operator.answer import Answer, Declined, message, reason
+from tilecast_operator.observed.learner import Score
+
+ModelT = TypeVar("ModelT", bound=StatusModel)
+State: TypeAlias = Literal["True", "False", "Unknown"]
+
+MAX_ALTERNATIVES, MAX_PARETO, MAX_REJECTED, MAX_WHY_NOT = 16, 8, 64, 16
+LOW_CONFIDENCE_FACTOR = 1.15
+"""LowConfidence is true above this multiple of the half-width, as a logarithm, that every range of the model family
+has for what a job description leaves out. Half-widths add in quadrature, so this is where communication, host time
+and unmeasured kernels together come to 57 % of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aspect:
+    """Status, reason and message of one condition."""
+
+    status: State
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a recommendation could start now, as the condition CapacityAvailable says it."""
+
+    aspect: Aspect
+    fits: bool | None = None
+
+
+UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
+
+
+def stored(found: Mapping[str, Any]) -> TrainingJobStatus:
+    """A status as it was written here; of one of which somebody took parts, or wrote others, nothing is kept."""
+    try:
+        status = TrainingJobStatus.model_validate(found)
+    except ValidationError:
+        return TrainingJobStatus()
+    return status if status.conditions and status.summary else TrainingJobStatus()
+
+
+def status(answer: Answer, generation: int, conditions: list[Condition]) -> TrainingJobStatus:
+    """The whole status for an answer, conditions included as given."""
+    if isinstance(answer, Declined):
+        summary = Summary.within(reason=answer.reason)
+        return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
+    best = answer.best
+    return TrainingJobStatus.within(
+        observed_generation=generation,
+        conditions=conditions,
+        recommendation=None if best is None else Recommendation.within(**document.recommendation(best)),
+        baseline=_alternative(answer.baseline),
+        uncapped=_alternative(answer.uncapped),
+        alternatives=[_alternative(offer) for offer in answer.offers[:MAX_ALTERNATIVES]],
+        pareto=[_alternative(offer) for offer in answer.pareto[:MAX_PARETO]],
+        rejected=[
+            RejectedPool.within(pool=item.pool, code=item.code, message=item.message, remedy=item.remedy)
+            for item in answer.rejections[:MAX_REJECTED]
+        ],
+        why_not=[_passed_over(item) for item in answer.why_not[:MAX_WHY_NOT]],
+        ties=answer.ties if best else None,
+        notes=[text[:256] for text in answer.notes],
+        plans_evaluated=answer.plans_evaluated,
+        model=ModelVersion.within(**document.model(answer)),
+        inputs_hash=answer.inputs_hash,
+        summary=_summary(answer),
+    )
+
+
+def conditions(
+    answer: Answer,
+    is_off: bool,
+    generation: int,
+    now: str,
+    current: Iterable[Condition],
+    fit: Fit,
+    applied: Aspect | None = None,
+) -> list[Condition]:
+    """Every condition for an answer. A condition whose status stays keeps the time of its last transition.
+
+    Args:
+        answer: the advice, or why there is none.
+        is_off: whether the job's mode is Off.
+        generation: of the spec that was read.
+        now: RFC 3339, for conditions whose status changes.
+        current: the conditions as they are now.
+        fit: whether the recommendation could start now.
+        applied: whether the job that the advice is for runs as it says, where there is such a job.
+    """
+    before = list(current)
+    aspects = _aspects(answer, is_off, fit, applied)
+    return [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()]
+
+
+def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Iterable[Condition]) -> Condition:
+    """A condition; one whose status stays keeps the time of its last transition."""
+    old = next((item for item in current if item.type == kind), None)
+    since = old.last_transition_time if old is not None and old.status == aspect.status else None
+    return Condition.within(
+        type=kind,
+        status=aspect.status,
+        observed_generation=generation,
+        last_transition_time=since or now,
+        reason=aspect.reason,
+        message=aspect.message,
+    )
+
+
+def fitted(found: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
+    """A status that says whether its recommendation fits now, or nothing where that is not known."""
+    summary, best = found.summary or Summary(), found.recommendation
+    if best is None:
+        return _changed(found, summary=_changed(summary, fits_now=None))
+    fits = None if fit.fits is None else "yes" if fit.fits else "no"
+    best, summary = _changed(best, fits_now=fit.fits), _changed(summary, fits_now=fits)
+    return _changed(found, recommendation=best, summary=summary)
+
+
+def started(found: TrainingJobStatus, since: str) -> TrainingJobStatus:
+    """A status whose forecast is frozen since then, if it is not yet."""
+    return found if found.forecast is not None else _changed(found, forecast=FrozenForecast(frozen_at=since))
+
+
+def amended(found: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
+    """A status of a generation, some of its conditions written anew."""
+    fresh = [
+        condition(item.type, aspects[item.type], generation, now, found.conditions)
+        if item.type in aspects
+        else _changed(item, observed_generation=generation)
+        for item in found.conditions
+    ]
+    return _changed(found, observed_generation=generation, conditions=fresh)
+
+
+def scored(found: TrainingJobStatus, score: Score) -> TrainingJobStatus:
+    """A status with the measured steps of its job, and how far the forecast lay off."""
+    error = score.forecast.errors(score.window)
+    return _changed(
+        found,
+        forecast=score.forecast,
+        observed=score.window.status(),
+        error=error,
+        summary=_changed(found.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
+    )
+
+
+def observed_aspect(score: Score) -> Aspect:
+    """The condition ObservationsAvailable of a job with measured steps."""
+    error, window = score.forecast.errors(score.window), score.window
+    text = (
+        f"{window.samples} reports, the newest by {window.latest.source}: median {window.seconds:.4g} s; "
+        f"the forecast was {error.calibrated_ratio:+.0%} off, {error.raw_ratio:+.0%} before correction"
+    )
+    return Aspect("True", "Observed", text)
+
+
+def unscored(found: TrainingJobStatus) -> TrainingJobStatus:
+    """A status without measured steps, whatever it said of them before."""
+    if found.observed is None:
+        return found
+    frozen = found.forecast and FrozenForecast(frozen_at=found.forecast.frozen_at)
+    summary = _changed(found.summary or Summary(), error=None)
+    return _changed(found, observed=None, error=None, forecast=frozen, summary=summary)
+
+
+def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
+    """What every condition says, by its type."""
+    best = None if isinstance(answer, Declined) else answer.best
+    given = Aspect("True" if best else "False", reason(answer), message(answer))
+    if best is None or isinstance(answer, Declined):
+        confidence = Aspect("Unknown", "NoRecommendation", "there is no forecast to judge")
+    else:
+        confidence = _judged(answer, best)
+    off, advise = "mode is Off: nothing but this status is written", "mode Advise never changes a job"
+    return {
+        "Ready": given,
+        "RecommendationProvided": given,
+        "LowConfidence": confidence,
+        "CapacityAvailable": fit.aspect,
+        "Applied": applied or (Aspect("False", "ModeOff", off) if is_off else Aspect("False", "ModeAdvise", advise)),
+        "ObservationsAvailable": UNOBSERVED,
+    }
+
+
+def _judged(advice: Advice, best: Offer) -> Aspect:
+    """What LowConfidence says: the range against the usual one of the job's model family."""
+    family, unstated = advice.request.workload.model.family, constants.widths().unstated
+    usual = unstated.get(family, unstated["other"])
+    bare = f"{_percent(-usual)}/{_percent(usual)} %"
+    if math.log(best.upper_s / best.lower_s) / 2 > LOW_CONFIDENCE_FACTOR * usual:
+        why = f"communication, host time or unmeasured kernels widen it beyond the {bare} usual for family {family}"
+        return Aspect("True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
+    seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
+    if seen.own < ENOUGH:
+        why = f"{seen.own} of {ENOUGH} runs like this one were measured on this cluster"
+        return Aspect("True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
+    why = f"as usual for family {family} ({bare})"
+    return Aspect("False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}")
+
+
+def short_plan(offer: Offer) -> str:
+    """The split without micro-batch and recomputation: `fsdp16,tp2`."""
+    return str(offer.plan).split(",mb")[0]
+
+
+def _alternative(offer: Offer | None) -> Alternative | None:
+    return None if offer is None else Alternative.within(**document.alternative(offer))
+
+
+def _passed_over(item: WhyNot) -> PassedOver:
+    return PassedOver.within(
+        subject=item.subject,
+        pool=item.pool,
+        plan=str(item.plan),
+        code=item.code,
+        message=item.message,
+        remedy=None if item.change is None else item.change.text,
+    )
+
+
+def _summary(advice: Advice) -> Summary:
+    best = advice.best
+    if best is None:
+        return Summary.within(reason=reason(advice))
+    cost, baseline, fits = best.cost_per_1000_steps, advice.baseline, best.fits_now
+    return Summary.within(
+        pool=best.pool.name,
+        gpus=f"{best.nodes}x{best.gpus_per_node}",
+        plan=short_plan(best),
+        step=units.duration(best.step_s),
+        range=units.interval(best.lower_s, best.upper_s),
+        reason=reason(advice),
+        memory=_memory(best),
+        confidence=_confidence(best),
+        speedup=None if baseline is None else f"{baseline.step_s / best.step_s:.1f}x",
+        cost_per1000_steps=None if cost is None else f"{cost:.3g} {best.pool.currency}",
+        fits_now=None if fits is None else "yes" if fits else "no",
+        finish=None if best.finish_s is None else units.duration(best.finish_s),
+    )
+
+
+def _memory(offer: Offer) -> str:
+    taken = units.gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)
+    tight = ", tight" if offer.is_tight else ""
+    return f"{taken}/{units.gibibytes(offer.memory_available_bytes)} GiB{tight}"
+
+
+def _confidence(offer: Offer) -> str:
+    low, high = math.log(offer.lower_s / offer.step_s), math.log(offer.upper_s / offer.step_s)
+    return f"{_percent(low)}/{_percent(high)} %"
+
+
+def _percent(ratio_log: float) -> str:
+    return f"{100 * math.expm1(ratio_log):+.0f}"
+
+
+def _changed(found: ModelT, **values: Any) -> ModelT:
+    """The same with other fields; None takes a field away."""
+    return found.model_copy(update=values)

@@ -1,0 +1,179 @@
+"""What is taken of kopf: its public names, and two private ones in one module. These tests fail on the day kopf changes
+them, and show that kopf leaves no trace on anybody's object."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import kopf
+import pytest
+from kopf._cogs.aiokits import aiotoggles
+from kopf._cogs.clients import watching
+from kopf._cogs.clients.errors import APIClientError
+from kopf._cogs.clients.watching import WatchingError
+
+from operator_store import job
+from tilecast_operator import main
+from tilecast_operator.cluster import kopf_internals
+from tilecast_operator.cluster.view import View
+from tilecast_operator.settings import Settings
+
+
+def test_kopf_is_still_what_is_replaced_of_it() -> None:
+    """What `kopf_internals` counts on."""
+    asked = inspect.signature(watching.infinite_watch).parameters
+    assert {"settings", "resource", "namespace", "operator_paused"} <= asked.keys()
+    source = inspect.getsource(watching.infinite_watch)
+    assert "continuous_watch(" in source and "sleep(settings.watching.reconnect_backoff)" in source
+    assert watching.Bookmark.LISTED.name == "LISTED"
+    made = aiotoggles.Toggle(False, name="a", condition=asyncio.Condition())
+    assert (made.is_on(), made.name) == (False, "a")
+    base = kopf_internals.Toggles.__mro__[1]
+    names = ("make_toggle", "drop_toggle", "drop_toggles", "wait_for", "is_on")
+    assert [name for name in names if not hasattr(base, name)] == []
+    assert {"_condition", "_toggles"} <= vars(base(all)).keys()
+
+
+def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
+    registry = kopf.get_default_registry()
+    assert main.GROUP == "tilecast.dev"
+    assert not registry._changing.get_all_handlers(), "change handlers write annotations of kopf's own"
+    assert not registry._spawning.get_all_handlers(), "timers and daemons need finalizers"
+    watched = {handler.selector.any_name for handler in registry._watching.get_all_handlers() if handler.selector}
+    assert watched == {"nodes", "gpupools", "trainingjobs"}
+    everything = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
+    assert not any(getattr(handler, "requires_finalizer", False) for handler in everything)
+
+
+async def test_those_who_wait_are_woken_when_the_state_changes_and_not_before() -> None:
+    toggles, looks = aiotoggles.ToggleSet(all), 0
+    assert type(toggles) is kopf_internals.Toggles, "kopf's own is replaced"
+    made = [await toggles.make_toggle() for _ in range(100)]
+
+    async def wait() -> None:
+        nonlocal looks
+        async with toggles._condition:
+            while not toggles.is_on():
+                looks += 1
+                await toggles._condition.wait()
+
+    waiters = [asyncio.create_task(wait()) for _ in range(100)]
+    await asyncio.sleep(0)
+    for toggle in made:
+        assert not any(waiter.done() for waiter in waiters)
+        await toggles.drop_toggle(toggle)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiters)
+    assert looks == 100, "each looked once before it slept"
+
+
+def test_kopf_is_configured_to_leave_no_trace() -> None:
+    main.configure(kopf_settings := kopf.OperatorSettings(), main.OWN)
+    assert Settings() == main.OWN
+    assert kopf_settings.peering.standalone and not kopf_settings.posting.enabled
+    waits = list(itertools.islice(kopf_settings.networking.error_backoffs, 1000))
+    assert waits == sorted(waits) and max(waits) <= 10, "an API server that is away for long is not given up"
+    assert kopf_settings.queueing.worker_limit is None, "a limit below the number of nodes never starts"
+    assert kopf_settings.process.ultimate_exiting_timeout < 30
+
+
+LISTED = object()
+
+
+def told(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
+    return {"type": kind, "object": {"kind": "Node", "metadata": {"name": name, "uid": uid or name}, "spec": {}}}
+
+
+async def followed(watch: kopf_internals.Watch) -> list[tuple[str | None, str]]:
+    """Type and name of what a watch tells, until it ends."""
+    events = [event async for event in watch(resource="nodes", namespace=None)]
+    return [(event["type"], event["object"]["metadata"]["name"]) for event in events if event is not LISTED]
+
+
+def scripted(*rounds: Sequence[Any]) -> kopf_internals.Watch:
+    """A watch that tells the next round each time; an exception is raised."""
+    left = list(rounds)
+
+    async def watch(**_: Any) -> AsyncIterator[Any]:
+        for event in left.pop(0):
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    return watch
+
+
+async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_internals, "REREAD_FIRST_S", 0.0)
+    gone = APIClientError("gone", status=410, headers={})
+    failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
+    rounds = [[told(None, "a"), LISTED, failure] for failure in failures]
+    watch = kopf_internals.enduring(scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0)
+    for _ in failures:
+        assert await followed(watch) == [(None, "a")]
+    with pytest.raises(OSError):
+        await followed(watch)
+    assert watching.continuous_watch.__module__ == kopf_internals.__name__, "kopf's own is replaced"
+
+
+async def test_a_list_tells_what_is_gone() -> None:
+    watch = kopf_internals.enduring(
+        scripted(
+            [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("DELETED", "b")],
+            [told(None, "a"), LISTED],
+            [told(None, "a", "reborn"), LISTED],
+            [LISTED],
+        ),
+        LISTED,
+        (),
+        3600.0,
+    )
+    assert ("DELETED", "b") in await followed(watch)
+    assert await followed(watch) == [(None, "a"), ("DELETED", "c")]
+    assert await followed(watch) == [(None, "a"), ("DELETED", "a")]
+    assert await followed(watch) == [("DELETED", "a")]
+
+
+async def test_a_list_is_not_trusted_for_ever() -> None:
+    events = [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("ADDED", "d")]
+    eager = kopf_internals.enduring(scripted(events), LISTED, (), -1.0)
+    assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
+    patient = kopf_internals.enduring(scripted(events), LISTED, (), 3600.0)
+    assert len(await followed(patient)) == 4
+
+
+async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    monkeypatch.setattr(kopf_internals, "asyncio", SimpleNamespace(sleep=sleep))
+    is_well = False
+
+    async def watch(**_: Any) -> AsyncIterator[Any]:
+        if is_well:
+            yield "LISTED"
+        raise ValueError("forbidden")
+
+    enduring = kopf_internals.enduring(watch, "LISTED", (ValueError,), 3600.0)
+    for _ in range(8):
+        assert [event async for event in enduring(resource="nodes")] == []
+    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
+    is_well = True
+    assert [event async for event in enduring(resource="nodes")] == ["LISTED"]
+    assert waits[-1] == 1.0, "a list that succeeded is a new beginning"
+
+
+def test_documents_as_deep_as_the_api_server_takes_them_are_read() -> None:
+    depth = 9_990
+    body = job()
+    body["spec"]["model"] = json.loads('{"huggingFace": {"config": ' + '{"a":' * depth + "1" + "}" * depth + "}}")
+    assert View.of(body).document
