@@ -98,6 +98,10 @@ def crd_files() -> dict[str, dict[str, Any]]:
     return {document["metadata"]["name"]: document for document in documents}
 
 
+def test_an_upgrade_is_rendered_where_no_cluster_answers(helm: Helm) -> None:
+    assert "Deployment" in {item["kind"] for item in rendered(helm, "--is-upgrade", "--set=image.repository=r")}
+
+
 def test_lint_finds_nothing(helm: Helm) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
 

@@ -335,6 +335,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "config.json",
         "its encoder or its decoder is of a type that is not known; trace it",
     ),
+    (
+        {**published("microsoft/trocr-base-handwritten"), "encoder": {"model_type": "resnet"}},
+        "config.json.encoder",
+        "hands on neither patches of an image nor frames of a sound; trace",
+    ),
+    (
+        {**published("microsoft/trocr-base-handwritten"), "encoder": {"model_type": "gpt2"}},
+        "config.json.encoder",
+        "hands on neither patches of an image nor frames of a sound; trace",
+    ),
     ({"model_type": "llama"}, "config.json.num_hidden_layers", "a config of llama states it"),
     (config("llama", hidden_size="wide"), "config.json.hidden_size", "'wide' is no size"),
     (config("llama", hidden_size=[4096]), "config.json.hidden_size", "is no size"),

@@ -190,6 +190,16 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
         ("torchtitan", replace(LLAMA, optimizer="momentum"), "no optimizer momentum"),
         ("torchtitan", replace(LLAMA, attention="eager"), "no attention eager"),
         ("trainer", replace(LLAMA, optimizer="lamb"), "no optimizer lamb"),
+        (
+            "trainer",
+            replace(LLAMA, model=replace(LLAMA.model, towers=(models.preset("vit-large"),))),
+            "returns the loss",
+        ),
+        (
+            "trainer",
+            replace(LLAMA, model=replace(LLAMA.model, family="relative-encoder")),
+            "no AutoModel that is known",
+        ),
     ],
 )
 def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, said: str) -> None:

@@ -88,7 +88,7 @@ def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> No
         ("pp=2,vp=5", "vp=5 with pp=2 does not divide the 32 layers"),
         ("vp=2", "vp=2 with pp=1"),
         ("pp=4,vp=2,dp=4,mb=32", "needs micro-batches that pp=4 divides, not 1"),
-        ("ep=2", "does not divide 1 experts"),
+        ("ep=2", "spreads experts, of which"),
         ("cp=16,sp=1", "sp=1 finds no tokens"),
     ],
 )
@@ -111,6 +111,9 @@ def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFi
         ),
         ("flux.1", "pp=2", "pp=2 does not split flux.1, whose family is priced data parallel alone; leave pp out"),
         ("flux.1", "cp=2", "cp=2 does not split flux.1, whose family is priced data parallel alone; leave cp out"),
+        ("flux.1", "vp=2", "vp=2 does not split flux.1, whose family is priced data parallel alone; leave vp out"),
+        ("resnet-50", "ep=2", "ep=2 spreads experts, of which resnet-50 has none; leave ep out"),
+        ("gpt2", "ep=2", "ep=2 spreads experts, of which gpt2 has none; leave ep out"),
         ("gpt2", "tp=8", "does not divide the 12 heads"),
         ("gpt2", "pp=8", "leaves stages of gpt2 without a layer"),
         ("t5-v1.1-base", "pp=2", "leaves stages"),

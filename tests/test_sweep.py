@@ -103,6 +103,8 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
         ("pool.gpus", Value(12), "do not fill nodes"),
         ("pool.gpus", Value(0), "no count"),
         ("pool.gpus", Value(20), "20 GPUs do not fill nodes of 8"),
+        ("pool.gpus", Value(1e9), "1e\\+09 is more than a pool has; give at most 1048576"),
+        ("pool.nodes", Value(2.0**21), "more than a pool has"),
         ("pool.nodes", Value(1.5), "no count"),
         ("gpu.memory", Value(0), "not positive"),
         ("gpu.memory", Value(80e9), "8e\\+10 GiB is more than there is; give GiB"),
@@ -113,6 +115,15 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
 def test_numbers_that_no_pool_can_have(field: str, value: Value, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         vary([POOL], field, value)
+
+
+@pytest.mark.parametrize("field", ["gpus", "intra.bandwidth"])
+def test_a_field_that_is_none_names_those_that_are(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["gpt2", "--seq", "1024", "--batch", "64", "--gpus", "h100-sxm:8"]
+    assert main(["sweep", *job, "--over", f"{field}=8,16"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tilecast: --over: '{field}' is no number") and error.count("\n") == 1
+    assert "pool.gpus, " in error and "training.globalBatchSize" in error
 
 
 def test_no_part_of_a_link_escapes_its_latency() -> None:

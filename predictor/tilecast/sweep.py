@@ -117,6 +117,8 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
         number = value.of(known.get(pool), flag)
         if known.is_count and (number != int(number) or number < 1):
             raise SpecError(flag, f"{field} of {number:g} is no count", "give whole numbers from 1")
+        if field in ("pool.gpus", "pool.nodes") and number > _MOST:
+            raise SpecError(flag, f"{field} of {number:g} is more than a pool has", f"give at most {_MOST}")
         if number <= 0 and field != "pool.price":
             raise SpecError(flag, f"{field} of {number:g} is not positive", "give more than 0")
         if known.unit in _LARGEST_IN and number > _LARGEST:
@@ -129,6 +131,8 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
     return found
 
 
+_MOST = 2**20
+"""The most nodes or GPUs of a pool, as of --gpus."""
 _LARGEST = 1e6
 _LARGEST_IN = ("GiB", "MiB", "GB/s")
 """Units of which no GPU or link has `_LARGEST`: a larger number is meant in bytes."""

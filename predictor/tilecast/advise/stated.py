@@ -75,7 +75,9 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     """Every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
-    whole = {} if model.hidden else {"tp": tensor, "cp": context} | ({} if model.trace else {"pp": pipeline})
+    whole = {} if model.hidden else {"tp": tensor, "cp": context}
+    if whole and not model.trace:
+        whole |= {"pp": pipeline, "vp": virtual}
     for name, degree in whole.items():
         if degree > 1:
             kind = (
@@ -100,6 +102,9 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
             raise SpecError(field, told, f"write ep={data}")
         return
     experts = int(model.extra.get("experts", 1))
+    if stated.expert > 1 and experts == 1:
+        problem = f"ep={stated.expert} spreads experts, of which {model.name} has none"
+        raise SpecError(field, problem, "leave ep out")
     if experts % stated.expert or (data * tensor) % stated.expert:
         problem = f"ep={stated.expert} does not divide {experts} experts over {data * tensor} ranks"
         raise SpecError(field, problem, "choose a divisor of both")

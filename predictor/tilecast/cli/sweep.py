@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tilecast.advise import advise
+from tilecast.api.training_job import TrainingJobSpec
 from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs
 from tilecast.cli.progress import track
 from tilecast.hardware import Pool
@@ -68,6 +69,9 @@ def _row(job: inputs.JobInput, pools: Sequence[Pool], over: Over, value: Value) 
     if over.is_of_pools:
         return Row(value.number, told, advise(job.request(), vary(pools, over.field, value)))
     path = over.field.split(".")
+    if path[0] not in {str(item.alias) for item in TrainingJobSpec.model_fields.values()}:
+        remedy = f"write {', '.join(FIELDS)}, or a number of a job's spec, as training.globalBatchSize"
+        raise SpecError("--over", f"{over.field!r} is no number that is known", remedy)
     number = value.of(job.number(path), "--over")
     whole = int(number) if number == int(number) else number
     return Row(number, told, advise(job.having(path, whole, "--over").request(), pools))

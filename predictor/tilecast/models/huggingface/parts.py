@@ -108,11 +108,14 @@ def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
     the tower's, a dense layer stands between them.
 
     Raises:
-        SpecError: the tower is of a type that is not known.
+        SpecError: the tower is of a type that is not known, or its tokens are not.
     """
     if len(model.towers) != 1 or model.family not in ("decoder", "encoder", "encdec"):
         raise SpecError(path, "its encoder or its decoder is of a type that is not known", "trace it: `tilecast trace`")
     (tower,) = model.towers
+    if tower.family != "wav2vec2" and not {"frames", "patch"} & set(tower.extra):
+        problem = f"{tower.name} hands on neither patches of an image nor frames of a sound"
+        raise SpecError(f"{path}.encoder", problem, "trace the pair with `tilecast trace`")
     width = tower.extra.get("width", tower.hidden * (_MERGED if tower.family == "swin" else 1))
     decoding = model.extra.get("decoder_layers", model.layers)
     read = {"decoder_layers": decoding, "encoder_length": tokens(tower)}

@@ -154,6 +154,9 @@ def refuse(launcher: str, workload: Workload) -> None:
     if able.reads_loss and model.trace is None and FAMILIES[model.family].auto is None:
         told = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
         raise SpecError("--launch", told, remedy)
+    if able.reads_loss and (model.towers or (model.trace is None and not FAMILIES[model.family].auto)):
+        told = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
+        raise SpecError("--launch", told, remedy)
     if able.families and model.family not in able.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
     if able.families and (model.towers or "classes" in model.extra):
