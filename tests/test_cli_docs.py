@@ -58,6 +58,9 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert (folder / kind).read_text().startswith("<svg")
     elif verb == "trace":
         assert json.loads((folder / kind).read_text())["operators"]
+    elif words[:2] == ["validate", "transfer"]:
+        raw, corrected = (float(cell.rstrip("%")) for cell in out.splitlines()[-1].split()[5:7])
+        assert corrected < raw
     elif verb == "validate" and kind == "html":
         assert "2 rows, 2 predicted, 0 refused" in out and out.endswith("</html>\n")
     elif verb == "validate":

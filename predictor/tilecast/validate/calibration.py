@@ -15,9 +15,10 @@ import numpy.typing as npt
 from tilecast import calibration
 from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
+from tilecast.validate import Track, scores, untracked
 from tilecast.validate import runs as tables
-from tilecast.validate import scores
-from tilecast.validate.table import Row, read
+from tilecast.validate.runs import Forecast
+from tilecast.validate.table import Case, Row, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,21 @@ class Measured:
     runs: tuple[Run, ...]
     half_width: Floats
     """Of the range without any run, as a logarithm."""
+    cases: tuple[Case, ...]
+    forecasts: tuple[Forecast, ...]
 
 
-def measured(rows: Sequence[Row]) -> Measured:
+def measured(rows: Sequence[Row], track: Track = untracked) -> Measured:
     """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
-    forecasts = tables.forecast(rows)
+    forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
-    widths = {
-        id(row): 0.5 * np.log(item.upper_s / item.lower_s)
-        for row, item in zip(rows, forecasts, strict=True)
-        if item.upper_s and item.lower_s
-    }
-    found = []
+    of_row = {id(row): item for row, item in zip(rows, forecasts, strict=True)}
+    kept = [of_row[id(row)] for row in scored.rows]
+    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in kept]
+    found, cases = [], []
     for row, predicted, seconds in zip(scored.rows, scored.left_out_s, scored.measured_s, strict=True):
         case = read(row)
+        cases.append(case)
         found.append(
             Run(
                 pool=f"{row.get('source', '')} {case.pool.gpu.name}",
@@ -54,7 +56,7 @@ def measured(rows: Sequence[Row]) -> Measured:
                 observed_s=float(seconds),
             )
         )
-    return Measured(scored.rows, tuple(found), np.array([widths[id(row)] for row in scored.rows]))
+    return Measured(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
