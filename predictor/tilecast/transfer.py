@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.spec import Floats, Plan, Plans, Workload
+from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MOST = 3.0
 """A correction beyond this factor is no error of a forecast but another job; it stays at the factor."""
@@ -27,6 +28,7 @@ LEVELS = ("job", "split", "shape", "architecture", "setting")
 """The deviations that runs of one job share, as `alike` has them."""
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
 """What of a plan says how it cuts the model; the rest says how many copies there are, and of how many samples."""
+Mask: TypeAlias = npt.NDArray[np.bool_]
 _WHOLE = tuple(item.name for item in fields(Plans))
 
 
@@ -58,7 +60,7 @@ class Own:
     """Medians of steps that the measurement is the median of."""
 
 
-def alike(own: Own, place: Place, plans: Plans) -> npt.NDArray[np.bool_]:
+def alike(own: Own, place: Place, plans: Plans) -> Mask:
     """Which of the deviations, a row for each of `LEVELS`, a run shares with each of the plans at a place, (5, n)."""
     seen, ran = own.place, Plans.of(own.plan)
     shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
@@ -72,7 +74,7 @@ def alike(own: Own, place: Place, plans: Plans) -> npt.NDArray[np.bool_]:
 
 @cache
 def deviations() -> Mapping[str, float]:
-    """The standard deviations that ship with Tilecast, and `narrowing`."""
+    """The standard deviations that ship with Tilecast, what tells the two kinds of jobs apart, and `narrowing`."""
     text = files("tilecast").joinpath("calibration.toml").read_text(encoding="utf-8")
     return {name: float(value) for name, value in tomllib.loads(text)["job"].items()}
 
@@ -89,24 +91,49 @@ class Transfer:
         Args:
             place: the GPU, and what is computed there.
             plans: the plans, (n,).
-            known: other deviations than `deviations()`.
+            known: other figures than `deviations()`.
         """
         if not self.runs:
             return np.ones(len(plans)), np.ones(len(plans))
-        known = known or deviations()
-        variance = np.array([known[name] ** 2 for name in LEVELS])
         ran = Plans.of(*(one.plan for one in self.runs))
-        among = np.stack(
-            [self._shared(variance, one.place, ran.take(np.array([row]))) for row, one in enumerate(self.runs)]
-        )
-        noise = [known["run"] ** 2 + known["report"] ** 2 / one.reports for one in self.runs]
-        inverse = np.linalg.inv(among[:, :, 0] + np.diag(noise))
-        shared = self._shared(variance, place, plans)
-        expected = np.array([one.deviation for one in self.runs]) @ inverse @ shared
-        explained = np.einsum("in,ij,jn->n", shared, inverse, shared) / (variance.sum() + known["run"] ** 2)
-        ratio = np.clip(np.exp(-expected), 1 / MOST, MOST)
-        return ratio, np.asarray((1.0 - np.clip(explained, 0.0, 1.0)) ** known["narrowing"])
+        among = np.stack([self._alike(one.place, ran.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1)
+        deviation, reports = (np.array([getattr(one, name) for one in self.runs]) for name in ("deviation", "reports"))
+        return corrected(known or deviations(), among[:, :, 0], self._alike(place, plans), deviation, reports)
 
-    def _shared(self, variance: Floats, place: Place, plans: Plans) -> Floats:
-        """The covariance of each run's deviation with that of each plan at a place, (k, n)."""
-        return np.stack([variance @ alike(one, place, plans) for one in self.runs])
+    def _alike(self, place: Place, plans: Plans) -> Mask:
+        """What each run shares with each of the plans at a place, (5, k, n)."""
+        return np.stack([alike(one, place, plans) for one in self.runs], axis=1)
+
+
+def corrected(
+    known: Mapping[str, float], among: Mask, shared: Mask, deviation: Floats, reports: Ints
+) -> tuple[Floats, Floats]:
+    """What steps are multiplied by, and what the half-width of their ranges is, (…, n) each. Leading axes are as many
+    jobs.
+
+    Deviations of most jobs are small and some are large: a job is of one kind or of the other, in which all that its
+    runs share has another variance, and both predictions count by how likely the runs are under them. Ranges are
+    those of the mean variance, so that they depend on which runs there are and not on what they say.
+
+    Args:
+        known: figures as `deviations` has them.
+        among: which of `LEVELS` the runs share with each other, (5, …, k, k).
+        shared: which they share with what is asked for, (5, …, k, n).
+        deviation: of the runs, (…, k).
+        reports: of the runs, (…, k).
+    """
+    variance = np.array([known[name] ** 2 for name in LEVELS])
+    covariance, wanted = (np.tensordot(variance, one, 1) for one in (among, shared))
+    noise = known["run"] ** 2 + known["report"] ** 2 / reports
+    odds, expected = [], []
+    for scale, share in ((known["small"], known["usual"]), (known["large"], 1 - known["usual"])):
+        whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
+        weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
+        odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))
+        expected.append(scale * (weighed[..., None] * wanted).sum(-2))
+    unusual = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
+    mean = (1 - unusual) * expected[0] + unusual * expected[1]
+    whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
+    explained = (wanted * np.linalg.solve(whole, wanted)).sum(-2) / (variance.sum() + known["run"] ** 2)
+    left = 1.0 - np.clip(explained, 0.0, 1.0)
+    return np.clip(np.exp(-mean), 1 / MOST, MOST), np.asarray(left ** known["narrowing"])

@@ -21,13 +21,13 @@ import numpy as np
 
 from tilecast import calibration
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.transfer import Own, Place, Transfer
+from tilecast.transfer import Mask, Own, Place, alike, corrected, deviations
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.table import Row
 
 KINDS = ("other GPU", "other count", "other plan")
-MOST_SEEN = 8
+MOST_SEEN = 12
 """Rows of each kind that a row is forecast from, chosen by a rule on their ids: tables that try every plan have
 hundreds."""
 DRAWS = 1000
@@ -57,6 +57,11 @@ class Subjects:
     @property
     def predicted_s(self) -> Floats:
         return np.array([run.predicted_s for run in self.measured.runs])
+
+    @property
+    def deviation(self) -> Floats:
+        """log(predicted / observed)."""
+        return np.array([run.deviation for run in self.measured.runs])
 
     @property
     def observed_s(self) -> Floats:
@@ -142,12 +147,28 @@ class Held:
     """Whether the raw and the corrected range hold the measured step."""
 
 
+def shared(found: Subjects, seen: Ints, asked: Ints) -> Mask:
+    """Which of the levels of deviations the rows of each pair have in common, (5, P)."""
+    return np.concatenate(
+        [
+            alike(Own(found.places[one], found.plans[one], 0.0), found.places[other], Plans.of(found.plans[other]))
+            for one, other in zip(seen, asked, strict=True)
+        ],
+        axis=1,
+    )
+
+
+def corrections(shared: Mask, deviation: Floats, known: Mapping[str, float] | None = None) -> tuple[Floats, Floats]:
+    """Ratio and width of each pair, (P,) each, from one run whose deviation is (P,)."""
+    itself = np.ones((*shared.shape, 1, 1), dtype=bool)
+    once = np.ones((len(deviation), 1), dtype=np.int64)
+    both = corrected(known or deviations(), itself, shared[..., None, None], deviation[:, None], once)
+    return both[0][:, 0], both[1][:, 0]
+
+
 def held(found: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None) -> Held:
     """Forecast the rows that are asked for, each by one run that was seen."""
-    ratio, width = np.zeros((2, len(seen)))
-    for row, (one, other) in enumerate(zip(seen, asked, strict=True)):
-        own = Own(found.places[one], found.plans[one], found.measured.runs[one].deviation)
-        ratio[[row]], width[[row]] = Transfer((own,)).columns(found.places[other], Plans.of(found.plans[other]), known)
+    ratio, width = corrections(shared(found, seen, asked), found.deviation[seen], known)
     raw, measured = found.predicted_s, found.observed_s
     work = measured[seen] * found.flops[asked] / np.maximum(found.flops[seen], 1.0)
     steps = {
@@ -195,7 +216,7 @@ def line(found: Subjects, item: Held, table: str = "") -> Line:
     """The pairs of a table's rows, or of all, in one line."""
     rows = np.array([not table or found.table[row] == table for row in item.asked])
     asked = item.asked[rows]
-    mean = _Macro.of(asked, found)
+    mean = Macro.of(asked, found)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)
     gains = []
@@ -219,7 +240,7 @@ def line(found: Subjects, item: Held, table: str = "") -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Macro:
+class Macro:
     """Means of pairs over what a row is forecast from, over the rows of a group, and over groups."""
 
     sources: tuple[str, ...]
@@ -234,7 +255,7 @@ class _Macro:
     """Rows of each cell, (C,)."""
 
     @classmethod
-    def of(cls, asked: Ints, found: Subjects) -> _Macro:
+    def of(cls, asked: Ints, found: Subjects) -> Macro:
         rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
         groups, group = np.unique([found.group[one] for one in rows], return_inverse=True)
         sources, source = np.unique([found.source[one] for one in rows], return_inverse=True)
