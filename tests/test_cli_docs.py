@@ -37,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "all_reduce_perf.log").write_text(LOG)
     (table,) = re.findall(r"^```csv\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "runs.csv").write_text(table)
+    (runs,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "measured.json").write_text(runs)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

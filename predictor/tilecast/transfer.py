@@ -29,7 +29,8 @@ LEVELS = ("job", "split", "shape", "architecture", "setting")
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
 """What of a plan says how it cuts the model; the rest says how many copies there are, and of how many samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
-_WHOLE = tuple(item.name for item in fields(Plans))
+WHOLE = tuple(item.name for item in fields(Plans))
+"""Every column of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ class Own:
     """log(predicted / observed), of the forecast as it is without the job's own runs."""
     reports: int = 1
     """Medians of steps that the measurement is the median of."""
+    waited_s: float = 0.0
+    """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter; the deviation is of
+    the step without them."""
+    gpus_per_node: int = 1
+    said: tuple[str, ...] = WHOLE
+    """Columns of its plan that are known; in the others any plan may be as it was."""
 
 
 def alike(own: Own, place: Place, plans: Plans) -> Mask:
@@ -65,8 +72,9 @@ def alike(own: Own, place: Place, plans: Plans) -> Mask:
     seen, ran = own.place, Plans.of(own.plan)
     shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
     every = np.ones(len(plans), dtype=bool)
-    split = np.all([getattr(plans, name) == getattr(ran, name) for name in SPLIT], axis=0)
-    whole = np.all([getattr(plans, name) == getattr(ran, name) for name in _WHOLE], axis=0)
+    same = {name: every if name not in own.said else getattr(plans, name) == getattr(ran, name) for name in WHOLE}
+    split = np.all([same[name] for name in SPLIT], axis=0)
+    whole = np.all(list(same.values()), axis=0) & (plans.gpus == ran.gpus)
     return np.stack(
         [every, split, split & shape, every & (seen.architecture == place.architecture), whole & (seen == place)]
     )
@@ -100,9 +108,20 @@ class Transfer:
         deviation, reports = (np.array([getattr(one, name) for one in self.runs]) for name in ("deviation", "reports"))
         return corrected(known or deviations(), among[:, :, 0], self._alike(place, plans), deviation, reports)
 
+    def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
+        """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""
+        each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
+        return float(np.mean(each)) * node_samples(plans, gpus_per_node)
+
     def _alike(self, place: Place, plans: Plans) -> Mask:
         """What each run shares with each of the plans at a place, (5, k, n)."""
         return np.stack([alike(one, place, plans) for one in self.runs], axis=1)
+
+
+def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
+    """Samples of a step that each node loads, (n,)."""
+    samples = plans.data * plans.micro_batch * plans.gradient_accumulation
+    return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
 
 
 def corrected(
