@@ -127,9 +127,13 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
 
 
 def _deciding(pool: Pool) -> dict[str, object]:
-    """What of a pool decides an advice; the job's own runs where there are some."""
+    """What of a pool decides an advice; what runs teach where there are some."""
     facts = asdict(replace(pool, free_gpus=None, layers={}))
-    return facts if pool.own.runs else {name: value for name, value in facts.items() if name != "own"}
+    if not pool.own.runs:
+        del facts["own"]
+    if not pool.calibration.software:
+        del facts["calibration"]["software"]
+    return facts
 
 
 def _name(pool: Pool) -> str:

@@ -5,8 +5,9 @@ Every `source` of a runs table stands for a cluster, and every GPU of a source f
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from tilecast import calibration
 from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, scores, untracked
+from tilecast.validate import Track, residuals, scores, untracked
 from tilecast.validate import runs as tables
 from tilecast.validate.runs import Forecast
 from tilecast.validate.table import Case, Row, read
@@ -54,6 +55,7 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> Measured:
                 workload=calibration.digest(case.workload),
                 predicted_s=float(predicted),
                 observed_s=float(seconds),
+                framework=calibration.framework_of(case.workload),
             )
         )
     return Measured(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
@@ -107,7 +109,8 @@ def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int
     table = calibration.fit([found.runs[index] for index in seen])
     held = [found.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
-    ratio = np.array([item.ratio for item in one])
+    crossed = [table.crossed(run.framework, run.family) for run in held]
+    ratio = np.array([item.ratio for item in one]) * crossed
     half = found.half_width[rest] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in held])
     predicted = np.array([run.predicted_s for run in held]) * ratio
@@ -119,6 +122,33 @@ def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int
         float(np.mean(covered)),
         float(np.mean(np.expm1(half))),
     )
+
+
+def unrelated(
+    found: Measured, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
+) -> tuple[int, float, float]:
+    """What runs of other jobs of a source, a model each, do to a job's forecast: how many sources have enough of them,
+    and the mean absolute relative error without and with `count` of them drawn at random, sources counting alike."""
+    of_source: dict[str, list[int]] = {}
+    for index, row in enumerate(found.rows):
+        of_source.setdefault(residuals.source_of(row), []).append(index)
+    raw, corrected = [], []
+    for number, (_, members) in enumerate(sorted(of_source.items())):
+        errors = []
+        for model in sorted({found.rows[index].get("model_name", "") for index in members}):
+            own = [index for index in members if found.rows[index].get("model_name", "") == model]
+            others = [index for index in members if index not in own]
+            for draw in range(draws if len(others) >= count else 0):
+                seen = np.random.default_rng((number, draw)).permutation(others)[:count]
+                table = calibration.fit([found.runs[index] for index in seen], known)
+                for run in (found.runs[index] for index in own):
+                    ratio = table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family)
+                    errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
+        if errors:
+            without, with_ = np.mean(errors, axis=0)
+            raw.append(without)
+            corrected.append(with_)
+    return len(raw), float(np.mean(raw)), float(np.mean(corrected))
 
 
 COUNTS = (0, 3, 10, 30)
