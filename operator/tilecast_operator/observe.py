@@ -60,6 +60,8 @@ class Report:
     driver: str | None = None
     plan: Stated | None = None
     annotation: str | None = None
+    input_seconds: float | None = None
+    """What of the step went by waiting for data."""
 
 
 class _Body(Door):
@@ -67,6 +69,7 @@ class _Body(Door):
 
     step_seconds: float = Field(description="Median step.")
     steps: int | None = Field(default=None, ge=1, le=10**9)
+    input_seconds: float | None = Field(default=None, ge=0, lt=1e9)
     peak_memory_bytes: int | None = Field(default=None, ge=0, le=2**50)
     gpu: str | None = Field(default=None, max_length=128)
     gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS)
@@ -93,9 +96,12 @@ def from_body(body: bytes, node: str | None) -> Report:
         one = check(_Body, found, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
+    if one.input_seconds is not None and one.input_seconds > one.step_seconds:
+        raise Refused("invalid", 422, f"inputSeconds: {one.input_seconds:g} is more than stepSeconds; send its part")
     return Report(
         seconds=positive(one.step_seconds),
         source="put",
+        input_seconds=one.input_seconds,
         steps=one.steps,
         peak_memory_bytes=one.peak_memory_bytes,
         gpu=one.gpu,
@@ -234,6 +240,7 @@ class Window:
                 node=observed.get("node"),
                 driver=observed.get("driver"),
                 annotation=observed.get("annotation"),
+                input_seconds=observed.get("inputSeconds"),
             )
             return cls(recent, max(int(observed["samples"]), len(recent)), str(observed["time"]), latest)
         except (KeyError, TypeError, ValueError, IndexError):
@@ -253,6 +260,7 @@ class Window:
         latest = self.latest
         found = {
             "stepSeconds": _figures(self.seconds),
+            "inputSeconds": None if latest.input_seconds is None else _figures(latest.input_seconds),
             "samples": self.samples,
             "source": latest.source,
             "time": self.time,
@@ -271,7 +279,7 @@ def added(window: Window | None, report: Report, now: str) -> Window:
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
-    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
+    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "input_seconds")
     kept = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return Window(tuple(recent), window.samples + 1, now, replace(report, **kept))
