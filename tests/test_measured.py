@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from tilecast import models, search
+from tilecast.calibration import Calibration, Correction
 from tilecast.cli import main
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Plan, Plans, Workload
+from tilecast.transfer import Own, Place, Transfer
 
 JOB = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64"]
 POOLS = ["--gpus", "h100-sxm:16,l4:8"]
@@ -67,10 +73,39 @@ def test_a_loader_stays_as_slow_on_every_gpu(tmp_path: Path, capsys: pytest.Capt
     assert found["h100-sxm"]["stepSeconds"]["target"] < 0.75
 
 
+def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> None:
+    workload = Workload(models.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    gpu = find_gpu("h100-sxm")
+    pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
+    plan = Plan(data=8, micro_batch=8)
+    own = Own(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
+    raw = search.price(workload, Plans.of(plan), pool)
+    fast = search.price(workload, Plans.of(plan), replace(pool, own=Transfer((own,))))
+    assert fast.step_s[0] == pytest.approx(max(raw.times.least[0], raw.step_s[0] / 3), rel=1e-6)
+    assert fast.times.correction[0] == pytest.approx(fast.times.carried[0])
+
+
+def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
+    workload = Workload(models.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    gpu = find_gpu("h100-sxm")
+    table = Calibration((Correction(("h100-sxm",), ratio=1.2, width=0.5, runs=7, own=7),))
+    pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
+    plan = Plan(data=8, micro_batch=8)
+    own = Transfer((Own(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),))
+    raw, seen, both = (
+        search.price(workload, Plans.of(plan), one)
+        for one in (pool, replace(pool, calibration=table), replace(pool, calibration=table, own=own))
+    )
+    assert both.step_s[0] == pytest.approx(raw.step_s[0] * 1.2 * both.times.carried[0])
+    assert 1.1 < both.times.carried[0] < 1.23
+    assert both.times.width[0] < seen.times.width[0] == 0.5
+
+
 def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *POOLS, "--measured", "a100-80:8=700ms", "--measured", "l4:8=4s"]) == 0
     screen = capsys.readouterr().out
     assert "from your 2 runs" in screen
+    assert "How sure?  your 2 runs; 0 runs seen on this cluster: " in screen
     assert "Your run on 8 a100-80 (" in screen and "took 0.7 s" in screen and "Your run on 8 l4 (" in screen
 
 

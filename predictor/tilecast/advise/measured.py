@@ -121,6 +121,7 @@ def told(advice: Advice, found: Sequence[Known]) -> Advice:
         offers=tuple(offer(one) for one in advice.offers),
         baseline=offer(advice.baseline) if advice.baseline else None,
         notes=(*advice.notes, *(_note(item) for item in found)),
+        confidence=f"{runs}; {advice.confidence}" if advice.best else advice.confidence,
     )
 
 
