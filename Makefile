@@ -35,7 +35,7 @@ types: $(SETUP)
 	$(BIN)/mypy
 
 crds: $(SETUP)
-	$(BIN)/python -m tilecast.api.crds --output-dir crds
+	$(BIN)/python -m tilecast.api.crds --output-dir crds --output-dir charts/tilecast/crds
 	$(BIN)/python -m tilecast.api.advice --output schemas/advice.schema.json
 
 dashboards: $(SETUP)

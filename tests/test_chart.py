@@ -18,6 +18,7 @@ import yaml
 from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm, HelmError, ensure_or_fail
 from operator_process import Operator
+from test_releases import RELEASES
 from tilecast_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -107,6 +108,7 @@ def test_lint_finds_nothing(helm: Helm) -> None:
         ("imge.tag=1", "imge"),
         ("image.tags=1", "tags"),
         ("crds.keep=maybe", "keep"),
+        ("crds.kept=true", "kept"),
         ("service.port=0", "port"),
         ("settings.TILECAST_WRITER=2", "TILECAST_WRITER"),
         ("resources.limit.memory=1Gi", "limit"),
@@ -117,18 +119,11 @@ def test_a_mistyped_value_is_refused_by_name(helm: Helm, setting: str, named: st
         rendered(helm, "--set", setting)
 
 
-def test_crds_are_those_of_the_repository(helm: Helm) -> None:
-    shown = {crd["metadata"]["name"]: crd for crd in of_kind(rendered(helm), "CustomResourceDefinition")}
-    assert shown.keys() == crd_files().keys() >= {"trainingjobs.tilecast.dev", "gpupools.tilecast.dev"}
-    for name, wanted in crd_files().items():
-        assert shown[name]["spec"] == wanted["spec"]
-        assert shown[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-
-
-def test_crds_can_be_left_out_or_removed_with_the_release(helm: Helm) -> None:
-    assert of_kind(rendered(helm, "--set", "crds.enabled=false"), "CustomResourceDefinition") == []
-    for crd in of_kind(rendered(helm, "--set", "crds.keep=false"), "CustomResourceDefinition"):
-        assert "annotations" not in crd["metadata"]
+def test_crds_are_no_part_of_the_release(helm: Helm) -> None:
+    assert of_kind(rendered(helm), "CustomResourceDefinition") == []
+    shown = [document for document in yaml.safe_load_all(helm("show", "crds", str(CHART))) if document]
+    assert {crd["metadata"]["name"]: crd for crd in shown} == crd_files()
+    assert crd_files().keys() >= {"trainingjobs.tilecast.dev", "gpupools.tilecast.dev"}
 
 
 def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
@@ -169,6 +164,8 @@ def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> Non
     (file,) = (CHART / "rules").iterdir()
     wanted = file.read_text().replace("docs/runbooks.md", "https://example.org/runbooks")
     assert found["spec"] == yaml.safe_load(wanted)
+    (nowhere,) = of_kind(rendered(helm, *MONITORING, OPERATED), "PrometheusRule")
+    assert "runbook" not in json.dumps(nowhere)
     (service,) = of_kind(shown, "Service")
     (monitor,) = of_kind(shown, "ServiceMonitor")
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -499,11 +496,63 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     installer("uninstall", "--wait", "--timeout=120s")
     assert left(own_cluster) == sorted([*CRD_NAMES, *OBJECT_NAMES])
 
-    # The same release takes them up again, and takes them along when it may.
+    # The same release takes them up again. Values of releases that had CRDs as templates change nothing.
     installer("install", str(CHART), "--set=crds.keep=false", "--set=rbac.configMapNamespaces={default}")
     assert set(OBJECT_NAMES) <= set(left(own_cluster))
     installer("uninstall", "--wait", "--timeout=120s")
+    assert left(own_cluster) == sorted([*CRD_NAMES, *OBJECT_NAMES])
+    own_cluster.kubectl("delete", "crd", *crd_files())
     wait_for(lambda: left(own_cluster) == [] or None, "nothing to be left", 60)
+
+
+@pytest.mark.parametrize("earlier", RELEASES, ids=lambda chart: chart.stem)
+def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cluster: Cluster, earlier: Path) -> None:
+    """CRDs first, then the release; what a user stored outlives the upgrade, the way back, and the end."""
+    installer("install", str(earlier), "--set=image.tag=theirs", "--create-namespace")
+    with pytest.raises(HelmError, match=r"older than this chart's .* helm show crds"):
+        installer("upgrade", str(CHART), "--reset-then-reuse-values")
+
+    bring_crds(helm, own_cluster)
+    installer("upgrade", str(CHART), "--reset-then-reuse-values")
+    image = "jsonpath={.spec.template.spec.containers[0].image}"
+    assert own_cluster.kubectl("-n", NAMESPACE, "get", "deployment", "tilecast", "-o", image) == "tilecast:theirs"
+    own_cluster.apply(json.dumps(JOB | {"spec": JOB["spec"] | NEWEST_FIELDS}))
+
+    installer("upgrade", str(CHART), "--reset-then-reuse-values", "--set=jobs.enabled=true")
+    installer("rollback", "2")
+    assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
+    # A release before 0.2.0 wrote the CRDs itself; Helm refuses to take them over instead of pruning fields.
+    with pytest.raises(HelmError):
+        installer("rollback", "1")
+    assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
+
+    installer("uninstall", "--wait", "--timeout=120s")
+    assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
+    own_cluster.kubectl("delete", "crd", *crd_files())
+
+
+def test_an_upgrade_never_deletes_crds(installer: Helm, helm: Helm, own_cluster: Cluster) -> None:
+    installer("install", str(RELEASES[0]), "--set=crds.keep=false", "--create-namespace")
+    with pytest.raises(HelmError, match="kubectl annotate crd") as refused:
+        installer("upgrade", str(CHART), "--reset-then-reuse-values")
+    assert "would delete the CRD" in str(refused.value)
+    own_cluster.kubectl("annotate", "crd", *crd_files(), "helm.sh/resource-policy=keep")
+    bring_crds(helm, own_cluster)
+    own_cluster.apply(json.dumps(JOB))
+    installer("upgrade", str(CHART), "--reset-then-reuse-values")
+    assert stored_job(own_cluster)["spec"]["model"] == JOB["spec"]["model"]
+    installer("uninstall", "--wait", "--timeout=120s")
+    own_cluster.kubectl("delete", "crd", *crd_files())
+
+
+def bring_crds(helm: Helm, cluster: Cluster) -> None:
+    crds = helm("show", "crds", str(CHART))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crds)
+
+
+def stored_job(cluster: Cluster) -> dict[str, Any]:
+    job: dict[str, Any] = json.loads(cluster.kubectl("get", "trainingjobs.tilecast.dev", "ours", "-o", "json"))
+    return job
 
 
 OBJECT_NAMES = ["gpupool.tilecast.dev/ours", "gpupool.tilecast.dev/t4", "trainingjob.tilecast.dev/ours"]
@@ -516,6 +565,8 @@ JOB = {
         "training": {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "bf16"},
     },
 }  # fmt: skip
+NEWEST_FIELDS = {"targetRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "ours"}}
+"""Of a job's spec; the first releases do not have them."""
 OBJECTS = f"""
 apiVersion: tilecast.dev/v1alpha1
 kind: GPUPool

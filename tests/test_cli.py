@@ -308,11 +308,25 @@ def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"base_model_name_or_path": "me/mine"}, "is a LoRA adapter of 'me/mine', which is no preset; give its base's"),
-        ({"base_model_name_or_path": None}, "with --lora-rank 16"),
+        ({"base_model_name_or_path": "me/mine"}, ".base_model_name_or_path: 'me/mine' is no preset; give the base's"),
+        ({"base_model_name_or_path": None}, ".base_model_name_or_path: is missing; give the base's config.json"),
+        (
+            {"base_model_name_or_path": 7},
+            ".base_model_name_or_path: 7 is no name of a model; give the base's config.json",
+        ),
+        (
+            {"base_model_name_or_path": "resnet-50"},
+            ".base_model_name_or_path: resnet-50 is of family resnet, which has",
+        ),
         ({"base_model_name_or_path": "google/gemma-3"}, "did you mean gemma-3-1b"),
-        ({"peft_type": "PREFIX_TUNING"}, "is a PREFIX_TUNING adapter of 'meta-llama/Llama-3.1-8B'"),
-        ({"r": "16"}, "is a LoRA adapter without a rank r"),
+        ({"peft_type": "PREFIX_TUNING"}, ".peft_type: 'PREFIX_TUNING' adapters are not priced; give its base's preset"),
+        ({"peft_type": "IA3"}, ".peft_type: 'IA3' adapters are not priced"),
+        ({"peft_type": 5}, ".peft_type: 5 is no type of adapter"),
+        ({"peft_type": None}, ".peft_type: None is no type of adapter"),
+        ({"r": "16"}, ".r: '16' is no rank; write a whole number from 1"),
+        ({"r": 10**6}, ".r: 1000000 is no rank"),
+        ({"r": None}, ".r: is missing"),
+        ({"modules_to_save": ["lm_head"]}, ".modules_to_save: ['lm_head'] is trained whole, which is not priced; give"),
     ],
 )
 def test_an_adapter_that_is_not_priced_says_how_its_base_is(
@@ -322,6 +336,39 @@ def test_an_adapter_that_is_not_priced_says_how_its_base_is(
     path.write_text(json.dumps({**ADAPTER, **changed}))
     assert main(["advise", str(path), *ASKED]) == 2
     _one_line(capsys, told)
+
+
+def test_what_an_adapter_has_beyond_its_rank_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "adapter_config.json"
+    plain = {**ADAPTER, "modules_to_save": None, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {"q_proj": 32}}
+    told = f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer"
+    for more, left_out in (
+        ({}, ""),
+        ({"use_dora": True}, "; without use_dora, which is not priced"),
+        ({"use_dora": True, "rank_pattern": {"q_proj": 8}}, "; without use_dora, rank_pattern, which are not priced"),
+    ):
+        path.write_text(json.dumps({**plain, **more}))
+        assert main(["advise", str(path), *ASKED]) == 0
+        assert capsys.readouterr().err == f"{told}{left_out}\n"
+
+
+@pytest.mark.parametrize("verb", ["advise", "sweep"])
+def test_adapters_on_a_model_without_any_name_the_flag(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--over", "pool.gpus=8"] if verb == "sweep" else []
+    assert main([verb, "resnet-50", "--batch", "64", "--lora-rank", "8", "--gpus", "h100-sxm:8", *more]) == 2
+    _one_line(capsys, "tilecast: --lora-rank: resnet-50 is of family resnet, which has no adapters")
+
+
+def test_a_folder_does_not_hide_the_preset_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["advise", "gpt2", *ASKED]
+    assert main(arguments) == 0
+    meant = capsys.readouterr().out
+    (tmp_path / "gpt2").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == meant
 
 
 def test_a_folder_without_a_config_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

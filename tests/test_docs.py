@@ -95,6 +95,22 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert (tmp_path / "reference.html").exists()
 
 
+@pytest.mark.parametrize(
+    "page", [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"], ids=lambda path: path.stem
+)
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+        text = ((page.parent / target) if target else page).read_text()
+        headings = [re.sub(r"[^\w -]", "", line).strip().lower() for line in re.findall(r"^#+ (.*)$", text, re.M)]
+        assert anchor in [heading.replace(" ", "-") for heading in headings], (page.name, target, anchor)
+
+
+def test_the_architecture_tells_every_module() -> None:
+    told = re.findall(r"`(\w+)`", (ROOT / "docs" / "architecture.md").read_text())
+    modules = {path.stem for path in (ROOT / "predictor" / "tilecast").iterdir() if path.suffix in ("", ".py")}
+    assert {name for name in modules if not name.startswith("_")} <= set(told)
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "charts" / "tilecast" / "README.md"):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

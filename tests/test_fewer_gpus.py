@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -45,6 +46,19 @@ def test_gpus_that_earn_their_price_are_not() -> None:
     assert told(Workload(models.preset("llama-3.1-8b"), 4096, 1024)) == []
     assert told(SMALL, objective="cost") == []
     assert told(SMALL, replace(POOL, max_nodes=1)) == []
+
+
+def test_gpus_are_compared_on_one_batch() -> None:
+    request = Request("job", replace(SMALL, global_batch=448), batches=(336, 448))
+    advice = advise(request, [POOL])
+    (note,) = [note for note in advice.notes if "the rest make a step" in note]
+    found = re.search(r"^(\d+) of the .* take ([\d.]+) ms .* with (\S+), instead", note)
+    assert found is not None and advice.best is not None
+    shares = [int(share) for share in re.findall(r"(?:dp|mb)(\d+)", found[3])]
+    assert advice.best.workload.global_batch % math.prod(shares) == 0
+    few = replace(POOL, max_nodes=int(found[1]) // 8)
+    alone = advise(Request("job", advice.best.workload), [few]).best
+    assert alone is not None and alone.step_s == pytest.approx(float(found[2]) / 1e3, rel=0.1)
 
 
 def test_without_a_price_only_times_are_told() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,17 @@ def test_a_changed_config_has_the_parameters_that_follow(name: str) -> None:
     assert after - before == pytest.approx(more, rel=0.02, abs=0.002 * before)
 
 
+def test_kimi_vl_sees() -> None:
+    """MoonViT, 400 M parameters (arXiv 2504.07491, section 2.1), and a projector from four patches."""
+    vision = {"model_type": "moonvit", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+              "num_attention_heads": 16, "patch_size": 14}  # fmt: skip
+    text = config("deepseek_v3", num_hidden_layers=4)
+    whole = huggingface.model({"model_type": "kimi_vl", "text_config": text, "vision_config": vision})
+    projector = 4608 * 4608 + 4608 * text["hidden_size"]
+    assert size(whole) - size(replace(whole, towers=())) == pytest.approx(413e6 + projector, rel=0.02)
+    assert "one image of 448 x 448 pixels" in whole.notes[-1]
+
+
 def test_keys_under_an_old_name_go_before_defaults_of_the_new() -> None:
     old = huggingface.model({"model_type": "bloom", "n_layer": 3, "n_embed": 64, "n_head": 4, "vocab_size": 100})
     assert (old.layers, old.hidden, old.heads) == (3, 64, 4)
@@ -313,6 +325,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"architecture": "no_such_net"}, "config.json.architecture", "no preset is called 'no_such_net'"),
     (published("LiquidAI/LFM2-1.2B") | {"layer_types": ["fourier"]}, "config.json.layer_types", "'fourier' is no kind"),
     ({"model_type": 3}, "config.json.model_type", "'3' is not supported"),
+    (config("llama", model_type="xlstm"), "config.json.model_type", "cells with matrix memory, not attention; trace"),
+    (config("llama", model_type="lilt", architectures=["LiltModel"]), "config.json.model_type", "'lilt' is not supp"),
+    ({"model_type": "perceiver"}, "config.json.model_type", "up to its preprocessors, which the config does not desc"),
+    ({"model_type": "mask2former"}, "config.json.model_type", "sampled points, a kernel that is not priced; trace"),
+    ({"model_type": "rt_detr"}, "config.json.model_type", "sampled points, a kernel that is not priced; trace the"),
+    (
+        {**published("microsoft/trocr-base-handwritten"), "encoder": {"model_type": "hiera"}},
+        "config.json",
+        "its encoder or its decoder is of a type that is not known; trace it",
+    ),
     ({"model_type": "llama"}, "config.json.num_hidden_layers", "a config of llama states it"),
     (config("llama", hidden_size="wide"), "config.json.hidden_size", "'wide' is no size"),
     (config("llama", hidden_size=[4096]), "config.json.hidden_size", "is no size"),
@@ -382,6 +404,36 @@ def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"]["target"] < found[0]["target"]
     assert main(["advise", str(path), "--seq", "4096", *GPUS]) == 2
     assert "--batch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "width", "steps"),
+    [
+        ("microsoft/trocr-base-handwritten", 24 * 24, 768, 0),
+        ("naver-clova-ix/donut-base", 80 * 60, 1024, 0),
+        ("speech/wav2vec2-base-bart-large", 781, 768, 1),
+    ],
+)
+def test_a_decoder_looks_at_the_tokens_of_its_encoder(name: str, tokens: int, width: int, steps: int) -> None:
+    """Keys and values of cross-attention are made of the encoder's tokens, in its width or behind a dense layer."""
+    built = graph(name, [1], [1])
+    (decoder,) = built.layers
+    assert decoder.name == "decoder-layer"
+    (made,) = (op for op in decoder.ops if op.name == "cross-attention.key-value")
+    assert made.table.dims[0, :4].tolist() == [1, tokens, 2 * 1024, 1024 if steps else width]
+    assert bool([block for block in built.first if block.name == "tower1-projector"]) is bool(steps)
+
+
+def test_a_video_is_masked_in_pretraining_alone() -> None:
+    """VideoMAE (arXiv 2203.12602, section 4.1): 8 x 14 x 14 tokens, a tenth of which the encoder sees."""
+    small, whole = (graph(f"MCG-NJU/videomae-base{rest}", [1], [1]) for rest in ("", "-finetuned-kinetics"))
+    seen = []
+    for built in (small, whole):
+        (made,) = (op for op in built.layers[0].ops if op.name == "attention.qkv")
+        seen.append(int(made.table.dims[0, 1]))
+    assert seen == [157, 1568]
+    assert small.first[0].name.startswith("tower1-") and len(whole.first) == 1
+    assert whole.host_bytes_per_sample == 16 * 224 * 224 * 3
 
 
 def test_a_config_of_another_family_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_only_our_gates_hold_a_job() -> None:
         ({"apiVersion": "batch/v1beta1"}, ("apiVersion", "batch/v1")),
         ({"spec": {}}, ("spec", "is not that of a Job", "kubectl explain jobs")),
         ({"spec": None}, ("spec", "is not that of a Job")),
-        ({"spec": {"template": {"spec": {"containers": "x"}}}}, ("spec", "is not that of a Job")),
+        ({"spec": {"template": {"spec": {"containers": "x"}}}}, ("spec.template.spec.containers", "'x' is not a list")),
         ({"metadata": "x"}, ("metadata", "is not a mapping")),
     ],
 )
@@ -216,6 +216,66 @@ def test_what_is_no_job_is_told_so(changed: dict[str, Any], words: tuple[str, ..
     with pytest.raises(SpecError) as raised:
         read({**example("job"), **changed})
     assert all(word in str(raised.value) for word in words) and "\n" not in str(raised.value)
+
+
+POD_PATHS = {
+    "job": ("spec", "template", "spec"),
+    "jobset": ("spec", "replicatedJobs", 1, "template", "spec", "template", "spec"),
+    "pytorchjob": ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec"),
+}
+SHAPES: list[tuple[str, tuple[str | int, ...], Any, str]] = [
+    *((name, (*path, "nodeSelector"), "x", "is not a mapping") for name, path in POD_PATHS.items()),
+    *((name, (*path, "nodeSelector"), {"a": 1}, "is not text") for name, path in POD_PATHS.items()),
+    *((name, (*path, "tolerations"), [1], "is not a mapping") for name, path in POD_PATHS.items()),
+    *((name, (*path, "containers", 0, "command"), -1, "is not a list") for name, path in POD_PATHS.items()),
+    *((name, (*path, "containers", 0, "args"), [None], "is not text") for name, path in POD_PATHS.items()),
+    ("job", ("spec", "parallelism"), -1, "is no number of pods"),
+    ("job", ("spec", "completions"), float("nan"), "is no number of pods"),
+    ("jobset", ("spec", "replicatedJobs", 1, "replicas"), "x", "is no number of pods"),
+    ("jobset", ("spec", "network"), True, "is not a mapping"),
+    ("pytorchjob", ("spec", "pytorchReplicaSpecs", "Worker", "replicas"), [], "is no number of pods"),
+    ("trainjob", ("spec", "trainer", "command"), "torchrun train.py", "is not a list"),
+    ("trainjob", ("spec", "trainer", "resourcesPerNode"), 8, "is not a mapping"),
+    ("trainjob", ("spec", "trainer", "numNodes"), 0.5, "is no number of pods"),
+    ("trainjob", ("spec", "podTemplateOverrides"), [{"spec": {"nodeSelector": "x"}}], "is not a mapping"),
+    ("trainjob", ("spec", "runtimePatches"), [None], "is not a mapping"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "problem"), SHAPES)
+def test_a_field_of_another_shape_is_named(
+    name: str, path: tuple[str | int, ...], value: Any, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = example(name)
+    place = document
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(document))
+    status = main(["advise", str(file), "--gpus", "a100-80:16", "-o", "yaml", "--launch", "torchrun"])
+    told = capsys.readouterr().err
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+    assert status == 2 and told.startswith(f"tilecast: {where}") and problem in told and told.count("\n") == 1, told
+
+
+def test_resources_without_gpus_are_kept_beside_the_gpus_that_are_advised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, file = example("trainjob"), tmp_path / "job.yaml"
+    document["spec"]["trainer"]["resourcesPerNode"] = {"a": 1}
+    file.write_text(yaml.safe_dump(document))
+    assert main(["advise", str(file), "--gpus", "a100-80:16", "-o", "yaml"]) == 0
+    resources = yaml.safe_load(capsys.readouterr().out)["spec"]["trainer"]["resourcesPerNode"]
+    assert resources == {"a": 1, "limits": {"nvidia.com/gpu": 8}}
+
+
+def test_a_job_without_gpus_is_not_printed_as_one_to_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, file = example("jobset"), tmp_path / "job.yaml"
+    del document["spec"]["replicatedJobs"][1]
+    file.write_text(yaml.safe_dump(document))
+    assert main(["advise", str(file), "--gpus", "a100-80:16", "-o", "yaml", "--launch", "torchrun"]) == 2
+    assert "the job asks for no GPU" in capsys.readouterr().err
 
 
 JSON = st.recursive(

@@ -61,6 +61,12 @@ def test_what_is_no_plan_is_one_line(text: str) -> None:
     assert caught.value.field == "--plan" and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["fsdp=8,zero=auto", "fsdp8,zero=3", "zero=1,fsdp=8", "fsdp8,dp=8"])
+def test_fsdp_says_two_things_already(text: str) -> None:
+    with pytest.raises(SpecError, match=r"is said beside fsdp, which says dp and zero=3; write dp=N,zero="):
+        Stated.parse(text, "--plan")
+
+
 @pytest.mark.parametrize("workload", [LLAMA, MIXTRAL], ids=["dense", "experts"])
 def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> None:
     plans = search.enumerate_plans(workload, POOL)
@@ -98,7 +104,13 @@ def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("model", "text", "said"),
     [
-        ("resnet-50", "tp=2", "which has no heads"),
+        (
+            "resnet-50",
+            "tp=2",
+            "tp=2 does not split resnet-50, whose family is priced data parallel alone; leave tp out",
+        ),
+        ("flux.1", "pp=2", "pp=2 does not split flux.1, whose family is priced data parallel alone; leave pp out"),
+        ("flux.1", "cp=2", "cp=2 does not split flux.1, whose family is priced data parallel alone; leave cp out"),
         ("gpt2", "tp=8", "does not divide the 12 heads"),
         ("gpt2", "pp=8", "leaves stages of gpt2 without a layer"),
         ("t5-v1.1-base", "pp=2", "leaves stages"),

@@ -102,6 +102,7 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
     [
         ("pool.gpus", Value(12), "do not fill nodes"),
         ("pool.gpus", Value(0), "no count"),
+        ("pool.gpus", Value(20), "20 GPUs do not fill nodes of 8"),
         ("pool.nodes", Value(1.5), "no count"),
         ("gpu.memory", Value(0), "not positive"),
         ("gpu.memory", Value(80e9), "8e\\+10 GiB is more than there is; give GiB"),
@@ -239,3 +240,12 @@ def test_every_point_lies_in_the_frame_and_between_ticks(points: list[tuple[floa
             assert 0 <= x <= charts.WIDTH and 0 <= y <= charts.HEIGHT
     lines = list(root.iter("{http://www.w3.org/2000/svg}line"))
     assert 4 <= len(lines) <= 40
+
+
+def test_a_part_of_a_node_is_swept_to_a_whole_one() -> None:
+    """Eight GPUs from four were two nodes of four, with a network between them."""
+    gpu = find_gpu("h100-sxm")
+    part = Pool("h100", gpu, 4, 1, find_link(gpu.intra_link), find_link("ethernet-100"), usual_gpus_per_node=8)
+    for count, shape in ((2, (2, 1)), (4, (4, 1)), (8, (8, 1)), (16, (8, 2))):
+        (after,) = vary([part], "pool.gpus", Value(count))
+        assert (after.gpus_per_node, after.max_nodes) == shape

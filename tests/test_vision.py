@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tilecast import kernels, models
 from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.models import layers, traced
+from tilecast.models import huggingface, layers, traced
 from tilecast.models.layers import Numerics
 from tilecast.models.traced import document
 from tilecast.spec import SpecError, Workload
@@ -184,3 +185,20 @@ def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     assert written("faster-rcnn-r50-c4", "contiguous") == 4 * 32
     assert written("faster-rcnn-r50-dc5", "channelsLast") == 4 * 4 * 4
     assert written("faster-rcnn-r50-c4", "channelsLast") == 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("image", "windows"), [(384, [(16, 24), (4, 24), (1, 24), (1, 12)]), (224, [(9, 24), (4, 24), (1, 14), (1, 7)])]
+)
+def test_windows_of_swin_are_no_larger_than_the_image_and_cover_it(image: int, windows: list[tuple[int, int]]) -> None:
+    """Scores of each stage's attention: windows, heads, and the square of a window's tokens (arXiv 2111.09883, appendix
+    A1.2: windows of 24 over images of 384 pixels, whose last stage is 12 wide). An image is padded to whole windows."""
+    published = json.loads((Path(__file__).parent / "configs.json").read_text())["swinv2-large"]["config"]
+    model = huggingface.model({**published, "image_size": image})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built = models.build(Workload(model, 1, 1, training=False), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
+    stages = [block for block in built.layers if block.name.endswith("-layer")]
+    found = [next(op for op in stage.ops if op.name == "attention.scores").table.flops()[0] for stage in stages]
+    wide = [2.0 * count * side**4 * 192 * 2**stage for stage, (count, side) in enumerate(windows)]
+    assert found == pytest.approx(wide)

@@ -233,7 +233,7 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
     ("model", "gpus", "told"),
     [
         ("llama-3.1-8b", 1, "1 node of 2 GPUs instead of 1"),
-        ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1"),
+        ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1 node of 1"),
         ("llama-3-70b", 8, "2 nodes instead of 1"),
     ],
 )
@@ -253,6 +253,37 @@ def test_a_faster_plan_of_more_gpus_fills_the_node_first() -> None:
     advice = advise(Request("x", Workload(models.preset("gpt2-xl"), 1024, 64)), [part])
     (change,) = [item.change for item in advice.why_not if item.code == "PoolTooSmall" and item.change]
     assert (change.input, change.text) == ("pool.gpus", "1 node of 4 GPUs instead of 2")
+
+
+@pytest.mark.parametrize("gpus", [3, 5, 6])
+def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
+    """Three GPUs would have won as "1 node of 6", five as "2 nodes of 5"."""
+    part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=gpus, usual_gpus_per_node=8)
+    for model in ("gpt2-xl", "llama-3-70b"):
+        for batch in (15 * 8, 64):
+            request = Request("x", Workload(models.preset(model), 1024, batch))
+            advice = advise(request, [part, pool("a100-80", 2, 4.1)])
+            for change in (*(item.change for item in advice.why_not), *(item.change for item in advice.rejections)):
+                if change is not None and change.input == "pool.gpus":
+                    assert int(change.value) in (8, 16, 24, 32, 40, 48, 56, 64), change
+                    _, after = apply(change, request, part)
+                    assert (after.gpus_per_node, after.max_gpus) == (8, int(change.value))
+
+
+def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:
+    """Seven samples go onto one of six V100, though not onto two, three or six."""
+    found = pool("v100-sxm-32", 1, 3.1)
+    request = Request("x", Workload(models.preset("t5-small"), 512, 7))
+    (rejection,) = advise(request, [replace(found, gpus_per_node=6)]).rejections
+    assert rejection.remedy == "train in fp16"
+
+
+def test_a_limit_on_nodes_counts_nodes_not_parts_of_one() -> None:
+    part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=1, usual_gpus_per_node=8)
+    request = Request("x", Workload(models.preset("gpt2-xl"), 1024, 64), constraints=Constraints(max_nodes=1))
+    told = [item for item in advise(request, [part, pool("a100-80", 1, 4.1)]).why_not if item.subject == "pool"]
+    (change,) = [item.change for item in told if item.pool == part.name]
+    assert change is not None and change.input == "pool.gpus" and int(change.value) <= 8
 
 
 def test_faster_links_are_faster_and_leave_the_rest() -> None:

@@ -27,13 +27,14 @@ _HEAD = """\
 ```sh
 helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
 helm test tilecast --namespace tilecast --logs
-helm upgrade tilecast charts/tilecast --namespace tilecast --reuse-values
+helm show crds charts/tilecast | kubectl apply --server-side --force-conflicts -f -
+helm upgrade tilecast charts/tilecast --namespace tilecast --reset-then-reuse-values
 helm uninstall tilecast --namespace tilecast
 ```
 
-`helm upgrade` brings new versions of the CRDs. `helm uninstall` leaves the CRDs with every TrainingJob and GPUPool, and
-nothing else; with `crds.keep=false` it removes these too. Pods meet the Restricted Pod
-Security Standard. Kubernetes {kubernetes}.
+`helm install` brings the CRDs; the third line brings new ones before an upgrade, which refuses to run ahead of them.
+Neither upgrade nor rollback nor uninstall touches them, so that no field of a stored object is ever pruned. Pods meet
+the Restricted Pod Security Standard. Kubernetes {kubernetes}.
 
 `values.schema.json` refuses a key or a type that this table does not have. This file is made by `make chart`.
 

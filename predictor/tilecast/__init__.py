@@ -1,3 +1,3 @@
 """Tilecast: forecasts of training steps, from tiles."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -418,15 +418,16 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
 
 
 def _batches(workload: Workload, splits: _Table) -> _Table:
-    """Each split with every micro-batch (a power of two, or the whole share of a rank) and expert-parallel degree."""
+    """Each split with every expert-parallel degree and a micro-batch of each octave: the power of two where it divides
+    the share of a rank, or else the largest that does."""
     batch = workload.global_batch
     share = batch // splits["data"][:, None]
     micro = np.array([workload.micro_batch] if workload.micro_batch else divisors(batch), np.int64)
     keep = share % micro == 0
     if workload.micro_batch is None:
-        keep &= (micro & (micro - 1) == 0) | (share == micro)
         keep &= (share // micro >= splits["pipeline"][:, None]) | (micro == 1)
         keep &= (micro * workload.sequence_length <= MAX_MICRO_TOKENS) | (micro == 1)
+        keep = _one_an_octave(micro, keep)
     rows, chosen = np.nonzero(keep)
     found = {name: column[rows] for name, column in splits.items()}
     found["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
@@ -435,6 +436,18 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
     degrees = expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
     return {name: column[rows] for name, column in found.items()} | {"expert": degrees[rows, chosen]}
+
+
+def _one_an_octave(micro: Ints, able: Mask) -> Mask:
+    """Of the micro-batches (m,), ascending, that each row is able to have, (n, m), the power of two or else the largest
+    between one power of two and the next."""
+    octave = np.frexp(micro)[1]
+    starts = np.flatnonzero(np.diff(octave, prepend=-1))
+    if len(starts) == len(micro):
+        return able
+    worth = able * np.where(micro & (micro - 1) == 0, 2 * micro, micro)
+    most = np.maximum.reduceat(worth, starts, axis=1)
+    return np.asarray(able & (worth == most[:, np.searchsorted(octave[starts], octave)]))
 
 
 def expert_degrees(model: Model, ranks: Ints) -> Ints:
@@ -461,9 +474,10 @@ def _ways(workload: Workload) -> tuple[_Table, Mask]:
     zero = [0] if is_whole else [3] if workload.offload == "parameters" else [0, 1, 2, 3]
     recompute = [0]
     if workload.checkpointing is not None:
+        models.refuse_recomputation(model, workload.checkpointing, "training.activationCheckpointing")
         recompute = [CHECKPOINTING.index(workload.checkpointing)]
-    elif workload.training and models.recomputes(model):
-        recompute = list(range(len(CHECKPOINTING)))
+    elif workload.training:
+        recompute = [CHECKPOINTING.index(mode) for mode in models.recomputes(model)]
     sizes = ([0, 1], recompute, zero, list(range(1, MAX_VIRTUAL + 1)))
     names = ("sequence_parallel", "checkpointing", "zero_stage", "virtual_stages")
     grid = np.meshgrid(*(np.array(size, np.int32) for size in sizes), indexing="ij")

@@ -251,6 +251,9 @@ class Stated:
         found: dict[str, Any] = {}
         for key, value in pairs:
             name = _PLAN_KEYS.get(key)
+            if name in found and key in ("dp", "zero") and any(item.startswith("fsdp") for item in items):
+                problem = f"{key} is said beside fsdp, which says dp and zero=3"
+                raise SpecError(field, problem, "write dp=N,zero=STAGE in place of fsdp, or fsdp alone")
             if name is None or name in found:
                 problem = f"{key[:40]!r} is unknown" if name is None else f"{key} is given twice"
                 known = ", ".join((*_PLAN_KEYS, "fsdp"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast.advise import Advice, Offer
+from tilecast.advise.changes import grown
 from tilecast.hardware import Link, Pool, Protocol
 from tilecast.spec import SpecError
 
@@ -120,9 +121,10 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
             raise SpecError(flag, f"{field} of {number:g} is not positive", "give more than 0")
         if known.unit in _LARGEST_IN and number > _LARGEST:
             raise SpecError(flag, f"{field} of {number:g} {known.unit} is more than there is", f"give {known.unit}")
-        if field == "pool.gpus" and number > pool.gpus_per_node and number % pool.gpus_per_node:
-            problem = f"{number:g} GPUs do not fill nodes of {pool.gpus_per_node}"
-            raise SpecError(flag, problem, f"give multiples of {pool.gpus_per_node}, or fewer")
+        per_node = grown(pool, int(number)).gpus_per_node
+        if field == "pool.gpus" and number > per_node and number % per_node:
+            problem = f"{number:g} GPUs do not fill nodes of {per_node}"
+            raise SpecError(flag, problem, f"give multiples of {per_node}, or fewer")
         found.append(known.put(pool, number))
     return found
 
@@ -133,8 +135,10 @@ _LARGEST_IN = ("GiB", "MiB", "GB/s")
 
 
 def _gpus(pool: Pool, count: float) -> Pool:
-    per_node = min(int(count), pool.gpus_per_node)
-    return replace(pool, gpus_per_node=per_node, max_nodes=int(count) // per_node)
+    """So many GPUs in nodes of the pool's size, or of the usual one where it is a part of a node."""
+    if count < pool.gpus_per_node:
+        return replace(pool, gpus_per_node=int(count), max_nodes=1)
+    return grown(pool, int(count))
 
 
 def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> Field:

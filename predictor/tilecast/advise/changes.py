@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from tilecast.advise.values import Change, Request
 from tilecast.hardware import Link, Pool
+from tilecast.search import divisors
 
 Apply: TypeAlias = Callable[[Request, Pool, Any], tuple[Request, Pool]]
 
@@ -98,6 +99,19 @@ def grown(pool: Pool, gpus: int) -> Pool:
     return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
 
+FURTHER = (2, 4, 8)
+"""How many times as many nodes a pool is imagined to have."""
+
+
+def sizes(pool: Pool) -> list[int]:
+    """GPUs that a pool can be had with, ascending from its own: whole nodes, and of one node a divisor; at most
+    `FURTHER[-1]` times its nodes."""
+    whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
+    parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
+    own = [pool.max_gpus, *parts] if pool.is_part else []
+    return [*own, *(whole * nodes for nodes in range(pool.max_nodes, most + 1))]
+
+
 def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     """So many GPUs instead of those that a pool has, in nodes of its own size, or of the usual one where it is a part
     of a node."""
@@ -105,8 +119,9 @@ def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     if not pool.is_part:
         told = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
         return Change("pool.maxNodes", wide.max_nodes, effect, told)
-    nodes = f"{wide.max_nodes} nodes" if wide.max_nodes > 1 else "1 node"
-    return Change("pool.gpus", gpus, effect, f"{nodes} of {wide.gpus_per_node} GPUs instead of {pool.gpus_per_node}")
+    nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
+    told = f"{nodes} of {wide.gpus_per_node} GPUs instead of {own}{pool.gpus_per_node}"
+    return Change("pool.gpus", gpus, effect, told)
 
 
 def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:

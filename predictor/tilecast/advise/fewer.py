@@ -16,18 +16,19 @@ as many GPUs those that make it less than 1.19 times as fast."""
 
 
 def fewer_gpus(request: Request, choice: Choice) -> str | None:
-    """What the fastest plan on half of the recommended GPUs takes, in a sentence, or on half of those and so on, as far
-    as each doubling costs several times what it gains; None where the last does not, or where not time alone counts."""
+    """What the fastest plan for the same batch on half of the recommended GPUs takes, in a sentence, or on half of
+    those and so on, as far as each doubling costs several times what it gains; None where the last does not, or where
+    not time alone counts."""
     if request.objective not in ("time", "timeToFinish"):
         return None
     found = choice.found
-    each = found.step_s / found.batch
-    rows = np.flatnonzero(choice.kept & (found.gpus <= choice.gpus // 2))
+    same = found.batch == found.batch[choice.row]
+    rows = np.flatnonzero(choice.kept & same & (found.gpus <= choice.gpus // 2))
     roomy = rows if choice.is_tight else rows[~found.take(rows).tight]
-    chosen, gpus, times = choice.row, found.gpus[roomy], each[roomy]
+    chosen, gpus, times = choice.row, found.gpus[roomy], found.step_s[roomy]
     while (near := np.flatnonzero(gpus <= found.gpus[chosen] // 2)).size:
         half = int(roomy[near[np.argmin(times[near])]])
-        faster = math.log(each[half] / each[chosen])
+        faster = math.log(found.step_s[half] / found.step_s[chosen])
         dearer = math.log(found.gpus[chosen] / found.gpus[half]) - faster
         if dearer < SEVERAL * max(faster, 0.0):
             break
@@ -43,7 +44,7 @@ def fewer_gpus(request: Request, choice: Choice) -> str | None:
         cost = per_1000_steps(float(found.hourly[row]), seconds)
         return f"{time} and {cost:,.3g} {found.pool.currency} per 1000 steps"
 
-    count, faster = int(found.gpus[chosen]), float(each[chosen] / each[choice.row])
+    count, faster = int(found.gpus[chosen]), float(found.step_s[chosen] / found.step_s[choice.row])
     few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"
     return (
         f"{few} {told(chosen)} with {found.plans.row(chosen)}, instead of {told(choice.row)}: the rest make a step "

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast import memory, search
 from tilecast.advise.boards import judge, settle, usable
-from tilecast.advise.changes import apply, more
+from tilecast.advise.changes import FURTHER, apply, grown, more, sizes
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import PRICED, Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
@@ -21,8 +21,6 @@ from tilecast.search import Limits
 from tilecast.spec import CHECKPOINTING
 
 GIB = 2**30
-FURTHER = (2, 4, 8)
-"""How many times as many nodes a pool is imagined to have."""
 MAX_COUNTS = 3
 """GPU counts tried to see whether a changed job fits, the largest first."""
 
@@ -103,7 +101,9 @@ def _judged(change: Change, request: Request, found: Field) -> Rejection | None:
         if isinstance(judged, Choice):
             return None
         first = first or judged
-    return first or _against(judge(after, field(after, pool)))
+    if first is not None and first.code != "NoDivisiblePlan":
+        return first
+    return _against(judge(after, field(after, pool)))
 
 
 def _against(judged: Choice | Rejection) -> Rejection | None:
@@ -169,9 +169,11 @@ def _count(request: Request, found: Field, rejection: Rejection) -> Iterator[Cha
         possible = _counts(found.pool, limits.max_gpus or found.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
-        if asked > found.pool.max_gpus and asked % found.pool.gpus_per_node == 0:
-            nodes = asked // found.pool.gpus_per_node
-            yield Change("pool.maxNodes", nodes, "fits", f"raise its maxNodes to {nodes}")
+        wide = grown(found.pool, asked)
+        if asked == wide.max_gpus and found.pool.is_part:
+            yield more(found.pool, asked, "fits")
+        elif asked == wide.max_gpus > found.pool.max_gpus:
+            yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
     yield from _batches(request, found, rejection)
 
 
@@ -193,9 +195,7 @@ def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Ch
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
     if request.constraints.gpus is None and pool.is_part:
-        whole = pool.usual_gpus_per_node
-        sizes = [size for size in search.divisors(whole) if size > pool.gpus_per_node]
-        for gpus in (*sizes, *(whole * nodes for nodes in range(2, FURTHER[-1] + 1))):
+        for gpus in sizes(pool)[1:]:
             yield more(pool, gpus, "fits")
     elif request.constraints.gpus is None:
         for times in FURTHER:

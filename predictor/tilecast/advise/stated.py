@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast import models, search
 from tilecast.search import divisors
-from tilecast.spec import CHECKPOINTING, Plan, Plans, SpecError, Stated, Workload
+from tilecast.spec import Plan, Plans, SpecError, Stated, Workload
 
 
 def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
@@ -38,7 +38,9 @@ def plans(workload: Workload, gpus: int, stated: Stated, field: str) -> Plans:
         raise SpecError(field, problem, "change mb, or leave vp out")
     micros = [micro] if micro is not None else [b for b in divisors(share) if b & (b - 1) == 0 or b == share]
     checkpointing = stated.checkpointing or workload.checkpointing
-    modes = [checkpointing] if checkpointing else CHECKPOINTING if workload.training else CHECKPOINTING[:1]
+    if checkpointing:
+        models.refuse_recomputation(workload.model, checkpointing, field)
+    modes = [checkpointing] if checkpointing else models.recomputes(workload.model)[: None if workload.training else 1]
     is_served = workload.gradient_sync == "parameterServer"
     if is_served and stated.zero_stage:
         problem = f"zero={stated.zero_stage} spreads gradients that a parameter server sums whole"
@@ -73,10 +75,16 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
     """Every degree divides what it splits."""
     model = workload.model
     tensor, pipeline, context, virtual = stated.tensor, stated.pipeline, stated.context, stated.virtual_stages
+    whole = {} if model.hidden else {"tp": tensor, "cp": context} | ({} if model.trace else {"pp": pipeline})
+    for name, degree in whole.items():
+        if degree > 1:
+            kind = (
+                "whose trace is cut into stages alone" if model.trace else "whose family is priced data parallel alone"
+            )
+            raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
     if not search.splits_heads(workload, tensor):
         told = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-        whole = told if model.hidden else f"{model.name}, which has no heads"
-        raise SpecError(field, f"tp={tensor} does not divide {whole}", "choose a divisor")
+        raise SpecError(field, f"tp={tensor} does not divide {told}", "choose a divisor")
     if pipeline > 1 and not search.stages_are_full(workload, pipeline):
         raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
     if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):

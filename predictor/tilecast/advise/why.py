@@ -16,10 +16,10 @@ import numpy as np
 
 from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.changes import faster, grown, more
+from tilecast.advise.changes import FURTHER, faster, grown, more, sizes
 from tilecast.advise.choose import Choice, island, simplicity, tangled
 from tilecast.advise.rank import Field, field, is_price
-from tilecast.advise.remedies import FURTHER, GIB, cheaper, least_whole, roomier
+from tilecast.advise.remedies import GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
 from tilecast.models import Sharded
@@ -90,44 +90,53 @@ def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool
 
 
 def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
-    """The fewest nodes with which the pool would be recommended, found by halving what lies between those that do not
-    and those that do."""
+    """The fewest GPUs that it can be had with and would be recommended, found by halving what lies between those that
+    do not and those that do."""
     pool, limits = choice.found.pool, request.constraints
     known: dict[int, Choice | None] = {}
+    possible = sizes(pool)
 
-    def on(nodes: int) -> Choice | None:
-        gpus = nodes * pool.gpus_per_node
-        is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or nodes > (limits.max_nodes or nodes)
+    def on(gpus: int) -> Choice | None:
+        wide = grown(pool, gpus)
+        is_wide = wide.max_nodes > (limits.max_nodes or wide.max_nodes)
+        is_barred = limits.gpus is not None or gpus > (limits.max_gpus or gpus) or is_wide
         # So many GPUs make no plan more than so many times as fast.
-        if is_barred or choice.value * pool.max_nodes / nodes > best.value * math.exp(uncertainty.most_tied()):
+        if is_barred or choice.value * pool.max_gpus / gpus > best.value * math.exp(uncertainty.most_tied()):
             return None
-        if nodes not in known:
-            judged = judge(request, field(request, grown(pool, gpus), Limits(gpus=gpus)))
-            known[nodes] = judged if isinstance(judged, Choice) else None
-        return known[nodes]
+        if gpus not in known:
+            judged = judge(request, field(request, wide, Limits(gpus=gpus)))
+            known[gpus] = judged if isinstance(judged, Choice) else None
+        return known[gpus]
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
-        def works(nodes: int) -> bool:
-            return (found := on(nodes)) is not None and test(request, found, others)
+        def works(index: int) -> bool:
+            return (found := on(possible[index])) is not None and test(request, found, others)
 
-        fails = pool.max_nodes
-        for nodes in (times * pool.max_nodes for times in FURTHER):
-            if works(nodes):
-                if pool.is_part:
-                    return nodes
+        fails = 0
+        for index in _leaps(pool, possible):
+            if works(index):
                 # Of a large pool, a fourth is fine enough.
-                parts = 8 if nodes * pool.gpus_per_node <= MOST_CONFIRMED else 4
-                return least_whole(works, fails, nodes, max(nodes // parts, 1))
-            fails = nodes
+                parts = 8 if possible[index] <= MOST_CONFIRMED else 4
+                apart = max(grown(pool, possible[index]).max_nodes // parts, 1)
+                return possible[least_whole(works, fails, index, apart)]
+            fails = index
         return None
 
-    nodes = least(_wins)
-    if nodes is not None and not _surely(request, known[nodes] or choice, others):
-        wide = grown(pool, nodes * pool.gpus_per_node)
-        nodes = nodes if wide.max_gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
-    if nodes is None:
-        return None
-    return more(pool, nodes * pool.gpus_per_node, "wins")
+    gpus = least(_wins)
+    if gpus is not None and not _surely(request, known[gpus] or choice, others):
+        wide = grown(pool, gpus)
+        gpus = gpus if gpus <= MOST_CONFIRMED and _confirmed(request, wide, others) else least(_surely)
+    return None if gpus is None else more(pool, gpus, "wins")
+
+
+def _leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
+    """Places of the sizes of a pool that are tried first: parts of a node, a node, and so many times its nodes."""
+    wide = [grown(pool, gpus).max_nodes for gpus in possible]
+    return [
+        index
+        for index, nodes in enumerate(wide)
+        if index and (nodes == pool.max_nodes or nodes in [times * pool.max_nodes for times in FURTHER])
+    ]
 
 
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
@@ -192,10 +201,10 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
 
 def _near(request: Request, found: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
     subjects, plans, rows = [], [], []
+    possible = sizes(found.pool)[1:]
     for subject, one in _steps(plan, workload):
         row = _row(found, one, variant)
-        most = found.pool.max_gpus
-        is_beyond = subject == "gpus" and most < one.gpus <= FURTHER[-1] * most
+        is_beyond = subject == "gpus" and one.gpus in possible
         if row >= 0 or is_beyond:
             subjects.append(subject)
             plans.append(one)
@@ -343,7 +352,7 @@ class _Neighbour:
         if self.plan.tensor > island(self.best.found):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
         if tangled(self.best.found.take(np.array([self.row])))[0]:
-            return "it splits a replica within a node in three ways; a stated plan asks for it"
+            return "it splits a small replica in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:

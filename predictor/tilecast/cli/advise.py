@@ -70,6 +70,13 @@ _MORE = ("wide", "html")
 
 def run(options: argparse.Namespace) -> int:
     job = inputs.job(options)
+    try:
+        return _run(options, job)
+    except SpecError as error:
+        raise job.told(error) from None
+
+
+def _run(options: argparse.Namespace, job: inputs.Job) -> int:
     request, pools = job.request(), inputs.pools(options)
     options.seconds, stated = measurements.read(options.measured)
     if options.baseline:

@@ -67,9 +67,14 @@ class Source:
             advice: what is advised.
             found: the pools that the job may use.
             command: a script for bash that every pod with GPUs shall run; empty leaves the job's own.
+
+        Raises:
+            SpecError: no pod of the job asks for a GPU, and none can by a runtime that lies elsewhere.
         """
         if advice.best is None:
             return self.text
+        if jobs.runtime_of(self.document) is None:
+            jobs.require_gpus(self.job)
         put = candidates.exported(advice.best, self.job, found)
         changes = jobs.changes(self.document, self.job, put)
         changes += commands.running(self.document, self.job, command) if command else []

@@ -23,6 +23,7 @@ from tilecast.advise import Request
 from tilecast.api import base, training_job
 from tilecast.api.base import API_VERSION
 from tilecast.api.job_kinds import listed
+from tilecast.cli import adapters
 from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
@@ -92,11 +93,16 @@ class Job:
         try:
             return training_job.read(self.document, self.config_maps)
         except SpecError as error:
-            if error.field not in self.flags:
+            if self.source and error.field not in self.flags:
                 from tilecast import jobs
 
-                raise (jobs.in_annotations(error) if self.source else error) from None
-            raise SpecError(self.flags[error.field], error.problem, error.remedy) from None
+                raise jobs.in_annotations(error) from None
+            raise self.told(error) from None
+
+    def told(self, error: SpecError) -> SpecError:
+        """The error by the flag that filled its field; `spec.` may be left out of the field's path."""
+        flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
+        return error if flag is None else SpecError(flag, error.problem, error.remedy)
 
     def having(self, path: Sequence[str], value: object, flag: str) -> Job:
         """The job with another value in a field of its spec.
@@ -401,40 +407,42 @@ _FOLDER = ("adapter_config.json", "config.json")
 
 
 def _in_folder(job: str) -> str | None:
-    """The file of a folder that says what model it holds; None where the job is no folder.
+    """The file of a folder that says what model it holds; None where the job is no folder, or is a preset's name.
 
     Raises:
-        SpecError: the folder has no such file.
+        SpecError: the folder has no such file, and no preset has its name.
     """
     if not os.path.isdir(job):  # noqa: PTH112 (never raises)
         return None
     for name in _FOLDER:
         if (path := Path(job) / name).is_file():
             return str(path)
-    raise SpecError(job, f"is a folder without {' or '.join(_FOLDER)}", "name a file in it, or a preset")
+    try:
+        models.preset(job)
+    except SpecError:
+        problem = f"is a folder without {' or '.join(_FOLDER)}"
+        raise SpecError(job, problem, "name a file in it, or a preset") from None
+    return None
 
 
 def _adapted(options: argparse.Namespace, config: Document) -> Job:
-    """The job of a PEFT adapter: LoRA of its rank on its base, if that is a preset; flags win.
+    """The job of a PEFT adapter: LoRA of its rank on its base; flags win, and what is not priced is told.
 
     Raises:
-        SpecError: it is no LoRA, or its base is no preset; the message says how the base is priced.
+        SpecError: it is no LoRA on a preset.
     """
-    base, kind, rank = (config.get(key) for key in ("base_model_name_or_path", "peft_type", "r"))
-    if kind != "LORA" or not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        told = f"{kind[:40]} adapter" if isinstance(kind, str) and kind != "LORA" else "LoRA adapter without a rank r"
-        remedy = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
-        raise SpecError(options.job, f"is a {told} of {str(base)[:80]!r}, which is not priced", remedy)
-    flags = f"--lora-rank {rank}"
-    try:
-        name = models.preset(str(base)).name
-    except SpecError as error:
-        remedy = f"give its base's config.json, or a preset, with {flags}; {error.remedy}"
-        raise SpecError(options.job, f"is a LoRA adapter of {str(base)[:80]!r}, which is no preset", remedy) from None
+    found = adapters.read(config, options.job)
+    told = []
     if options.lora_rank is None:
-        options = argparse.Namespace(**{**vars(options), "lora_rank": rank})
-        print(f"tilecast: {options.job}: priced as {name} with {flags}, on every dense layer", file=sys.stderr)
-    return _bare(options, name, {"preset": name})
+        options = argparse.Namespace(**{**vars(options), "lora_rank": found.rank})
+        told = [f"priced as {found.base} with --lora-rank {found.rank}, on every dense layer"]
+    if found.unpriced:
+        told.append(
+            f"without {', '.join(found.unpriced)}, which {'is' if len(found.unpriced) == 1 else 'are'} not priced"
+        )
+    if told:
+        print(f"tilecast: {options.job}: {'; '.join(told)}", file=sys.stderr)
+    return _bare(options, found.base, {"preset": found.base})
 
 
 def _from_file(options: argparse.Namespace) -> Job:
@@ -452,7 +460,7 @@ def _from_file(options: argparse.Namespace) -> Job:
         if (quantization := found[0].get("quantization_config")) is not None and options.quantization is None:
             _tell_quantization(options.job, quantization)
         return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(found[0])}})
-    if len(found) == 1 and "peft_type" in found[0]:
+    if len(found) == 1 and adapters.is_adapter(found[0]):
         return _adapted(options, found[0])
     if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"

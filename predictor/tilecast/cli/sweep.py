@@ -50,7 +50,10 @@ def run(options: argparse.Namespace) -> int:
         )
     over = Over.parse(options.over)
     job, pools = inputs.job(options), inputs.pools(options)
-    rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
+    try:
+        rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
+    except SpecError as error:
+        raise job.told(error) from None
     unit = FIELDS[over.field].unit if over.is_of_pools else ""
     if picture is not None:
         _draw(picture, render.chart(over.field, unit, rows, options.plot))

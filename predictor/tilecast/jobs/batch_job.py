@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, template
-from tilecast.jobs.quantities import whole_count
+from tilecast.jobs.shapes import count_at
 
 
 class BatchJob(JobKind):
@@ -17,11 +17,9 @@ class BatchJob(JobKind):
     finished = ("Complete", "Failed")
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
-        spec = document["spec"]
-        count = whole_count(spec.get("parallelism", 1))
-        if spec.get("completions") is not None:
-            count = min(count, whole_count(spec["completions"]))
-        yield template("", ("spec", "template", "spec"), count, spec["template"]["spec"])
+        count = count_at(document, ("spec", "parallelism"))
+        count = min(count, count_at(document, ("spec", "completions"), count))
+        yield template("", ("spec", "template", "spec"), count, document["spec"]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:
         # startTime is taken back when a Job that ran is suspended

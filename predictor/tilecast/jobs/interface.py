@@ -15,6 +15,7 @@ from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.api.job_kinds import JOB_APIS
 from tilecast.jobs.keys import ADMISSION_GATES, ADVISOR, APPLIED, ENABLED, IGNORE, MODE, QUEUE
 from tilecast.jobs.quantities import like, requested, whole_count
+from tilecast.jobs.shapes import POD, require
 from tilecast.nodes import choice_labels, gpu_resource
 
 
@@ -232,7 +233,12 @@ def is_choice(label: str) -> bool:
 
 
 def template(name: str, path: Path, count: int, spec: Document) -> Pods:
-    """The pods of one template: `count` of the pod spec at `path`."""
+    """The pods of one template: `count` of the pod spec at `path`.
+
+    Raises:
+        SpecError: a part of the spec that is read is not shaped like that of a pod.
+    """
+    require(spec, POD, path or ("runtime",))
     required = value_at(spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")) or {}
     return Pods(
         name=name,

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.jobs.interface import Job, JobKind, Pods, template
 from tilecast.jobs.quantities import any_count, whole_count
+from tilecast.jobs.shapes import count_at, require
+
+_SUBDOMAIN: Path = ("spec", "network", "subdomain")
 
 
 class JobSet(JobKind):
@@ -17,11 +20,13 @@ class JobSet(JobKind):
     finished = ("Completed", "Failed")
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        require(value_at(document, _SUBDOMAIN[:-1]), {"subdomain": str}, _SUBDOMAIN[:-1])
         for index, item in enumerate(document["spec"]["replicatedJobs"]):
-            job = item["template"]["spec"]
-            count = whole_count(item.get("replicas", 1)) * whole_count(job.get("parallelism", 1))
-            path = ("spec", "replicatedJobs", index, "template", "spec", "template", "spec")
-            yield template(str(item["name"]), path, count, job["template"]["spec"])
+            above: Path = ("spec", "replicatedJobs", index)
+            below: Path = (*above, "template", "spec")
+            count = count_at(document, (*above, "replicas")) * count_at(document, (*below, "parallelism"))
+            pod = item["template"]["spec"]["template"]["spec"]
+            yield template(str(item["name"]), (*below, "template", "spec"), count, pod)
 
     def is_active(self, status: Document) -> bool:
         return any_count(status.get("replicatedJobsStatus") or (), "active", "ready", "succeeded", "failed")
@@ -44,8 +49,8 @@ class JobSet(JobKind):
     def main_address(self, document: Document, job: Job) -> str:
         """The first GPU pod by the name that its headless service gives it (JobSet, spec.network); a JobSet sets no
         MASTER_ADDR."""
-        network = document["spec"].get("network") or {}
-        return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{network.get('subdomain') or job.name}}}"
+        subdomain = value_at(document, _SUBDOMAIN) or job.name
+        return f"${{MASTER_ADDR:-{job.name}-{job.workers[0].name}-0-0.{subdomain}}}"
 
 
 KIND = JobSet()

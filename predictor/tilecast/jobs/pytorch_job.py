@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tilecast.api.fields import Document, FieldChange
 from tilecast.jobs.interface import JobKind, Pods, template
-from tilecast.jobs.quantities import any_count, whole_count
+from tilecast.jobs.quantities import any_count
+from tilecast.jobs.shapes import count_at
 
 _ROLES = ("Master", "Worker")
 
@@ -24,7 +25,7 @@ class PyTorchJob(JobKind):
         replicas = document["spec"]["pytorchReplicaSpecs"]
         for role in (name for name in _ROLES if name in replicas):
             path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
-            count = whole_count(replicas[role].get("replicas", 1))
+            count = count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))
             yield template(role, path, count, replicas[role]["template"]["spec"])
 
     def is_active(self, status: Document) -> bool:

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilecast.api.base import mapping_in
 from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.jobs.interface import Job, JobKind, Placement, Pods, selector, template, tolerated
-from tilecast.jobs.keys import ADVISOR, AS_SERVED
-from tilecast.jobs.quantities import any_count, requested, whole_count
+from tilecast.jobs.keys import ADVISOR
+from tilecast.jobs.quantities import any_count, requested
+from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require
 from tilecast.nodes import gpu_resource
 
 _STEP = ("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step")
+_JOBS: Shape = {"spec": {"replicatedJobs": [{"template": {"spec": {"template": {"spec": POD}}}}]}}
+_SPEC: Shape = {
+    "trainer": {"command": [str], "args": [str], "resourcesPerNode": RESOURCES},
+    "podTemplateOverrides": [{"spec": POD}],
+    "runtimePatches": [{"trainingRuntimeSpec": {"template": _JOBS}}],
+}
 
 
 class TrainJob(JobKind):
@@ -26,23 +32,25 @@ class TrainJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         spec = document["spec"]
+        require(spec, _SPEC, ("spec",))
         trainer = spec.get("trainer") or {}
         base_spec = ((runtime or {}).get("spec")) or {}
+        require(base_spec, {"template": _JOBS}, ("runtime",))
         replicated = _trainer_job(base_spec)
         pod = value_at(replicated, ("template", "spec", "template", "spec")) or {}
         container: Document = next((item for item in pod.get("containers") or () if item.get("name") == "node"), {})
         resources = trainer.get("resourcesPerNode") or container.get("resources")
-        count = trainer.get("numNodes") or value_at(base_spec, ("mlPolicy", "numNodes")) or 1
+        usual = count_at({"runtime": base_spec}, ("runtime", "mlPolicy", "numNodes"))
+        count = count_at(document, ("spec", "trainer", "numNodes"), usual)
         name = str(replicated.get("name", "node"))
-        overrides = spec.get("podTemplateOverrides") or ()
-        over = [mapping_in(item, "spec", "podTemplateOverrides", AS_SERVED) for item in overrides]
+        over = [item.get("spec") or {} for item in spec.get("podTemplateOverrides") or ()]
         over += [
             value_at(job, ("template", "spec", "template", "spec")) or {}
             for patch in spec.get("runtimePatches") or ()
             for job in value_at(patch, ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")) or ()
             if job.get("name") == name
         ]
-        base = template(name, (), whole_count(count), pod)
+        base = template(name, (), count, pod)
         own: dict[str, str] = {}
         tolerations = base.tolerations
         for item in over:
@@ -51,7 +59,7 @@ class TrainJob(JobKind):
         yield Pods(
             name=name,
             path=(),
-            count=whole_count(count),
+            count=count,
             gpus=requested(resources),
             node_selector={**base.node_selector, **own},
             pinned=base.node_selector,
@@ -66,8 +74,8 @@ class TrainJob(JobKind):
         return [FieldChange(("spec", "trainer", "numNodes"), pods)]
 
     def runtime_of(self, document: Document) -> tuple[str, str] | None:
-        reference = (document.get("spec") or {}).get("runtimeRef") or {}
-        return str(reference.get("kind") or "ClusterTrainingRuntime"), str(reference.get("name") or "")
+        kind, name = (value_at(document, ("spec", "runtimeRef", key)) for key in ("kind", "name"))
+        return str(kind or "ClusterTrainingRuntime"), str(name or "")
 
     def place(self, document: Document, job: Job, placement: Placement, *, runtime_patches: bool) -> list[FieldChange]:
         """An entry of our own in `runtimePatches` (Trainer 2.2 and later) or in `podTemplateOverrides`."""
@@ -89,8 +97,9 @@ class TrainJob(JobKind):
 
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         path: Path = ("spec", "trainer", "resourcesPerNode")
-        given = value_at(document, path) or {"limits": {}}
-        resources = {part: {**(given[part] or {}), gpu_resource(): gpus} for part in given}
+        given = value_at(document, path) or {}
+        parts = [part for part in ("requests", "limits") if given.get(part)] or ["limits"]
+        resources = {**given, **{part: {**(given.get(part) or {}), gpu_resource(): gpus} for part in parts}}
         return [FieldChange(path, resources)]
 
     def containers(self, document: Document, job: Job) -> dict[Path, Document]:

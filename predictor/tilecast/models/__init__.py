@@ -1,7 +1,7 @@
 """Models as graphs. `build` turns a workload and its distinct shards into the operators of one rank;
 `preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
 
-To add a family: write `build(workload, shards) -> Graph` in a file here and add a line to `FAMILIES`.
+To add a family: write `build(workload, shards) -> Graph` in a file here and add a row to `families.FAMILIES`.
 To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to a file
 in `huggingface/types/`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -23,61 +23,27 @@ import numpy as np
 from tilecast import frameworks, fuse
 from tilecast.graph import Block, Graph, Shards
 from tilecast.memo import Memo
-from tilecast.models import (
-    albert,
-    cnn,
-    deepseek,
-    diffusion,
-    electra,
-    flux,
-    hybrid,
-    ncf,
-    recommender,
-    relative,
-    sam,
-    speech,
-    towers,
-    traced,
-    transformer,
-    transformer_xl,
-    vision,
-)
-from tilecast.spec import Floats, Model, Plans, Rows, SpecError, Workload, distinct
+from tilecast.models import cnn, hybrid, towers, traced
+from tilecast.models.families import ADAPTED, FAMILIES, Builder, Family
+from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plans, Rows, SpecError, Workload, distinct
 
-Builder = Callable[[Workload, Shards], Graph]
-
-FAMILIES: Mapping[str, Builder] = {
-    "decoder": transformer.build,
-    "encoder": transformer.build,
-    "moe": transformer.build,
-    "encdec": transformer.build_encoder_decoder,
-    "deepseek": deepseek.build,
-    "transformer-xl": transformer_xl.build,
-    "albert": albert.build,
-    "electra": electra.build,
-    "vit": vision.build,
-    "swin": vision.build_swin,
-    "flux": flux.build,
-    "diffusion-transformer": diffusion.build,
-    "hybrid": hybrid.build,
-    "relative-encoder": relative.build,
-    "sam": sam.build,
-    "query-encoder": towers.build_queries,
-    "speech-encoder": speech.build,
-    "speech-encdec": speech.build_encoder_decoder,
-    "ncf": ncf.build,
-    **dict.fromkeys(recommender.NETWORKS, recommender.build),
-    **dict.fromkeys(cnn.NETWORKS, cnn.build),
-}
-"""Every family by name."""
-
-ADAPTED = ("decoder", "encoder", "moe", "encdec", "deepseek", "hybrid")
-"""Families that LoRA trains."""
+__all__ = ["ADAPTED", "FAMILIES", "Family"]
 
 
-def recomputes(model: Model) -> bool:
-    """Whether activations can be recomputed layer by layer: the layers are alike, or a trace's segments are."""
-    return model.hidden > 0 or model.trace is not None or model.family in ("flux", "diffusion-transformer")
+def recomputes(model: Model) -> tuple[Checkpointing, ...]:
+    """What can be recomputed of a model's activations: of a trace whatever its segments hold."""
+    return CHECKPOINTING if model.trace is not None else FAMILIES[model.family].recomputes
+
+
+def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
+    """Nothing, for what can be recomputed of a model.
+
+    Raises:
+        SpecError: it cannot; `field` is what the error calls the statement.
+    """
+    if mode not in (able := recomputes(model)):
+        problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
+        raise SpecError(field, problem, f"use {' or '.join(able)}")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -109,7 +75,7 @@ def _builder(model: Model) -> Builder:
         return traced.build
     if model.family not in FAMILIES:
         raise SpecError("model.family", f"unknown family {model.family!r}", f"use one of {', '.join(FAMILIES)}")
-    return FAMILIES[model.family]
+    return FAMILIES[model.family].build
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,33 +295,15 @@ def presets() -> Mapping[str, Model]:
 
 
 _FIELDS = {item.name for item in fields(Model)}
-_TRANSFORMER = ("layers", "hidden", "heads", "vocab")
-_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "moe": (*_TRANSFORMER, "experts"),
-    "deepseek": (*_TRANSFORMER, "latent", "rotary_dim", "value_dim"),
-    "transformer-xl": (*_TRANSFORMER, "memory_length"),
-    "electra": (*_TRANSFORMER, "generator_hidden"),
-    "vit": ("layers", "hidden", "heads", "image", "patch"),
-    "swin": ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
-    "flux": flux.NEEDS,
-    "diffusion-transformer": diffusion.NEEDS,
-    "query-encoder": ("layers", "hidden", "heads"),
-    "sam": ("layers", "hidden", "heads", "image", "patch", "window"),
-    "speech-encoder": ("layers", "hidden", "heads", "frames", "bands"),
-    "speech-encdec": (*_TRANSFORMER, "frames", "bands"),
-    "ncf": ("users", "items", "factors", "dense1", "dense2", "dense3"),
-    **{family: recommender.needs(family) for family in recommender.NETWORKS},
-    **{family: ("image", *network.needs) for family, network in cnn.NETWORKS.items()},
-}
-"""Dimensions that a model cannot do without, by family; of other families `_TRANSFORMER`."""
-
 _DIVISORS = ("moe_every", "global_every", "shrink")
 """Dimensions that divide others wherever they are stated."""
+_PAIRS = (("text_tokens", "text_width"), ("frame_tokens", "frame_width"))
+"""States that a model reads, and the width that it cannot read them without."""
 
 
 def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Names of the dimensions that a model of the family, of layers of that pattern, cannot do without."""
-    return (*_NEEDS.get(family, _TRANSFORMER), *hybrid.needs(pattern))
+    return (*FAMILIES[family].needs, *hybrid.needs(pattern))
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
@@ -374,6 +322,9 @@ def model_from(table: Mapping[str, Any]) -> Model:
     for name in needs(family, tuple(known.get("pattern", ()))):
         if not (value := known.get(name, extra.get(name, 0))) > 0:
             raise SpecError(f"model.{name}", f"must be positive, got {value}", "state the dimension")
+    for counted, measured in _PAIRS:
+        if extra.get(counted, 0.0) > 0 and not extra.get(measured, 0.0) > 0:
+            raise SpecError(f"model.{measured}", f"must be positive beside {counted} {extra[counted]:g}", "state it")
     words = [(name, extra[name]) for name in ("cutoff1", "cutoff2", "cutoff3") if name in extra]
     for (_, fewer), (name, more) in pairwise([*words, ("vocab", float(known.get("vocab", 0)))]):
         if more <= fewer:

@@ -7,7 +7,7 @@ Images become latents, and texts states, before training; the frozen networks th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -22,12 +22,11 @@ NEEDS = ("double_layers", "width", "attention_heads", "image_tokens", "text_toke
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph: `double_layers` layers of two streams, `single_layers` of one, `image_tokens` patches of
-    `patch_values` numbers and `text_tokens` states of `text_width`, beside a pooled state of
-    `pooled_width`. Data parallel only."""
+    """The graph: `double_layers` layers of two streams, `dual_layers` of which attend twice, `single_layers` of one,
+    `image_tokens` patches of `patch_values` numbers and `text_tokens` states of `text_width`, beside a pooled state of
+    `pooled_width`; `query_key_norm` (1) and `rotates` (1) say what becomes of queries and keys. Data parallel only."""
     extra = workload.model.extra
     width, text, image = int(extra["width"]), extra["text_tokens"], extra["image_tokens"]
-    heads = int(extra["attention_heads"])
 
     def embed(walk: Walk) -> None:
         for inputs in (modulated.TIME_WIDTH, int(extra["pooled_width"])):
@@ -44,16 +43,18 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
     tokens = text + image
     kinds: list[tuple[str, Callable[[Walk], None]]] = [
-        ("double", lambda walk: _double(walk, text, image, width, heads)),
-        ("single", lambda walk: _single(walk, tokens, width, heads)),
+        ("dual", lambda walk: _double(walk, extra, text, image, attends_twice=True)),
+        ("double", lambda walk: _double(walk, extra, text, image)),
+        ("single", lambda walk: _single(walk, extra, tokens)),
     ]
-    counted = [(name, int(extra.get(f"{name}_layers", 0)), write) for name, write in kinds]
+    depths = {name: int(extra.get(f"{name}_layers", 0)) for name, _ in kinds}
+    depths["double"] -= depths["dual"]
     return Graph(
         (modulated.block("embedding", 1, tokens, embed, workload, shards),),
         tuple(
-            modulated.block(f"{name}-layer", repeat, tokens, write, workload, shards)
-            for name, repeat, write in counted
-            if repeat
+            modulated.block(f"{name}-layer", depths[name], tokens, write, workload, shards)
+            for name, write in kinds
+            if depths[name] > 0
         ),
         (modulated.block("head", 1, tokens, finish, workload, shards),),
         np.zeros(len(shards)),
@@ -62,12 +63,23 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )  # fmt: skip
 
 
-def _double(walk: Walk, text: float, image: float, width: int, heads: int) -> None:
+def _double(walk: Walk, extra: Mapping[str, float], text: float, image: float, *, attends_twice: bool = False) -> None:
+    """A layer of two streams; in one that attends twice the image also attends to itself alone, with scales of its own
+    (diffusers, models/normalization.py: SD35AdaLayerNormZeroX)."""
+    width, heads = int(extra["width"]), int(extra["attention_heads"])
+    if attends_twice:
+        modulated.vector(walk, width, 3 * width)
+        modulated.modulated(walk, image, width)
+        attention.linear(walk, image, width, 3 * width)
+        _positions(walk, extra, image)
+        attention.core(walk, image, image, width, heads)
+        attention.linear(walk, image, width, width)
+        modulated.gated_sum(walk, image, width)
     for tokens in (image, text):
         modulated.vector(walk, width, 6 * width)
         modulated.modulated(walk, tokens, width)
         attention.linear(walk, tokens, width, 3 * width)
-        modulated.positions(walk, tokens, width, heads)
+        _positions(walk, extra, tokens)
     attention.core(walk, image + text, image + text, width, heads)
     for tokens in (image, text):
         attention.linear(walk, tokens, width, width)
@@ -79,12 +91,24 @@ def _double(walk: Walk, text: float, image: float, width: int, heads: int) -> No
         modulated.gated_sum(walk, tokens, width)
 
 
-def _single(walk: Walk, tokens: float, width: int, heads: int) -> None:
+def _single(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
+    width, heads = int(extra["width"]), int(extra["attention_heads"])
     modulated.vector(walk, width, 3 * width)
     modulated.modulated(walk, tokens, width)
     attention.linear(walk, tokens, width, 7 * width)
-    modulated.positions(walk, tokens, width, heads)
+    _positions(walk, extra, tokens)
     attention.core(walk, tokens, tokens, width, heads)
     modulated.gelu(walk, tokens, 4 * width)
     attention.linear(walk, tokens, 5 * width, width)
     modulated.gated_sum(walk, tokens, width)
+
+
+def _positions(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
+    """Queries and keys are normed by head and rotated, where the model does so: FLUX does both, SD3 neither,
+    and SD3.5 norms them (diffusers, models/transformers/transformer_sd3.py: `qk_norm`)."""
+    width, heads = int(extra["width"]), int(extra["attention_heads"])
+    if extra.get("query_key_norm", 1.0):
+        for _ in ("query", "key"):
+            modulated.query_key_norm(walk, tokens, width, groups=heads, rms=True)
+    if extra.get("rotates", 1.0):
+        modulated.rotary(walk, 2 * tokens, width)

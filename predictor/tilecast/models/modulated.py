@@ -43,12 +43,19 @@ def vector(walk: Walk, inputs: int, outputs: int) -> None:
     attention.linear(walk, 1.0, inputs, outputs)
 
 
-def modulated(walk: Walk, tokens: float, width: int) -> None:
-    """A norm without weights, then a scale and an offset from the vector."""
+def table(walk: Walk, rows: int, width: int) -> None:
+    """A learned table of so many rows, which is added to the scales that all blocks share."""
+    walk.ops += layers.pointwise("scale-shift", walk.numerics, walk.batch * rows * width, backward=(1.0, 1.0))
+    walk.parameters += rows * width
+
+
+def modulated(walk: Walk, tokens: float, width: int, *, weights: bool = False) -> None:
+    """A norm, with `weights` or without, then a scale and an offset from the vector."""
     elements = walk.batch * tokens * width
     walk.keep(2 * elements)
     walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
     walk.ops += layers.pointwise("modulate", walk.numerics, elements, kernels=2, backward=(2.0, 1.0))
+    walk.parameters += 2 * width if weights else 0
 
 
 def gated_sum(walk: Walk, tokens: float, width: int) -> None:
@@ -58,13 +65,18 @@ def gated_sum(walk: Walk, tokens: float, width: int) -> None:
     walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
 
 
-def positions(walk: Walk, tokens: float, width: int, heads: int) -> None:
-    """Queries and keys are normed by head and rotated."""
-    elements = walk.batch * tokens * 2 * width
-    walk.keep(2 * elements)
-    walk.ops += layers.norm("query-key-norm", walk.numerics, elements * heads / width, width / heads, rms=True)
-    walk.ops += layers.pointwise("rotary", walk.numerics, elements, kernels=3, backward=(1.0, 1.0))
-    walk.parameters += 2 * width // heads
+def query_key_norm(walk: Walk, tokens: float, width: int, *, groups: int, rms: bool) -> None:
+    """Queries or keys are normed in `groups` parts of a token: its heads, or one for all of them. An RMS norm in
+    PyTorch's operators keeps what it normed beside its input (diffusers, models/normalization.py)."""
+    elements = walk.batch * tokens * width
+    walk.keep((2.0 if rms else 1.0) * elements)
+    walk.ops += layers.norm("query-key-norm", walk.numerics, elements * groups / width, width / groups, rms=rms)
+    walk.parameters += (1 if rms else 2) * width // groups
+
+
+def rotary(walk: Walk, tokens: float, width: int) -> None:
+    """Queries and keys, `tokens` in all, are rotated by their positions, of which alone the gradient needs a copy."""
+    walk.ops += layers.pointwise("rotary", walk.numerics, walk.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
 
 
 def loss(walk: Walk, elements: float) -> None:

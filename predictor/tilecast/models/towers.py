@@ -69,8 +69,7 @@ def build_queries(workload: Workload, shards: Shards) -> Graph:
         if repeat:
             blocks.append(transformer.layer(name, workload, queries, repeat=repeat, causal=False, memory=seen))
     graph = transformer.graph(workload, queries, queries, tuple(blocks))
-    wider = 2.0 * looking * (extra.get("memory_width", float(model.hidden)) - model.hidden) * model.hidden
-    parameters = np.full(len(shards), extra.get("queries", 32.0) * model.hidden + wider)
+    parameters = np.full(len(shards), extra.get("queries", 32.0) * model.hidden)
     frozen = parameters if workload.lora_rank else np.zeros(1)
     learned = Block("queries", 1, (), parameters, np.zeros((3, 1)), frozen_parameters=frozen)
     return replace(graph, first=(learned,), last=(), host_bytes_per_sample=0.0)

@@ -221,7 +221,7 @@ def layer(
         working_bytes=working,
         copied_bytes=copied,
         frozen_parameters=frozen,
-        remembered_bytes=numerics.element * memory.outer_tokens * model.hidden if memory else np.zeros(1),
+        remembered_bytes=numerics.element * memory.outer_tokens * _memory_width(model) if memory else np.zeros(1),
     )
 
 
@@ -260,12 +260,18 @@ class Part:
         return cls([], [], none, kept, none, none, none)
 
 
+def _memory_width(model: Model) -> float:
+    """Width of the tokens that cross-attention reads."""
+    return model.extra.get("memory_width", model.hidden)
+
+
 def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
     """Multi-head attention with as many key and value heads as the model has, of `rank` to the tokens of `key_rank`."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width = model.heads * model.head_dim
     kv_width = model.kv_heads * model.head_dim
+    read = h if key_rank is rank else _memory_width(model)
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
     kv_heads = np.maximum(model.kv_heads / t, 1.0)
@@ -279,7 +285,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     else:
         ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias, trainable=trainable)
         ops += layers.linear(
-            f"{name}.key-value", numerics, key_rank.tokens, h, 2 * kv_width / t, bias=model.bias, trainable=trainable
+            f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias, trainable=trainable
         )
     if model.rotary:
         rotated = tokens * (width + kv_width) / t
@@ -317,7 +323,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
-    parameters = (width * h * 2 + 2 * kv_width * h) / t + norm_parameters(model)
+    parameters = (width * h * 2 + 2 * kv_width * read) / t + norm_parameters(model)
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
     if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
@@ -332,7 +338,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width))
     else:
         linears.append(Linear(f"{name}.query", tokens, float(h), width / t))
-        linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(h), 2 * kv_width / t))
+        linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(read), 2 * kv_width / t))
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and what attention wrote
     return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), selected, tuple(linears))

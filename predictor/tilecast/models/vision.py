@@ -45,12 +45,11 @@ def grid(model: Model) -> tuple[int, int]:
 
 def build_swin(workload: Workload, shards: Shards) -> Graph:
     """The graph of a Swin transformer: four stages of `extra.stage1` ... `stage4` layers, whose attention stays inside
-    windows of `extra.window` x `extra.window` tokens; from stage to stage four tokens merge into one of twice the
-    width. `hidden` and `heads` are the first stage's."""
+    windows of `extra.window` x `extra.window` tokens, to which an image is padded and which are no larger than it;
+    from stage to stage four tokens merge into one of twice the width. `hidden` and `heads` are the first stage's."""
     model = _classifier(workload.model)
-    window = int(model.extra["window"])
-    side = int(model.extra["image"]) // int(model.extra["patch"])
-    workload = replace(workload, model=model, sequence_length=window * window, attention="eager")
+    whole = grid(model)
+    workload = replace(workload, model=model, attention="eager")
     embedding = patches(workload, shards, learned=2 * model.hidden)
     blocks: list[Block] = []
     for stage in range(4):
@@ -59,12 +58,14 @@ def build_swin(workload: Workload, shards: Shards) -> Graph:
             model, layers=int(model.extra[f"stage{stage + 1}"]), hidden=width, heads=heads, kv_heads=heads,
             ffn_hidden=4 * width,
         )  # fmt: skip
-        staged = replace(workload, model=part)
-        windows = replace(shards, micro_batch=shards.micro_batch * (side // 2**stage // window) ** 2)
+        rows, columns = (max(1, side // 2**stage) for side in whole)
+        window = min(int(model.extra["window"]), rows, columns)
+        staged = replace(workload, model=part, sequence_length=window * window)
+        windows = replace(shards, micro_batch=shards.micro_batch * -(-rows // window) * -(-columns // window))
         graph = transformer.build(staged, windows)
         if stage:
             blocks.append(_merge(f"stage{stage + 1}-merge", staged, windows))
-        moved = windows.micro_batch.astype(float) * (window * window * width)
+        moved = windows.micro_batch.astype(float) * (staged.sequence_length * width)
         numerics = Numerics.of(staged)
         shuffle = layers.pointwise("windows", numerics, moved, kernels=4, absorbed=False, backward=(1.0, 1.0))
         name = f"stage{stage + 1}-layer"

@@ -17,6 +17,11 @@ def norm(walk: Walk, tokens: float, width: int) -> None:
 def linear(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
     """A dense layer over so many tokens of a sample."""
     walk.keep(walk.batch * tokens * inputs)
+    beside(walk, tokens, inputs, outputs, bias=bias)
+
+
+def beside(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    """A dense layer over tokens that something else keeps already."""
     walk.ops += layers.linear(
         "linear", walk.numerics, walk.batch * tokens, float(inputs), float(outputs), bias=bias
     )  # fmt: skip
@@ -32,10 +37,11 @@ def attend(
     walk: Walk, queries: float, keys: float, width: int, heads: int, *, key_width: int = 0, bias: bool = True
 ) -> None:
     """`queries` tokens of `width` look at `keys` tokens, of `key_width` where they are others; `bias` is that of the
-    projections to queries, keys and values."""
+    projections to queries, keys and values. All three read what they look at as it is kept once: other tokens by
+    whoever wrote them, for every layer that looks at them."""
     linear(walk, queries, width, width, bias=bias)
     for _ in ("key", "value"):
-        linear(walk, keys, key_width or width, width, bias=bias)
+        beside(walk, keys, key_width or width, width, bias=bias)
     core(walk, queries, keys, width, heads)
     linear(walk, queries, width, width)
     residual(walk, queries, width)

@@ -22,13 +22,17 @@ def detr(walk: Walk, extra: Mapping[str, float]) -> None:
     positions = walk.elements
     for _ in range(int(extra["encoders"])):
         walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
+        _placeless(walk, pixels)
         attention.attend(walk, pixels, pixels, _WIDTH, _HEADS)
         _rest(walk, pixels)
+    _placeless(walk, pixels)
     walk.parameters += queries * _WIDTH
     for _ in range(int(extra["decoders"])):
+        _placeless(walk, queries)
         attention.attend(walk, queries, queries, _WIDTH, _HEADS)
         attention.norm(walk, queries, _WIDTH)
         walk.ops += layers.pointwise("positions", walk.numerics, positions, reads=2.0, backward=(1.0, 1.0))
+        walk.keep(positions)
         attention.attend(walk, queries, pixels, _WIDTH, _HEADS)
         _rest(walk, queries)
     attention.norm(walk, queries, _WIDTH)
@@ -38,6 +42,11 @@ def detr(walk: Walk, extra: Mapping[str, float]) -> None:
         attention.linear(walk, asked, _WIDTH, outputs)
     walk.shape = 1, (1, 1, int(asked))
     walk.loss(1)
+
+
+def _placeless(walk: Walk, tokens: float) -> None:
+    """Values are made of tokens without the positions that queries and keys are made with, so both are kept."""
+    walk.keep(walk.batch * tokens * _WIDTH)
 
 
 def _rest(walk: Walk, tokens: float) -> None:

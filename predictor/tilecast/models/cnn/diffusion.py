@@ -21,6 +21,7 @@ def diffusion_unet(walk: Walk, extra: Mapping[str, float]) -> None:
     base, blocks = int(extra["base"]), int(extra["blocks"])
     levels = _levels(extra)
     latents, noise = walk.shape, 4 * base
+    walk.keep(walk.batch * extra.get("text_tokens", 0.0) * extra.get("text_width", 0.0))
     walk.shape = base, (1, 1, 1)
     for inputs in (base, int(extra.get("added_width", 0))):
         if inputs:

@@ -96,10 +96,21 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
         return "*mamba2" if layer.get("layer") == "Mamba2" else "*mamba"
     if stated is None and (named := _of_class(heads.task(config))):
         return named
-    if (stated is None or isinstance(stated, str)) and (likely := _likely(config)):
+    why = _refused().get(str(stated))
+    if why is None and (stated is None or isinstance(stated, str)) and (likely := _likely(config)):
         return likely
     problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
+    problem += f": {why}" if why else ""
     raise SpecError(f"{field}.model_type", problem, "trace the model with `tilecast trace`, or name a preset")
+
+
+@cache
+def _refused() -> Mapping[str, str]:
+    """Why types are not read, of those that people ask for."""
+    found: Mapping[str, str] = tomllib.loads(
+        files("tilecast.models.huggingface").joinpath("refused.toml").read_text(encoding="utf-8")
+    )
+    return found
 
 
 def _of_class(name: str) -> str:
@@ -120,7 +131,7 @@ def _letters(name: str) -> str:
 
 def _likely(config: Mapping[str, Any]) -> str:
     """The general table that fits the keys of a decoder whose type is not known; none: empty."""
-    if heads.task(config).endswith(("ForMaskedLM", "ForImageClassification", "ForConditionalGeneration")):
+    if (named := heads.task(config)) and not named.endswith(("ForCausalLM", "LMHeadModel")):
         return ""
     if config.get("kv_lora_rank"):
         kind = "*latent"
@@ -152,6 +163,8 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
     if further := reading.count(config.get("num_nextn_predict_layers")):
         notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
     read = parts.towers(found, table.get("towers", ()), config, path, _read_tower)
+    if "crossed" in table:
+        read = parts.crossed(read, config, path)
     return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes))
 
 
@@ -204,6 +217,12 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
     table = dict(_tables()[kind])
     read, defaults = table.pop("read"), _defaults().get(kind, {})
     scope = reading.Scope(config, defaults)
+    for key, known in table.get("accepts", {}).items():
+        if (stated := scope.merged.get(key)) not in known:
+            problem = "is missing" if stated is None else f"{str(stated)[:40]!r} is not supported"
+            raise SpecError(
+                f"{path}.{key}", problem, f"{' and '.join(known)} are read; trace others with `tilecast trace`"
+            )
     reading.fill(table, read, scope, path)
     if "pattern" in table:
         try:
@@ -226,7 +245,7 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
         ) from None
 
 
-_NOT_DIMENSIONS = ("assumed", "towers", "language", "language_type", "within", "within_type")
+_NOT_DIMENSIONS = ("assumed", "accepts", "crossed", "towers", "language", "language_type", "within", "within_type")
 
 
 def _name(config: Mapping[str, Any], kind: str) -> str:

@@ -52,6 +52,8 @@ def towers(
     """The model with the towers that tables name, and notes on those that cannot be read."""
     found, notes = list(model.towers), list(model.notes)
     for table in tables:
+        if "when" in table and not evaluate(table["when"], config):
+            continue
         key = place(table["at"], config)
         part = config if not key else config.get(key, named_tower(config))
         if not isinstance(part, Mapping):
@@ -88,14 +90,48 @@ def tokens(tower: Model) -> float:
     """Tokens of a sample that a tower hands on, without those of classes."""
     if "frames" in tower.extra:
         return tower.extra["frames"]
+    if tower.family == "wav2vec2":
+        return float(tower.extra["image_width"] // _SAMPLES)
     rows, columns = vision.grid(tower) if "patch" in tower.extra else (1, 1)
-    return float(rows * columns)
+    return float(rows * columns) / (_MERGED**2 if tower.family == "swin" else 1)
+
+
+_SAMPLES = 320
+"""Values of sound to a token of wav2vec 2.0 (arXiv 2006.11477, section 4.2: 20 ms at 16 kHz)."""
+_MERGED = 8
+"""How many times wider Swin's last stage is than its first, and how many times fewer tokens each side has."""
+
+
+def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
+    """A decoder whose layers look at the tokens of its tower besides (transformers, VisionEncoderDecoderModel): an
+    encoder-decoder whose encoder is the tower. Where they differ in width and the decoder does not say that it reads
+    the tower's, a dense layer stands between them.
+
+    Raises:
+        SpecError: the tower is of a type that is not known.
+    """
+    if len(model.towers) != 1 or model.family not in ("decoder", "encoder", "encdec"):
+        raise SpecError(path, "its encoder or its decoder is of a type that is not known", "trace it: `tilecast trace`")
+    (tower,) = model.towers
+    width = tower.extra.get("width", tower.hidden * (_MERGED if tower.family == "swin" else 1))
+    decoding = model.extra.get("decoder_layers", model.layers)
+    read = {"decoder_layers": decoding, "encoder_length": tokens(tower)}
+    stated = config.get("decoder", {}).get("cross_attention_hidden_size")
+    if stated:
+        read["memory_width"] = width
+    elif width != model.hidden:
+        read_by = {"projector": model.hidden, "projector_inputs": width, "projector_tokens": tokens(tower)}
+        tower = replace(tower, extra={**tower.extra, **read_by})
+    extra = {**model.extra, **read}
+    return replace(model, family="encdec", layers=int(decoding), causal=True, extra=extra, towers=(tower,))
 
 
 def _told(tower: Model) -> str:
     extra = tower.extra
     if "frames" in extra:
         return f"A sample holds one sound of {extra['frames']:g} frames, which its encoder, trained along, hears."
+    if tower.family == "wav2vec2":
+        return f"A sample holds one sound of {extra['image_width']:g} values, which its encoder, trained along, hears."
     if "patch" not in extra:
         return "The encoder of queries is trained along."
     sides = f"{extra['image']:g} x {extra.get('image_width', extra['image']):g}"

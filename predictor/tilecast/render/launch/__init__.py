@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tilecast import frameworks
+from tilecast.models import FAMILIES
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import Launch, Setting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
@@ -50,6 +51,8 @@ class Launcher:
     precisions: tuple[Precision, ...] = PRECISIONS
     families: tuple[str, ...] = ()
     """Families of models that it has a training script for; empty where the script is the user's."""
+    reads_loss: bool = False
+    """Whether it reads the loss off what a model of Transformers returns."""
     has_adapters: bool = True
     """Whether LoRA is a matter of the script."""
     refuses: Callable[[Setting], str] = _nothing
@@ -84,6 +87,7 @@ LAUNCHERS: Mapping[str, Launcher] = {
         huggingface.trainer,
         precisions=("fp32", "tf32", "fp16", "bf16"),
         optimizers=("sgd", "momentum", "adam", "adamw"),
+        reads_loss=True,
     ),
 }
 """What `--launch` knows."""
@@ -145,7 +149,11 @@ def refuse(launcher: str, workload: Workload) -> None:
     if not workload.training:
         raise SpecError("--launch", f"{launcher} trains, and a forward pass alone is no training", "leave it out")
     model = workload.model
-    remedy = f"use one of {', '.join(name for name, other in LAUNCHERS.items() if not other.families)}"
+    any_model = (name for name, other in LAUNCHERS.items() if not other.families and not other.reads_loss)
+    remedy = f"use one of {', '.join(any_model)}"
+    if able.reads_loss and model.trace is None and FAMILIES[model.family].auto is None:
+        told = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
+        raise SpecError("--launch", told, remedy)
     if able.families and model.family not in able.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
     if able.families and (model.towers or "classes" in model.extra):

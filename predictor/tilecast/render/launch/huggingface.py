@@ -48,7 +48,7 @@ def _policy(setting: Setting) -> str:
 def _built(setting: Setting) -> list[str]:
     """The model in FP32, as autocast and FSDP take it; Transformers 5 would take the type of the checkpoint. The base
     of adapters is loaded instead (`script.model`)."""
-    if setting.workload.lora_rank or setting.model.trace is not None:
+    if setting.workload.lora_rank or script.head(setting) is None:
         return []
     given = ["config", "dtype=torch.float32", *script.attention(setting)]
     return [f"model = AutoModel{script.head(setting)}.from_config({', '.join(given)})"]

@@ -50,7 +50,7 @@ def fully_sharded(setting: Setting) -> Launch:
         "options = dict(",
         *(f"    {option}," for option in shared),
         ")",
-        "for layer in model.layers:",
+        f"for layer in {script.blocks(setting)}:",
         "    fully_shard(layer, **options)",
         "fully_shard(model, **options)",
         *(["model.compile()"] if workload.execution == "compiled" else []),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilecast import fuse
-from tilecast.models import ADAPTED
+from tilecast.models import ADAPTED, FAMILIES
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Optimizer, Workload
 
@@ -21,14 +21,6 @@ _OPTIMIZERS: Mapping[Optimizer, str] = {
 }
 CHECKPOINT = "{module}.forward = functools.partial(checkpoint, {module}.forward, use_reentrant=False)"
 """Recomputation by `torch.utils.checkpoint`."""
-_HEADS: Mapping[str, str] = {
-    "decoder": "ForCausalLM",
-    "moe": "ForCausalLM",
-    "deepseek": "ForCausalLM",
-    "encoder": "ForMaskedLM",
-    "encdec": "ForSeq2SeqLM",
-}
-"""What follows Transformers' `AutoModel` for the loss that is priced, by family."""
 _BACKENDS: Mapping[str, str] = {"flash": "FLASH_ATTENTION", "eager": "MATH"}
 """PyTorch's `SDPBackend` by `Workload.attention`."""
 
@@ -47,9 +39,16 @@ def fp32_products(workload: Workload) -> list[str]:
     return [f"torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = {allowed}"]
 
 
-def head(setting: Setting) -> str:
-    """What follows Transformers' `AutoModel`."""
-    return _HEADS.get(setting.model.family, "")
+def head(setting: Setting) -> str | None:
+    """What follows Transformers' `AutoModel`; None where Transformers builds no such model."""
+    return None if setting.model.trace is not None else FAMILIES[setting.model.family].auto
+
+
+def blocks(setting: Setting) -> str:
+    """The layers of a model, by the names of their lists in it."""
+    lists = ("layers",) if setting.model.trace is not None else FAMILIES[setting.model.family].blocks
+    names = [f"model.{name}" for name in lists]
+    return names[0] if len(names) == 1 else f"[{', '.join(f'*{name}' for name in names)}]"
 
 
 def attention(setting: Setting) -> list[str]:
@@ -160,7 +159,7 @@ def loop(setting: Setting, forward: Sequence[str], held_back: str = "") -> list[
 def recomputed(setting: Setting, wrap: str) -> list[str]:
     """Recomputation of every layer or of its attention core; `wrap` is the statement for a `module`."""
     module = {"full": "layer", "selective": "layer.attention.core"}.get(setting.plan.checkpointing)
-    return ["for layer in model.layers:", f"    {wrap.format(module=module)}"] if module else []
+    return [f"for layer in {blocks(setting)}:", f"    {wrap.format(module=module)}"] if module else []
 
 
 def _in(lines: Sequence[str]) -> list[str]:

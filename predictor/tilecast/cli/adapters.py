@@ -1,0 +1,77 @@
+"""PEFT's `adapter_config.json`: the base and the rank of a LoRA, as LoraConfig of PEFT 0.17 writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilecast import models
+from tilecast.api.base import shown
+from tilecast.spec import SpecError
+
+MAX_RANK = 4096
+"""The most of `spec.training.loraRank`."""
+_UNPRICED = (
+    "use_dora",
+    "rank_pattern",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "lora_bias",
+)
+"""Fields that change what a step takes, or holds, and no price: they are told where they are set. What only scales
+(`lora_alpha`, `alpha_pattern`, `use_rslora`) takes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA of a rank beside every dense layer of a preset."""
+
+    base: str
+    rank: int
+    unpriced: tuple[str, ...]
+    """Fields of the file that the price leaves out."""
+
+
+def is_adapter(document: Mapping[str, Any]) -> bool:
+    """Whether a document is an `adapter_config.json`."""
+    return "peft_type" in document
+
+
+def read(config: Mapping[str, Any], file: str) -> Adapter:
+    """The adapter of a file; `file` is what errors call it.
+
+    Raises:
+        SpecError: it is no LoRA, trains whole layers beside its adapters, or its base is no preset that has adapters.
+    """
+    kind, rank, whole = (config.get(key) for key in ("peft_type", "r", "modules_to_save"))
+    plain = "give its base's preset or config.json with --lora-rank R for what a LoRA of rank R takes"
+    if kind != "LORA":
+        problem = "adapters are not priced" if isinstance(kind, str) else "is no type of adapter"
+        raise SpecError(f"{file}.peft_type", f"{shown(kind)} {problem}", plain)
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        problem = "is missing" if rank is None else f"{shown(rank)} is no rank"
+        raise SpecError(f"{file}.r", problem, f"write a whole number from 1 to {MAX_RANK}")
+    if whole:
+        remedy = f"give its base's preset or config.json with --lora-rank {rank} for the adapters alone"
+        raise SpecError(f"{file}.modules_to_save", f"{shown(whole)} is trained whole, which is not priced", remedy)
+    base = _base(config.get("base_model_name_or_path"), f"{file}.base_model_name_or_path", rank)
+    return Adapter(base, rank, tuple(key for key in _UNPRICED if config.get(key)))
+
+
+def _base(name: object, field: str, rank: int) -> str:
+    """The preset of that name."""
+    remedy = f"give the base's config.json, or a preset, with --lora-rank {rank}"
+    if not isinstance(name, str) or not name:
+        problem = "is missing" if not name else f"{shown(name)} is no name of a model"
+        raise SpecError(field, problem, remedy)
+    try:
+        preset = models.preset(name)
+    except SpecError as error:
+        raise SpecError(field, f"{shown(name)} is no preset", f"{remedy}; {error.remedy}") from None
+    if preset.family not in models.ADAPTED:
+        problem = f"{preset.name} is of family {preset.family}, which has no adapters"
+        raise SpecError(field, problem, f"name a model of family {', '.join(models.ADAPTED)}")
+    return preset.name

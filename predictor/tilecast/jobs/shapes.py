@@ -1,0 +1,84 @@
+"""What the parts of a job look like that are read, as far as reading them takes.
+
+A shape is a type; a list of one shape, for a list of such values; or a mapping of keys to shapes, where `EVERY` stands
+for all keys. What a shape does not name may be anything: the API server checks the rest (PodSpec of core/v1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from tilecast.api.base import shown
+from tilecast.api.fields import Path, value_at
+from tilecast.jobs.quantities import MAX_COUNT
+from tilecast.nodes.quantities import count
+from tilecast.spec import SpecError
+
+Shape: TypeAlias = Mapping[str, Any] | list[Any] | type[str]
+
+EVERY = "*"
+RESOURCES: Shape = {"limits": {}, "requests": {}}
+CONTAINER: Shape = {"command": [str], "args": [str], "resources": RESOURCES}
+_TERM: Shape = {"matchExpressions": [{"values": [str]}]}
+POD: Shape = {
+    "containers": [CONTAINER],
+    "nodeSelector": {EVERY: str},
+    "tolerations": [{}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}},
+}
+
+
+def require(value: object, shape: Shape, path: Path) -> None:
+    """Nothing, for a value of the shape; an absent value (None) is of every shape, but in a list.
+
+    Raises:
+        SpecError: it is not; the message names the place, which `path` leads to.
+    """
+    if value is None:
+        return
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _other(value, path, "a list")
+        for index, item in enumerate(value):
+            if item is None:
+                raise _other(item, (*path, index), _called(shape[0]))
+            require(item, shape[0], (*path, index))
+    elif isinstance(shape, Mapping):
+        if not isinstance(value, Mapping):
+            raise _other(value, path, "a mapping")
+        for key, inner in value.items():
+            if (wanted := shape.get(EVERY, shape.get(key))) is not None:
+                require(inner, wanted, (*path, key))
+    elif not isinstance(value, shape):
+        raise _other(value, path, "text")
+
+
+def count_at(document: object, path: Path, absent: int = 1) -> int:
+    """The number of pods, or of jobs, at a path.
+
+    Raises:
+        SpecError: something else is there.
+    """
+    value = value_at(document, path)
+    if value is None:
+        return absent
+    number = None if isinstance(value, bool) else count(value)
+    if number is None or number > MAX_COUNT:
+        raise SpecError(told(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}")
+    return number
+
+
+def told(path: Path) -> str:
+    """A path as messages write it."""
+    first, *rest = path
+    return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+
+
+def _called(shape: Shape) -> str:
+    return "a list" if isinstance(shape, list) else "a mapping" if isinstance(shape, Mapping) else "text"
+
+
+def _other(value: object, path: Path, wanted: str) -> SpecError:
+    remedy = "write it in quotes" if wanted == "text" else f"write {wanted}, or leave it out"
+    return SpecError(told(path), f"{shown(value)} is not {wanted}", remedy)

@@ -1,0 +1,107 @@
+"""Every family of models: who builds its graph, and what the rest of the house asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilecast.graph import Graph, Shards
+from tilecast.models import (
+    albert,
+    cnn,
+    deepseek,
+    diffusion,
+    electra,
+    flux,
+    hybrid,
+    ncf,
+    recommender,
+    relative,
+    sam,
+    speech,
+    towers,
+    transformer,
+    transformer_xl,
+    vision,
+)
+from tilecast.spec import CHECKPOINTING, Checkpointing, Workload
+
+Builder = Callable[[Workload, Shards], Graph]
+
+_TRANSFORMER = ("layers", "hidden", "heads", "vocab")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is known of all models of a family."""
+
+    build: Builder
+    needs: tuple[str, ...] = _TRANSFORMER
+    """Dimensions that a model cannot do without."""
+    adapts: bool = False
+    """Whether LoRA trains it."""
+    recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
+    """What of its activations can be recomputed, to whose profit in memory."""
+    auto: str | None = ""
+    """What follows Transformers' `AutoModel` in the name of the class with the loss that is priced; None where
+    Transformers builds no such model."""
+    blocks: tuple[str, ...] = ("layers",)
+    """What a model calls its lists of layers."""
+
+
+_IMAGES = "ForImageClassification"
+_NETWORKS = {
+    **dict.fromkeys(("resnet", "convnext", "efficientnet", "mobilenet-v2"), _IMAGES),
+    "segformer": "ForSemanticSegmentation",
+    "detr": "ForObjectDetection",
+    "wav2vec2": "ForPreTraining",
+}
+"""What follows `AutoModel` of the networks that Transformers builds."""
+_DECODER = Family(transformer.build, adapts=True, auto="ForCausalLM")
+_DIFFUSION = Family(
+    diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
+)
+"""Lists of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py, cogvideox_transformer_3d.py,
+transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
+_NETWORK = Family(cnn.build, recomputes=("none",), auto=None)
+
+FAMILIES: Mapping[str, Family] = {
+    "decoder": _DECODER,
+    "encoder": replace(_DECODER, auto="ForMaskedLM"),
+    "moe": replace(_DECODER, needs=(*_TRANSFORMER, "experts")),
+    "encdec": replace(_DECODER, build=transformer.build_encoder_decoder, auto="ForSeq2SeqLM"),
+    "deepseek": replace(_DECODER, build=deepseek.build, needs=(*_TRANSFORMER, "latent", "rotary_dim", "value_dim")),
+    "hybrid": Family(hybrid.build, adapts=True, auto="ForCausalLM"),
+    "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length")),
+    "albert": Family(albert.build, auto="ForMaskedLM"),
+    "electra": Family(electra.build, (*_TRANSFORMER, "generator_hidden")),
+    "relative-encoder": Family(relative.build),
+    "vit": Family(vision.build, ("layers", "hidden", "heads", "image", "patch"), auto=_IMAGES),
+    "swin": Family(
+        vision.build_swin,
+        ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+        auto=_IMAGES,
+    ),
+    "sam": Family(sam.build, ("layers", "hidden", "heads", "image", "patch", "window")),
+    "query-encoder": Family(towers.build_queries, ("layers", "hidden", "heads")),
+    "speech-encoder": Family(speech.build, ("layers", "hidden", "heads", "frames", "bands")),
+    "speech-encdec": Family(speech.build_encoder_decoder, (*_TRANSFORMER, "frames", "bands"), auto="ForSpeechSeq2Seq"),
+    "flux": replace(
+        _DIFFUSION, build=flux.build, needs=flux.NEEDS, blocks=("transformer_blocks", "single_transformer_blocks")
+    ),
+    "sd3": replace(_DIFFUSION, build=flux.build, needs=flux.NEEDS),
+    "diffusion-transformer": _DIFFUSION,
+    "wan": replace(_DIFFUSION, blocks=("blocks",)),
+    "ncf": replace(_NETWORK, build=ncf.build, needs=("users", "items", "factors", "dense1", "dense2", "dense3")),
+    **{
+        name: replace(_NETWORK, build=recommender.build, needs=recommender.needs(name)) for name in recommender.NETWORKS
+    },
+    **{
+        name: replace(_NETWORK, needs=("image", *network.needs), auto=_NETWORKS.get(name))
+        for name, network in cnn.NETWORKS.items()
+    },
+}
+"""Every family by name."""
+
+ADAPTED = tuple(name for name, family in FAMILIES.items() if family.adapts)
+"""Families that LoRA trains."""

@@ -1,0 +1,212 @@
+"""Diffusion transformers of diffusers: what their blocks run and keep, what of a config is read, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilecast import models, search
+from tilecast.advise import stated
+from tilecast.graph import Block, Graph, KernelTable, Op, Shards
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.models import huggingface
+from tilecast.render.launch import Setting, launch, refuse
+from tilecast.search import Limits
+from tilecast.spec import CHECKPOINTING, Plan, SpecError, Stated, Workload
+
+PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())
+DIT = "facebook/DiT-XL-2-256/transformer"
+PIXART = "PixArt-alpha/PixArt-XL-2-1024-MS/transformer"
+COG2, COG5 = "THUDM/CogVideoX-2b/transformer", "THUDM/CogVideoX-5b/transformer"
+COG15 = "THUDM/CogVideoX1.5-5B/transformer"
+WAN = "Wan-AI/Wan2.1-T2V-14B-Diffusers/transformer"
+WAN_IMAGE = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers/transformer"
+SD3, SD35 = "stabilityai/stable-diffusion-3-medium/transformer", "stabilityai/stable-diffusion-3.5-medium/transformer"
+FLUX = "black-forest-labs/FLUX.1-dev/transformer"
+ONE = np.ones(1, dtype=np.int64)
+BF16 = 2.0
+
+
+def config(name: str, **changes: Any) -> dict[str, Any]:
+    return {**PUBLISHED[name]["config"], **changes}
+
+
+def graph(name: str, **changes: Any) -> Graph:
+    workload = Workload(huggingface.model(config(name, **changes)), 1, 1)
+    return models.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0))
+
+
+def block(name: str, **changes: Any) -> Block:
+    return graph(name, **changes).layers[0]
+
+
+def named(part: Block, name: str) -> list[Op]:
+    """Kernels of that name in a forward pass."""
+    return [op for op in part.ops if op.name == name for _ in range(int(op.count))]
+
+
+def kept(part: Block) -> float:
+    return float(part.activation_bytes[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "rows", "width", "norms", "rotations"),
+    [
+        (DIT, "", 0, 0, 0, 0),
+        (PIXART, "", 0, 0, 0, 0),
+        (COG2, "layernorm", 30 * (17550 + 226), 64, 2, 0),
+        (COG5, "layernorm", 48 * (17550 + 226), 64, 2, 3),
+        (WAN, "rmsnorm", 32760, 5120, 4, 3),
+        (WAN_IMAGE, "rmsnorm", 32760, 5120, 5, 3),
+        (SD3, "", 0, 0, 0, 0),
+        (SD35, "rmsnorm", 24 * 4096, 64, 6, 0),
+        (FLUX, "rmsnorm", 24 * 4096, 128, 4, 6),
+    ],
+)
+def test_queries_and_keys_are_normed_and_rotated_where_the_model_does_so(
+    name: str, norm: str, rows: float, width: float, norms: int, rotations: int
+) -> None:
+    """CogVideoX norms each head, Wan all heads together, in either attention; DiT, PixArt and SD3 neither. A
+    rotation is three kernels."""
+    part = block(name)
+    found = named(part, "query-key-norm")
+    assert len(found) == norms
+    assert len(named(part, "rotary")) == rotations
+    if found:
+        same = KernelTable.of(norm, "bf16", rows=np.array([float(rows)]), cols=float(width), backward=0.0)
+        assert found[0].table.kind[0] == same.kind[0]
+        assert found[0].table.dims[0].tolist() == same.dims[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        # Beside the 20 tensors of tokens x width of a DiT block: CogVideoX the inputs of two norms; PixArt the query's
+        # input, query and input of the output of a second attention, whose keys and values are of the text.
+        (DIT, 0.0),
+        (COG2, 2.0),
+        (PIXART, 3.0 + 2 * 300 / 4096),
+        # Wan's RMS norms keep two tensors each, over tokens and over the text; its own norm before the text one.
+        (WAN, 4.0 + 3.0 + 1.0 + 2.0 + 4 * 512 / 32760 - 8 * (1 - 13824 / (4 * 5120))),
+    ],
+)
+def test_a_block_keeps_what_its_backward_pass_reads_once(name: str, more: float) -> None:
+    """Peebles and Xie, figure 3: two norms and what they normed, the input of query, key and value, these three, the
+    outputs' inputs, what is gated, and the MLP of four widths twice."""
+    model = huggingface.model(config(name))
+    tokens = model.extra["image_tokens"] + (model.extra["text_tokens"] if model.extra.get("joined") else 0.0)
+    vectors = 4
+    assert kept(block(name)) / (BF16 * model.extra["width"]) == pytest.approx((20 + more) * tokens, abs=vectors)
+
+
+def test_a_video_from_an_image_attends_to_it_besides() -> None:
+    """257 states of CLIP, keys and values of their own, and an embedding of two norms and two dense layers
+    (diffusers, transformer_wan.py: WanImageEmbedding)."""
+    plain, seeing = graph(WAN), graph(WAN_IMAGE)
+    assert seeing.layers[0].parameters[0] - plain.layers[0].parameters[0] == 2 * (5120 * 5120 + 5120) + 5120
+    embedder = 2 * 1280 + 1280 * 1280 + 1280 + 1280 * 5120 + 5120 + 2 * 5120
+    wider_patches = 20 * 4 * 5120
+    assert seeing.first[0].parameters[0] - plain.first[0].parameters[0] == embedder + wider_patches
+    scores = [op for op in seeing.layers[0].ops if op.name.startswith("attention") and op.phase == "forward"]
+    assert {257.0, 512.0, 32760.0} <= {float(size) for op in scores for size in op.table.dims.ravel()}
+    assert kept(seeing.layers[0]) > kept(plain.layers[0])
+    assert (
+        graph(WAN_IMAGE, image_dim=None, added_kv_proj_dim=None).layers[0].parameters[0]
+        == plain.layers[0].parameters[0]
+    )
+
+
+def test_patches_of_several_frames_are_fewer_and_longer() -> None:
+    """CogVideoX 1.5 pads 21 frames of latents to 22 and reads two at once."""
+    extra = huggingface.model(config(COG15)).extra
+    assert (extra["image_tokens"], extra["patch_values"]) == (11 * 48 * 85, 2 * 2 * 2 * 16)
+    assert huggingface.model(config(COG15, patch_size_t=None)).extra["image_tokens"] == 21 * 48 * 85
+
+
+@pytest.mark.parametrize(("name", "dense"), [(DIT, True), (COG5, True), (PIXART, False), (WAN, False)])
+def test_only_models_without_a_shared_table_end_in_a_dense_layer_over_the_time(name: str, dense: bool) -> None:
+    (head,) = graph(name).last
+    rows = [float(op.table.dims[0, 1]) for op in head.ops if op.table.kind[0] == 0 and op.phase == "forward"]
+    assert (1.0 in rows) is dense, rows
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (WAN, {"text_dim": None}, "config.json.text_dim: must be positive beside text_tokens 512; state it"),
+        (COG5, {"text_embed_dim": None}, "config.json.text_embed_dim: must be positive beside text_tokens 226"),
+        (PIXART, {"caption_channels": None}, "config.json.caption_channels: must be positive beside text_tokens 300"),
+        ("stable-diffusion-v1-5/unet", {"cross_attention_dim": None}, "config.json.cross_attention_dim: must be pos"),
+        (DIT, {"norm_type": "layer_norm"}, "config.json.norm_type: 'layer_norm' is not supported; ada_norm_zero and"),
+        (DIT, {"norm_type": None}, "config.json.norm_type: is missing; ada_norm_zero and ada_norm_single are read"),
+    ],
+)
+def test_what_a_config_lacks_or_means_otherwise_is_one_line(name: str, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        huggingface.model(config(name, **changes))
+    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_a_model_of_classes_needs_no_text() -> None:
+    assert huggingface.model(config(DIT, caption_channels=None)).extra["text_tokens"] == 0
+
+
+def pool(gpu: str = "h200") -> Pool:
+    link = find_link("nvlink4")
+    return Pool(gpu, find_gpu(gpu), gpus_per_node=8, max_nodes=1, intra=link, inter=link)
+
+
+def test_blocks_are_recomputed_whole_or_not_at_all() -> None:
+    """Selective recomputation would run attention again and keep as much."""
+    workload = Workload(huggingface.model(config(WAN)), 1, 8)
+    found = search.find(workload, pool(), Limits(gpus=8)).plans
+    assert {CHECKPOINTING[mode] for mode in found.checkpointing} == {"none", "full"}
+    assert set(stated.plans(workload, 8, Stated(data=8), "--plan").checkpointing.tolist()) == {0, 2}
+    said = "has nothing that selective recomputation would save memory of; use none or full"
+    with pytest.raises(SpecError, match=said):
+        stated.plans(workload, 8, Stated(data=8, checkpointing="selective"), "--plan")
+    with pytest.raises(SpecError, match="^training.activationCheckpointing: .*" + said):
+        search.find(Workload(workload.model, 1, 8, checkpointing="selective"), pool(), Limits(gpus=8))
+
+
+def test_norms_and_rotations_take_time_and_memory() -> None:
+    """Without its norms of queries and keys and its rotation the same Wan is faster and smaller."""
+    whole = huggingface.model(config(WAN))
+    bare = models.model_from({"name": "bare", "family": whole.family, **whole.extra, "query_key_norm": 0, "rotates": 0})
+    plan = Stated(data=8, zero_stage=3, checkpointing="full")
+    seconds, bytes_ = [], []
+    for model in (whole, bare):
+        workload = Workload(model, 1, 8)
+        found = search.price(workload, stated.plans(workload, 8, plan, "--plan"), pool())
+        seconds.append(float(found.step_s[0]))
+        bytes_.append(kept(models.build(workload, Shards(ONE, ONE, ONE, ONE, ONE * 0)).layers[0]))
+    assert 1.01 < seconds[0] / seconds[1] < 1.5
+    assert bytes_[0] - bytes_[1] == pytest.approx(BF16 * 5120 * (6 * 32760 + 2 * 512))
+
+
+@pytest.mark.parametrize(
+    ("name", "lists"),
+    [
+        (WAN, "model.blocks"),
+        (DIT, "model.transformer_blocks"),
+        (COG5, "model.transformer_blocks"),
+        (SD3, "model.transformer_blocks"),
+        (FLUX, "[*model.transformer_blocks, *model.single_transformer_blocks]"),
+    ],
+)
+def test_launch_lines_name_the_lists_of_blocks_that_diffusers_has(name: str, lists: str) -> None:
+    workload = Workload(huggingface.model(config(name)), 1, 8)
+    plan = Plan(data=8, zero_stage=3, checkpointing="full")
+    written = launch("fsdp2", Setting("job", workload, plan, "h200", 1, 8, 1.0)).script
+    assert written.count(f"for layer in {lists}:") == 2
+    assert not any(
+        "AutoModel" in line for line in launch("accelerate", Setting("job", workload, plan, "h200", 1, 8, 1.0)).script
+    )
+    with pytest.raises(
+        SpecError, match=f"trainer trains no .* Transformers builds no model of family {workload.model.family}"
+    ):
+        refuse("trainer", workload)
