@@ -122,6 +122,7 @@ def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["a100-80:8/dp8,mb8=0.7s", "a100-80:8/dp8,mb8=1.9s"], "take 1.9 s here and 0.7 s there"),
         (["a100-80:8=0.7s", "0.7"], "names no pool"),
         (["@/nowhere.json"], "nowhere.json"),
+        (["@"], "names no file"),
     ],
 )
 def test_an_impossible_measurement_is_one_line(said: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,8 @@ def _said(text: str, field: str) -> Said:
 
 
 def _file(name: str) -> list[Said]:
+    if not name:
+        raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
         document: Any = json.loads(inputs.read_text(name))
     except ValueError:
