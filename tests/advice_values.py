@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilecast import models
-from tilecast.advise import Advice, Offer, Provenance, Rejection, Request
+from tilecast.advise import Advice, AdviceOrigin, Offer, Rejection, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Plan, Workload
 from tilecast_operator.report.status import Refusal
@@ -71,7 +71,9 @@ def advice(**changes: Any) -> Advice:
         "notes": (),
         "plans_evaluated": 1000,
         "confidence": "kernels measured on H100; 0 runs seen on this cluster",
-        "provenance": Provenance("0", "1", "ab" * 32, "ac" * 32, "ad" * 32, {"h100-sxm": {"gpu": "gpu-operator"}}, {}),
+        "provenance": AdviceOrigin(
+            "0", "1", "ab" * 32, "ac" * 32, "ad" * 32, {"h100-sxm": {"gpu": "gpu-operator"}}, {}
+        ),
         "inputs_hash": "cd" * 8,
     }
     return Advice(**{**values, **changes})

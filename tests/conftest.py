@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from binaries import BinariesError, ensure  # noqa: E402
 from cluster import Cluster, NamedCluster  # noqa: E402
+from tilecast import hardware  # noqa: E402
 
 # No test is timed: a shared machine may take any time over an example.
 settings.register_profile("untimed", deadline=None)
@@ -36,6 +37,13 @@ def ensure_or_fail(toolset: str) -> Path:
         return ensure(toolset)
     except BinariesError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def own_links() -> Iterator[None]:
+    """Link files that a test names by `hardware.use_links` are gone after it."""
+    yield
+    hardware.use_links("")
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ import pytest
 
 from cluster import wait_for
 from tilecast_observe import StepTimer
-from tilecast_observe.reporter import Settings
+from tilecast_observe.reporter import ReporterSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
@@ -134,7 +134,9 @@ def from_advice_to_a_better_forecast(scene: Scene, folder: Path) -> None:
 
     # The second job reports as a training script does, with the library.
     (folder / "token").write_text(token)
-    settings = Settings(url=scene.operator(), job="second", namespace=TEAM, token_file=str(folder / "token"), gpus=8)
+    settings = ReporterSettings(
+        url=scene.operator(), job="second", namespace=TEAM, token_file=str(folder / "token"), gpus=8
+    )
     seconds = iter(range(100))
     with StepTimer(
         warmup_steps=2, interval_s=3600, settings=settings, clock=lambda: next(seconds) * raw / TOO_SLOW

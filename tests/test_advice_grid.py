@@ -18,7 +18,8 @@ from tilecast.advise import Advice, Constraints, Offer, Request, advise
 from tilecast.advise.choose import sensible
 from tilecast.advise.rank import field
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Objective, Plan, Plans, Workload
+from tilecast.objectives import Objective
+from tilecast.spec import Plan, Plans, Workload
 
 TIE = math.exp(uncertainty.most_tied()) * (1 + 1e-9)
 

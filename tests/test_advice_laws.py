@@ -14,8 +14,9 @@ from tilecast.advise.boards import judge
 from tilecast.advise.choose import Choice
 from tilecast.advise.rank import field
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import to_json
-from tilecast.spec import OBJECTIVES, Precision, Workload
+from tilecast.spec import Precision, Workload
 
 GPUS = ("h100-sxm", "a100-80", "l4", "t4")
 LINKS = ("ethernet-25", "ethernet-100", "infiniband-hdr-8x200")
@@ -44,7 +45,7 @@ def requests(draw: st.DrawFn) -> Request:
     precision = draw(st.sampled_from(precisions or ("fp16", "bf16", "fp32")))
     batch = draw(st.sampled_from([8, 24, 48, 64]))
     workload = Workload(model, 512 if model.vocab else 1, batch, precision, steps=draw(st.integers(1, 1000)))
-    objective = draw(st.sampled_from(OBJECTIVES))
+    objective = draw(st.sampled_from(list(OBJECTIVES)))
     constraints = Constraints(
         gpus=draw(st.sampled_from([None, None, None, 4, 8, 12])),
         max_nodes=draw(st.sampled_from([None, None, 1, 2])),

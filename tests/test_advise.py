@@ -18,8 +18,9 @@ from tilecast.advise import Baseline, Constraints, Request, advise, choose, rank
 from tilecast.advise.boards import settle
 from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import FORMATS, document, to_json
-from tilecast.spec import OBJECTIVES, SpecError, Workload
+from tilecast.spec import SpecError, Workload
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,7 @@ from tilecast import collectives
 from tilecast.calibrate import CONSTANTS, _three_digits, calibrate, constant, fit, predict, read_log, toml
 from tilecast.cli import main
 from tilecast.collectives import Group
-from tilecast.hardware import Link, find_link, load_link
+from tilecast.hardware import Link, find_link, load_link, use_links
 from tilecast.spec import SpecError
 from tilecast_fit import links as nvlink
 
@@ -158,7 +158,11 @@ def test_a_link_survives_its_file(name: str, tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_link_that_other_commands_take(
-    nvlink_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nvlink_log: Path,
+    tmp_path: Path,
+    own_links: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "links"
     folder.mkdir()
@@ -269,23 +273,15 @@ def test_a_wrong_flag_is_one_line(
     assert error.count("\n") == 1 and expected in error
 
 
-def test_a_link_folder_that_is_none_or_holds_a_wrong_file_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TILECAST_LINKS", str(tmp_path / "absent"))
+def test_a_link_folder_that_is_none_or_holds_a_wrong_file_is_told(tmp_path: Path, own_links: None) -> None:
+    text = toml(find_link("nvlink3"), "test").replace('"nvlink"', '"nvlink"\nspeed = 3')
+    use_links(str(tmp_path / "absent"))
     with pytest.raises(SpecError, match="TILECAST_LINKS"):
         find_link("nvlink3")
-    monkeypatch.setenv("TILECAST_LINKS", str(tmp_path))
-    text = toml(find_link_shipped("nvlink3", monkeypatch), "test").replace('"nvlink"', '"nvlink"\nspeed = 3')
-    monkeypatch.setenv("TILECAST_LINKS", str(tmp_path))
+    use_links(str(tmp_path))
     (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(SpecError, match=r"wrong\.toml: speed"):
         find_link("nvlink3")
-
-
-def find_link_shipped(name: str, monkeypatch: pytest.MonkeyPatch) -> Link:
-    monkeypatch.delenv("TILECAST_LINKS")
-    return find_link(name)
 
 
 @pytest.mark.data

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -18,23 +19,26 @@ import yaml
 from tilecast.graph import KIND_NAMES
 from tilecast.validate import kernels as tables_of_kernels
 from tilecast_fit import collect
-from tilecast_fit.collect import KINDS, Case, CollectError, Environment, SkippedError, Tables, Tally, Timing
+from tilecast_fit.collect import device
+from tilecast_fit.collect.cases import KINDS, LARGEST_BYTES, LARGEST_FLOPS, KernelCase, KernelKind, log_uniform, plan
+from tilecast_fit.collect.tables import CollectError, Environment, SkippedError, Tables, Tally, Timing
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = ROOT / "predictor" / "tilecast_fit" / "collect.py"
+FOLDER = ROOT / "predictor" / "tilecast_fit" / "collect"
 EXAMPLE = ROOT / "examples" / "collect"
 ENVIRONMENT = Environment("NVIDIA H100 80GB HBM3", "550.54.15", "12.8", "2.9.1+cu128")
 TIMING = Timing(12.5e-6, 12e-6, 13e-6, 15)
 
 
-def cases(count: int, *names: str, seed: int = 0) -> list[Case]:
-    return list(islice(collect.plan(names or list(KINDS), seed), count))
+def cases(count: int, *names: str, seed: int = 0) -> list[KernelCase]:
+    return list(islice(plan(names or list(KINDS), seed), count))
 
 
 def alone(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The script as a GPU node would run it: isolated from this project's packages."""
-    command = [sys.executable, "-I", "-S", str(SCRIPT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    """The folder as a GPU node would run it: isolated from this project's packages."""
+    command = [sys.executable, "-E", "-s", "-S", "-m", FOLDER.name, *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=FOLDER.parent)
 
 
 def test_the_plan_follows_from_its_seed() -> None:
@@ -57,7 +61,7 @@ def test_a_plan_is_balanced_wherever_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_every_stratum_comes_before_any_comes_again(kind: collect.Kind) -> None:
+def test_every_stratum_comes_before_any_comes_again(kind: KernelKind) -> None:
     drawn = cases(len(kind.strata), kind.name)
     assert sorted(str(case.words) for case in drawn) == sorted(str(words) for words in kind.strata)
     assert len({str(case.sizes) for case in drawn}) > len(drawn) / 2
@@ -75,8 +79,8 @@ def test_the_plan_covers_dtypes_directions_masks_and_heads() -> None:
 
 def test_no_case_is_beyond_the_limits() -> None:
     for case in cases(2000):
-        assert 0 < case.moved_bytes <= collect.LARGEST_BYTES
-        assert case.kind.flops(case.words, case.sizes) <= collect.LARGEST_FLOPS[case.words["dtype"]]
+        assert 0 < case.moved_bytes <= LARGEST_BYTES
+        assert case.kind.flops(case.words, case.sizes) <= LARGEST_FLOPS[case.words["dtype"]]
         assert all(size >= (0 if name.startswith("pad") else 1) for name, size in case.sizes.items())
 
 
@@ -92,15 +96,15 @@ def test_fp8_shapes_are_those_that_the_units_take() -> None:
 
 
 def test_sizes_are_spread_over_their_orders_of_magnitude() -> None:
-    rng = collect.Random(0)
-    drawn = np.array([collect.log_uniform(rng, 16, 65536, 8) for _ in range(4000)])
+    rng = Random(0)  # noqa: S311
+    drawn = np.array([log_uniform(rng, 16, 65536, 8) for _ in range(4000)])
     assert (drawn % 8 == 0).all()
     counts = np.histogram(np.log2(drawn), bins=[4, 7, 10, 13, 16])[0]
     assert counts == pytest.approx([1000] * 4, rel=0.15)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_the_tables_are_read_back_as_the_kernels_that_were_measured(kind: collect.Kind, tmp_path: Path) -> None:
+def test_the_tables_are_read_back_as_the_kernels_that_were_measured(kind: KernelKind, tmp_path: Path) -> None:
     drawn = cases(2 * len(kind.strata), kind.name)
     tables = Tables(tmp_path / "new", ENVIRONMENT)
     for case in drawn:
@@ -164,7 +168,7 @@ def test_no_case_begins_after_the_budget_and_one_that_has_begun_is_finished(tmp_
     now = [1000.0]
     durations: Iterator[float] = itertools.cycle([3.0, 7.0])
 
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         now[0] += next(durations)
         return TIMING
 
@@ -176,7 +180,7 @@ def test_no_case_begins_after_the_budget_and_one_that_has_begun_is_finished(tmp_
 
 
 def test_what_cannot_be_measured_is_counted_by_reason_and_writes_nothing(tmp_path: Path) -> None:
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         if case.kind.name == "gemm":
             raise SkippedError("out of memory", f"detail of {case.words['dtype']}")
         return TIMING
@@ -191,7 +195,7 @@ def test_what_cannot_be_measured_is_counted_by_reason_and_writes_nothing(tmp_pat
 
 
 def test_a_device_that_fails_leaves_whole_rows_and_the_count(tmp_path: Path) -> None:
-    def measure(case: Case) -> Timing:
+    def measure(case: KernelCase) -> Timing:
         if tally.measured.total() == 7:
             raise CollectError("CUDA: the device is gone")
         return TIMING
@@ -207,16 +211,16 @@ def test_a_device_that_fails_leaves_whole_rows_and_the_count(tmp_path: Path) -> 
     ("first_s", "calls", "repeats"), [(2e-6, 40, 15), (1e-3, 4, 15), (50e-3, 1, 10), (0.5, 1, 3)]
 )  # fmt: skip
 def test_short_kernels_are_called_often_and_long_ones_seldom(first_s: float, calls: int, repeats: int) -> None:
-    assert collect.bursts(first_s) == (calls, repeats)
+    assert device.bursts(first_s) == (calls, repeats)
 
 
 def test_buffers_rotate_beyond_twice_the_l2() -> None:
     l2 = 50 * 2**20
-    assert collect.rotation(40, 1024, l2) == 40  # every call of the burst has its own
+    assert device.rotation(40, 1024, l2) == 40  # every call of the burst has its own
     for moved in (4 * 2**20, 30 * 2**20, l2):
-        assert (collect.rotation(1000, moved, l2) - 1) * moved > 2 * l2
-    assert collect.rotation(3, 10 * l2, l2) == 2
-    assert collect.rotation(1, 10 * l2, l2) == 1
+        assert (device.rotation(1000, moved, l2) - 1) * moved > 2 * l2
+    assert device.rotation(3, 10 * l2, l2) == 2
+    assert device.rotation(1, 10 * l2, l2) == 1
 
 
 def test_a_burst_counts_only_once_the_host_was_ahead() -> None:
@@ -224,12 +228,12 @@ def test_a_burst_counts_only_once_the_host_was_ahead() -> None:
 
     def burst(cycles: int) -> tuple[float, bool]:
         asked.append(cycles)
-        return cycles * 1e-9, cycles < 4 * collect.FIRST_SLEEP_CYCLES
+        return cycles * 1e-9, cycles < 4 * device.FIRST_SLEEP_CYCLES
 
-    assert collect.settled(burst) == pytest.approx(4e-9 * collect.FIRST_SLEEP_CYCLES)
+    assert device.settled(burst) == pytest.approx(4e-9 * device.FIRST_SLEEP_CYCLES)
     assert len(asked) == 3
     with pytest.raises(SkippedError, match="host-bound"):
-        collect.settled(lambda cycles: (1e-6, True))
+        device.settled(lambda cycles: (1e-6, True))
 
 
 def test_a_timing_is_the_median_of_its_bursts() -> None:
@@ -242,14 +246,14 @@ def test_a_timing_is_the_median_of_its_bursts() -> None:
 )
 def test_a_dtype_without_units_is_not_measured_under_its_name(capability: tuple[int, int], absent: set[str]) -> None:
     drawn = cases(100, "gemm")
-    left_out = {case.words["dtype"] for case in drawn if collect.missing(case, capability, "2.9.1")}
+    left_out = {case.words["dtype"] for case in drawn if device.missing(case, capability, "2.9.1")}
     assert left_out == absent
 
 
 def test_rms_norm_waits_for_the_pytorch_that_fuses_it() -> None:
     rms = next(case for case in cases(50, "norm") if case.words["op"] == "rms_norm" and case.words["dtype"] == "fp32")
-    assert collect.missing(rms, (9, 0), "2.8.0+cu126") == "not fused before PyTorch 2.9"
-    assert collect.missing(rms, (9, 0), "2.10.0a0+git") == ""
+    assert device.missing(rms, (9, 0), "2.8.0+cu126") == "not fused before PyTorch 2.9"
+    assert device.missing(rms, (9, 0), "2.10.0a0+git") == ""
 
 
 @pytest.mark.parametrize(
@@ -261,11 +265,11 @@ def test_rms_norm_waits_for_the_pytorch_that_fuses_it() -> None:
     ],
 )  # fmt: skip
 def test_the_driver_is_read_from_what_the_kernel_says(text: str, version: str) -> None:
-    assert collect.driver_version(text) == version
+    assert device.driver_version(text) == version
 
 
 def test_every_kind_can_be_launched() -> None:
-    assert collect.LAUNCHERS.keys() == KINDS.keys()
+    assert device.LAUNCHERS.keys() == KINDS.keys()
 
 
 def test_the_plan_is_shown_without_pytorch_a_gpu_or_this_project() -> None:
@@ -277,7 +281,7 @@ def test_the_plan_is_shown_without_pytorch_a_gpu_or_this_project() -> None:
     assert all(name in lines[-1] for name in KINDS)
 
 
-def test_the_command_of_the_house_is_the_same_script() -> None:
+def test_the_command_of_the_house_is_the_same_program() -> None:
     command = [sys.executable, "-m", "tilecast_fit", "collect", "--dry-run", "--cases", "50"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == alone("--dry-run", "--cases", "50").stdout
@@ -305,9 +309,9 @@ def test_what_cannot_be_meant_is_one_line_and_exit_status_2(
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 def test_a_pytorch_without_a_gpu_is_one_line_and_exit_status_2(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--output", str(tmp_path / "new")]
+    command = [sys.executable, "-m", FOLDER.name, "--output", str(tmp_path / "new")]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=hidden)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=hidden, cwd=FOLDER.parent)
     assert done.returncode == 2
     assert done.stderr.startswith("CUDA: PyTorch ")
     assert len(done.stderr.splitlines()) == 1
@@ -338,7 +342,8 @@ def test_the_job_runs_the_script_with_arguments_that_it_takes() -> None:
     assert job["backoffLimit"] == 0
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
-    assert container["command"] == ["python3", f"{mounts['script']}/{SCRIPT.name}"]
+    assert container["command"] == ["python3", "-m", FOLDER.name]
+    assert mounts["script"] == f"{container['workingDir']}/{FOLDER.name}"
     assert given.output.is_relative_to(mounts["results"])
     assert {entry["name"]: entry["value"] for entry in container["env"]}["HOME"] == mounts["tmp"]
 
@@ -348,5 +353,5 @@ def test_the_readme_makes_the_config_map_that_the_job_mounts_and_names_every_tab
     job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
     volumes = {volume["name"]: volume for volume in job["spec"]["template"]["spec"]["volumes"]}
     name = volumes["script"]["configMap"]["name"]
-    assert f"kubectl create configmap {name} --from-file={SCRIPT.relative_to(ROOT)}" in text
+    assert f"kubectl create configmap {name} --from-file={FOLDER.relative_to(ROOT)}" in text
     assert f"for table in {' '.join(KINDS)}; do" in text

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilecast import collectives
-from tilecast.collectives import ALGORITHMS, Group, bandwidth_bound, dispatch
+from tilecast.collectives import COLLECTIVES, Group, bandwidth_bound, dispatch
 from tilecast.hardware import Link, Tier, find_link, links
 
 INTRA = [name for name, link in links().items() if not link.per_node]
 INTER = [name for name, link in links().items() if link.per_node]
-EACH = [(collective, name) for collective, found in ALGORITHMS.items() for name in found]
+EACH = [(collective, name) for collective, found in COLLECTIVES.items() for name in found.algorithms]
 GATHERS = ("all_gather", "reduce_scatter")
 NDR = "infiniband-ndr-8x400"
 
@@ -44,7 +44,7 @@ def test_no_algorithm_beats_the_line_or_the_fastest_of_its_collective(
     if inside.beyond is not None:
         return
     took, twice = (
-        float(ALGORITHMS[collective][name](np.array([buffer]), where, inside, network)[0])
+        float(COLLECTIVES[collective].algorithms[name](np.array([buffer]), where, inside, network)[0])
         for buffer in (size, 2 * size)
     )
     bound = float(bandwidth_bound(collective, np.array([size]), where, inside, network)[0])
@@ -52,7 +52,7 @@ def test_no_algorithm_beats_the_line_or_the_fastest_of_its_collective(
     assert seconds(collective, size, where, intra, inter) <= took
 
 
-@pytest.mark.parametrize("collective", ALGORITHMS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
 @given(size=sizes, shape=shapes, intra=insides, inter=networks)
 def test_some_algorithm_always_runs_and_more_bytes_take_longer(
     collective: str, size: float, shape: tuple[int, int], intra: str, inter: str
@@ -73,14 +73,14 @@ def test_reducing_for_all_costs_no_less_than_reducing_for_one(
     local, nodes = shape
     inside, network, buffer = find_link(intra), find_link(inter), np.array([size])
     where = group(local * nodes, local)
-    ring = ALGORITHMS["all_reduce"]["ring"](buffer, where, inside, network)
-    assert ring >= ALGORITHMS["reduce_scatter"]["ring"](buffer, where, inside, network)
+    ring = COLLECTIVES["all_reduce"].algorithms["ring"](buffer, where, inside, network)
+    assert ring >= COLLECTIVES["reduce_scatter"].algorithms["ring"](buffer, where, inside, network)
     alone = group(local, local)
     assert seconds("all_reduce", size, alone, intra, inter) >= seconds("reduce_scatter", size, alone, intra, inter)
 
 
 @pytest.mark.parametrize("local", [1, 2, 4])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_group_that_spans_nodes_feels_the_network(name: str, local: int) -> None:
     fast, slow = (seconds(name, 1e8, group(8, local), "nvlink4", network) for network in (NDR, "ethernet-10"))
     assert slow > 5 * fast
@@ -88,7 +88,7 @@ def test_a_group_that_spans_nodes_feels_the_network(name: str, local: int) -> No
 
 @pytest.mark.parametrize(("collective", "name"), EACH)
 def test_one_rank_has_nobody_to_talk_to(collective: str, name: str) -> None:
-    one = ALGORITHMS[collective][name](np.array([1e9]), group(1, 1), find_link("nvlink4"), find_link(NDR))
+    one = COLLECTIVES[collective].algorithms[name](np.array([1e9]), group(1, 1), find_link("nvlink4"), find_link(NDR))
     assert float(one[0]) == 0.0
 
 
@@ -106,7 +106,7 @@ def test_large_buffers_reach_the_bus_bandwidth_formula(name: str) -> None:
 def test_reduce_scatter_and_all_gather_together_are_a_ring_all_reduce() -> None:
     intra, inter, size = find_link("pcie4"), find_link("ethernet-25"), np.array([1e9])
     both = sum(seconds(name, 1e9, group(8, 8), intra, inter) for name in GATHERS)
-    ring = ALGORITHMS["all_reduce"]["ring"](size, group(8, 8), intra, inter)
+    ring = COLLECTIVES["all_reduce"].algorithms["ring"](size, group(8, 8), intra, inter)
     assert float(ring[0]) == pytest.approx(both, rel=0.02)
 
 
@@ -131,7 +131,7 @@ def test_small_buffers_go_by_tree_and_large_ones_by_ring_or_switch() -> None:
     def order(size: float, intra: str) -> list[str]:
         found = {
             name: float(run(np.array([size]), where, find_link(intra), inter)[0])
-            for name, run in ALGORITHMS["all_reduce"].items()
+            for name, run in COLLECTIVES["all_reduce"].algorithms.items()
         }
         return sorted(found, key=found.__getitem__)
 
@@ -144,7 +144,8 @@ def test_small_buffers_go_by_tree_and_large_ones_by_ring_or_switch() -> None:
 def test_trees_beat_rings_where_every_node_has_one_rank() -> None:
     size, where = np.array([1e4]), group(64, 1)
     ring, pat = (
-        ALGORITHMS["all_gather"][name](size, where, find_link("nvlink4"), find_link(NDR)) for name in ("ring", "pat")
+        COLLECTIVES["all_gather"].algorithms[name](size, where, find_link("nvlink4"), find_link(NDR))
+        for name in ("ring", "pat")
     )
     assert pat < ring
 
@@ -183,7 +184,7 @@ def test_an_oversubscribed_tier_slows_exchanges_and_not_rings() -> None:
 def test_copies_that_share_a_node_cross_the_network_once(size: float, nodes: int, fanout: float) -> None:
     where, intra, inter = group(8 * nodes, 8), find_link("nvlink4"), find_link(NDR)
     one = dispatch(np.array([size]), where, intra, inter, fanout)
-    assert one <= ALGORITHMS["all_to_all"]["flat"](np.array([size]), where, intra, inter)
+    assert one <= COLLECTIVES["all_to_all"].algorithms["flat"](np.array([size]), where, intra, inter)
 
 
 @given(size=st.floats(1e8, 1e10), ranks=st.integers(3, 64))
@@ -192,7 +193,7 @@ def test_a_stale_parameter_server_beats_the_ring_from_half_as_many_servers_as_wo
     where, intra, inter = group(ranks, 1, 1), find_link("nvlink4"), replace(find_link("ethernet-10"), peer_s=1e-9)
     free = {name: replace(one, start_s=1e-12, hop_s=1e-12) for name, one in inter.protocols.items()}
     inter, buffer, meet = replace(inter, protocols=free), np.array([size]), ranks**2 / (2 * (ranks - 1))
-    ring = ALGORITHMS["all_reduce"]["ring"](buffer, where, intra, inter)
+    ring = COLLECTIVES["all_reduce"].algorithms["ring"](buffer, where, intra, inter)
     server = collectives.asynchronous_parameter_server
     assert server(buffer, where, intra, inter, servers=1.01 * meet) < ring
     assert server(buffer, where, intra, inter, servers=0.99 * meet) > ring
@@ -205,7 +206,7 @@ def test_a_synchronous_parameter_server_wins_small_and_loses_large(ranks: int, l
     where, intra, inter = group(ranks, 1, 1), find_link("nvlink4"), find_link(links_)
     buffer = np.geomspace(1, 1e13, 200)
     many = Group(*(np.full(200, column[0]) for column in (where.ranks, where.local, where.node_ranks)))
-    ring = ALGORITHMS["all_reduce"]["ring"](buffer, many, intra, inter)
+    ring = COLLECTIVES["all_reduce"].algorithms["ring"](buffer, many, intra, inter)
     server = collectives.synchronous_parameter_server(buffer, many, intra, inter, servers=float(ranks))
     faster = server < ring
     assert faster[0]

@@ -11,7 +11,8 @@ import pytest
 from tilecast import models
 from tilecast.advise import Request, advise
 from tilecast.hardware import Pool, find_gpu, find_link
-from tilecast.spec import Objective, Workload
+from tilecast.objectives import Objective
+from tilecast.spec import Workload
 
 H100 = find_gpu("h100-sxm")
 POOL = Pool("h100", H100, 8, 64, find_link(H100.intra_link), find_link("efa-3200"), price_per_gpu_hour=6.88)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,15 +53,14 @@ def measured(d: dict[str, np.ndarray], gpu: Gpu) -> samples.Samples:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[network.Trained, samples.Samples, Path]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[network.Trained, samples.Samples, Path]:
     """A network trained for a moment, what it was trained on, and the file it was written to."""
     learned = measured(shapes(0), GPU)
     net = network.train(learned, steps=STEPS, steepest=1.2, seed=0, report=lambda _: None)
     networks = {"gemm_tensor": net}
     path = tmp_path_factory.mktemp("fit") / "model.onnx"
     export.write(path, networks, training.describe(networks, {"gemm_tensor": learned}, dict(ceilings.DEFAULTS)))
-    yield net, learned, path
-    utilization.load.cache_clear()
+    return net, learned, path
 
 
 def test_training_learns_the_law(written):
@@ -123,7 +121,6 @@ def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     mixed, plain = (kernels.seconds(table, GPU, model=model).seconds for model in (path, None))
     assert mixed[:-1] == pytest.approx(plain[:-1], rel=1e-6)
     assert mixed[-1] != pytest.approx(plain[-1], rel=1e-3)
-    utilization.load.cache_clear()
 
 
 def test_a_family_that_is_none_cannot_be_fitted(tmp_path):

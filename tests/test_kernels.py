@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import kernels
+from tilecast import environment, kernels
 from tilecast.graph import KINDS, KernelTable
 from tilecast.hardware import find_gpu, gpus
 from tilecast.kernels import features, formulas, tiles, utilization
@@ -299,3 +299,23 @@ def test_the_runtime_is_told_not_to_report_to_its_maker() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+def test_a_model_with_another_digest_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(SHIPPED.read_bytes())
+    digest = utilization.load().sha256
+    try:
+        environment.apply(
+            {"TILECAST_UTILIZATION_MODEL": str(path), "TILECAST_UTILIZATION_MODEL_SHA256": digest.upper()}
+        )
+        assert kernels.model_info()[1] == digest
+        utilization.use_model(str(path), "0" * 64)
+        with pytest.raises(SpecError, match="not 000000000000… as TILECAST_UTILIZATION_MODEL_SHA256 states"):
+            utilization.load()
+        utilization.use_model(str(tmp_path / "none"))
+        with pytest.raises(SpecError, match="cannot be read"):
+            utilization.load()
+    finally:
+        environment.apply({})
+    assert utilization.load().sha256 == digest

@@ -14,7 +14,7 @@ from tilecast.advise import stated
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.models.cnn import identities
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.recurrent import GATES, recurrent
 from tilecast.search import Limits, expert_degrees
 from tilecast.spec import Plan, Plans, SpecError, Stated, Workload

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tilecast_observe import LightningCallback, StepTimer, TrainerCallback
-from tilecast_observe.reporter import Settings
+from tilecast_observe.reporter import ReporterSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "predictor" / "tilecast_observe"
@@ -60,9 +60,11 @@ def operator() -> Iterator[Operator]:
 
 
 @pytest.fixture
-def settings(operator: Operator, tmp_path: Path) -> Settings:
+def settings(operator: Operator, tmp_path: Path) -> ReporterSettings:
     (tmp_path / "token").write_text("secret\n")
-    return Settings(url=operator.url, job="llama", namespace="team", token_file=str(tmp_path / "token"), gpus=16)
+    return ReporterSettings(
+        url=operator.url, job="llama", namespace="team", token_file=str(tmp_path / "token"), gpus=16
+    )
 
 
 class Clock:
@@ -89,7 +91,7 @@ def steps(timer: StepTimer, clock: Clock, *seconds: float) -> None:
         timer.step()
 
 
-def test_the_median_after_warm_up_is_reported(operator: Operator, settings: Settings) -> None:
+def test_the_median_after_warm_up_is_reported(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=3, interval_s=3600, settings=settings, clock=clock) as timer:
         steps(timer, clock, 60.0, 9.0, 5.0, 1.0, 1.1, 0.9, 1.0, 30.0)
@@ -101,7 +103,7 @@ def test_the_median_after_warm_up_is_reported(operator: Operator, settings: Sett
     assert "plan" not in body and "peakMemoryBytes" not in body
 
 
-def test_what_is_skipped_is_no_step(operator: Operator, settings: Settings) -> None:
+def test_what_is_skipped_is_no_step(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock) as timer:
         steps(timer, clock, 1.0, 1.0)
@@ -113,7 +115,7 @@ def test_what_is_skipped_is_no_step(operator: Operator, settings: Settings) -> N
     }
 
 
-def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: Operator, settings: Settings) -> None:
+def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
 
     def loader() -> Iterator[int]:
@@ -132,7 +134,7 @@ def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: Operator, s
     assert (body["stepSeconds"], body["inputSeconds"]) == pytest.approx((1.0, 0.4)), "the first wait is warm-up"
 
 
-def test_a_loader_fails_as_it_would_alone(settings: Settings) -> None:
+def test_a_loader_fails_as_it_would_alone(settings: ReporterSettings) -> None:
     def loader() -> Iterator[int]:
         yield 1
         raise OSError("disk")
@@ -142,7 +144,7 @@ def test_a_loader_fails_as_it_would_alone(settings: Settings) -> None:
 
 
 def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
-    operator: Operator, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    operator: Operator, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = SimpleNamespace(now=False)
 
@@ -173,7 +175,7 @@ def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
     assert operator.reports[0][2]["inputSeconds"] == pytest.approx(0.25 * (64 + 200 - 151) / 200, abs=0.02)
 
 
-def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings: Settings) -> None:
+def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=0.02, settings=settings, clock=clock) as timer:
         steps(timer, clock, *[1.0] * 6)
@@ -185,7 +187,7 @@ def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings
 
 
 @pytest.mark.parametrize("fault", ["refused", "gone", "slow", "nonsense", "no token"])
-def test_no_failure_reaches_the_training(operator: Operator, settings: Settings, fault: str) -> None:
+def test_no_failure_reaches_the_training(operator: Operator, settings: ReporterSettings, fault: str) -> None:
     if fault == "refused":
         operator.status = 403
     if fault == "gone":
@@ -205,14 +207,14 @@ def test_no_failure_reaches_the_training(operator: Operator, settings: Settings,
     operator.hold.set()
 
 
-def test_an_error_of_the_training_passes_through(operator: Operator, settings: Settings) -> None:
+def test_an_error_of_the_training_passes_through(operator: Operator, settings: ReporterSettings) -> None:
     with pytest.raises(ValueError, match="loss"), StepTimer(0, 3600, settings, Clock()) as timer:
         timer.step()
         raise ValueError("loss is NaN")
     assert len(operator.reports) == 1
 
 
-def test_only_rank_zero_reports(operator: Operator, settings: Settings) -> None:
+def test_only_rank_zero_reports(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(0, 3600, replace(settings, is_reporting=False), clock) as timer:
         steps(timer, clock, 1.0, 1.0)
@@ -220,7 +222,7 @@ def test_only_rank_zero_reports(operator: Operator, settings: Settings) -> None:
 
 
 def test_settings_come_from_the_environment() -> None:
-    found = Settings.of(
+    found = ReporterSettings.of(
         {
             "TILECAST_URL": "http://tilecast:8080/",
             "TILECAST_JOB": "a",
@@ -234,11 +236,11 @@ def test_settings_come_from_the_environment() -> None:
     assert (found.url, found.job, found.namespace, found.gpus) == ("http://tilecast:8080", "a", "b", 32)
     assert found.plan == {"tensor": 2}
     assert not found.is_reporting and found.metrics_port is None
-    assert Settings.of({"TILECAST_PLAN": "[2]"}).plan == {}
+    assert ReporterSettings.of({"TILECAST_PLAN": "[2]"}).plan == {}
 
 
 def test_prometheus_reads_the_same_from_a_port_and_from_a_file(
-    operator: Operator, settings: Settings, tmp_path: Path
+    operator: Operator, settings: ReporterSettings, tmp_path: Path
 ) -> None:
     path, clock = tmp_path / "step.prom", Clock()
     told = replace(settings, metrics_port=0, metrics_file=str(path))
@@ -256,7 +258,7 @@ def test_prometheus_reads_the_same_from_a_port_and_from_a_file(
 
 
 def test_peak_memory_and_gpu_come_from_torch_where_the_training_uses_it(
-    operator: Operator, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    operator: Operator, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = SimpleNamespace(
         is_available=lambda: True,
@@ -281,7 +283,7 @@ def test_it_imports_the_standard_library_only() -> None:
     assert others == {"tilecast_observe"}
 
 
-def test_the_trainer_callback_times_optimizer_steps(operator: Operator, settings: Settings) -> None:
+def test_the_trainer_callback_times_optimizer_steps(operator: Operator, settings: ReporterSettings) -> None:
     """The events of transformers.TrainerCallback in the order in which Trainer calls them."""
     clock = Clock()
     callback = TrainerCallback(StepTimer(0, 3600, settings, clock))
@@ -308,7 +310,7 @@ def test_the_trainer_callback_times_optimizer_steps(operator: Operator, settings
     assert [(body["stepSeconds"], body["steps"]) for _, _, body in operator.reports] == [(1.0, 4)]
 
 
-def test_the_trainer_callback_is_called_by_the_real_handler(settings: Settings) -> None:
+def test_the_trainer_callback_is_called_by_the_real_handler(settings: ReporterSettings) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     from transformers.trainer_callback import CallbackHandler
 
@@ -327,7 +329,7 @@ def test_the_trainer_callback_is_called_by_the_real_handler(settings: Settings) 
         assert callable(getattr(callback, event))
 
 
-def test_the_lightning_callback_times_optimizer_steps(operator: Operator, settings: Settings) -> None:
+def test_the_lightning_callback_times_optimizer_steps(operator: Operator, settings: ReporterSettings) -> None:
     """The hooks of lightning.pytorch.Callback by their documented signatures; Lightning itself needs torch."""
     clock = Clock()
     callback = LightningCallback(StepTimer(0, 3600, settings, clock))

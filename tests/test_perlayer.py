@@ -175,7 +175,7 @@ def test_tied_weights_share_a_layout() -> None:
 def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
     workload = Workload(small(layers=16, vocab=200_000), 2048, 256, "bf16")
     plan = Plan(data=1, tensor=2, pipeline=4, micro_batch=4, gradient_accumulation=64, sequence_parallel=True)
-    found = perlayer.stages(workload, pool("a100-80"), plan)
+    found = perlayer.cut_pipeline(workload, pool("a100-80"), plan)
     assert found is not None
     assert sum(found.layers) == 16
     assert found.layers[-1] < 4
@@ -186,7 +186,7 @@ def test_stages_sum_their_gradients_as_the_step_does() -> None:
     """Over short micro-batches that takes a fifth of the step; the bubble is short beside so many of them."""
     workload = Workload(small(layers=8, hidden=4096, heads=32), 512, 256, "bf16", execution="compiled")
     plan, on = Plan(pipeline=4, micro_batch=1, gradient_accumulation=256), pool("a100-80")
-    found, times = perlayer.stages(workload, on, plan), search.price(workload, Plans.of(plan), on).times
+    found, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.of(plan), on).times
     assert found is not None
     parts = times.parts(0)
     assert found.even_s == pytest.approx(parts["compute"] + parts["communication"] + parts["bubble"], rel=0.01)
@@ -194,7 +194,7 @@ def test_stages_sum_their_gradients_as_the_step_does() -> None:
 
 @pytest.mark.parametrize("plan", [Plan(data=8), Plan(pipeline=4, virtual_stages=2, gradient_accumulation=8)])
 def test_nothing_is_cut_without_stages_to_cut(plan: Plan) -> None:
-    assert perlayer.stages(Workload(small(layers=16), 512, 8, "bf16"), pool("a100-80"), plan) is None
+    assert perlayer.cut_pipeline(Workload(small(layers=16), 512, 8, "bf16"), pool("a100-80"), plan) is None
 
 
 def test_what_has_no_strategies_says_so(capsys: pytest.CaptureFixture[str]) -> None:

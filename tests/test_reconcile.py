@@ -17,14 +17,12 @@ from aiohttp import web
 
 from advice_values import offer, request
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
-from tilecast import kernels
 from tilecast.advise import Advice, Request, advise
 from tilecast.advise.incumbent import MARGIN, Incumbent, hold
 from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.render import document
-from tilecast.spec import SpecError
 from tilecast_operator import capacity, reconcile
 from tilecast_operator.api import Api, ApiError, Connection
 from tilecast_operator.pods import PodFeed
@@ -441,29 +439,6 @@ async def test_a_watch_that_lost_objects_is_unhealthy() -> None:
         store.counts[jobs_path] = {"metadata": {}, "items": [{}]}
         await asyncio.sleep(0.1)
         assert corridor.unhealthy() is None
-
-
-def test_a_model_with_another_digest_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = kernels.utilization.files("tilecast.kernels").joinpath("weights", "utilization.onnx").read_bytes()
-    path = tmp_path / "model.onnx"
-    path.write_bytes(shipped)
-    load = kernels.utilization.load
-    monkeypatch.setenv("TILECAST_UTILIZATION_MODEL", str(path))
-    load.cache_clear()
-    try:
-        digest = load().sha256
-        load.cache_clear()
-        monkeypatch.setenv("TILECAST_UTILIZATION_MODEL_SHA256", digest.upper())
-        assert load().sha256 == digest
-        load.cache_clear()
-        monkeypatch.setenv("TILECAST_UTILIZATION_MODEL_SHA256", "0" * 64)
-        with pytest.raises(SpecError, match="not 000000000000… as TILECAST_UTILIZATION_MODEL_SHA256 states"):
-            load()
-        monkeypatch.setenv("TILECAST_UTILIZATION_MODEL", str(tmp_path / "none"))
-        with pytest.raises(SpecError, match="cannot be read"):
-            load()
-    finally:
-        load.cache_clear()
 
 
 def pool_at(price: float, name: str = "h100-sxm") -> Pool:

@@ -50,7 +50,7 @@ def naive(workload: Workload, where: Pool, experts: int = 1) -> list[Plan]:
         if workload.global_batch % data or -(-model.layers // pipeline) * (pipeline - 1) >= model.layers:
             continue
         tokens = workload.sequence_length // context
-        if context > 1 and (workload.sequence_length % (2 * context) or tokens < search.MIN_CONTEXT_TOKENS):
+        if context > 1 and (workload.sequence_length % (2 * context) or tokens < search.enumeration.MIN_CONTEXT_TOKENS):
             continue
         share = workload.global_batch // data
         for micro, expert, zero, mode, virtual, spread in itertools.product(
@@ -122,7 +122,7 @@ def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
 def test_a_batch_that_no_gpu_holds_at_once_is_no_error() -> None:
     found = search.find(Workload(models.preset("llama-3.1-8b"), 8192, 1 << 24), pool(nodes=1))
     assert found.fits.any()
-    assert (found.plans.micro_batch.astype(float) * 8192).max() <= search.MAX_MICRO_TOKENS
+    assert (found.plans.micro_batch.astype(float) * 8192).max() <= search.enumeration.MAX_MICRO_TOKENS
 
 
 def test_too_many_plans_leave_out_node_counts_and_say_so() -> None:

@@ -21,7 +21,7 @@ from tilecast.cli import main
 from tilecast.graph import Shards
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.models import traced
-from tilecast.models.traced import document, onnx_file, torch_export
+from tilecast.models.traced import document, onnx_file, repeats, torch_build, torch_export, torch_operators
 from tilecast.models.traced.operators import OPERATORS
 from tilecast.spec import Model, Plan, Plans, SpecError, Workload
 
@@ -401,7 +401,7 @@ def test_an_unknown_onnx_operator_is_named_and_counted(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_operators_lead_to_kinds_that_exist() -> None:
-    for table in (onnx_file._TABLE, torch_export._TABLE):
+    for table in (onnx_file._TABLE, torch_operators.KINDS):
         assert set(table.values()) <= OPERATORS.keys()
 
 
@@ -432,7 +432,7 @@ def test_layers_that_repeat_are_copied(target: str, built_in: Model, monkeypatch
     monkeypatch.chdir(GRAPHS)
     short = torch_export.trace(target)
     with monkeypatch.context() as patched:
-        patched.setattr(torch_export, "FEWEST_LAYERS", 1000)
+        patched.setattr(repeats, "FEWEST_LAYERS", 1000)
         whole = torch_export.trace(target)
     assert [one.kind for one in short.operators] == [one.kind for one in whole.operators]
     for model in (traced.model("short", short), traced.model("whole", whole)):
@@ -494,7 +494,7 @@ def test_what_cannot_be_traced_is_one_clear_error(target: str, told: str, monkey
 )
 def test_a_model_of_timm_is_traced_by_name(name: str, image: int, parameters: int) -> None:
     found = torch_export.trace(f"timm/{name}")
-    assert found.shapes[found.inputs[0]] == (torch_export.TIMM_BATCH, 3, image, image)
+    assert found.shapes[found.inputs[0]] == (torch_build.TIMM_BATCH, 3, image, image)
     assert sum(prod(found.shapes[one]) for one in found.parameters) == pytest.approx(parameters, rel=1e-3)
 
 

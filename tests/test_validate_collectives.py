@@ -14,7 +14,7 @@ from tilecast.cli import main
 from tilecast.hardware import find_gpu
 from tilecast.validate import collectives
 from tilecast.validate.collectives import REASONS, read
-from tilecast.validate.table import intra_link, network
+from tilecast.validate.networks import intra_link, network_link
 
 HEADER = "source,gpu,interconnect,op,dtype,n_gpus,n_nodes,bytes,latency_us"
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
@@ -135,7 +135,7 @@ def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
     ],
 )
 def test_words_and_figures_of_a_network_give_its_rate(gpu: str, words: str, gigabytes: float, nics: int) -> None:
-    found = network(words.split(";")[1], find_gpu(gpu), 8)
+    found = network_link(words.split(";")[1], find_gpu(gpu), 8)
     assert (found.bandwidth_bytes_per_s, found.nics) == (gigabytes * 1e9, nics)
 
 

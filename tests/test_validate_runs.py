@@ -14,7 +14,9 @@ from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
 from tilecast.step import PARTS
 from tilecast.validate import report, runs, scores, table
-from tilecast.validate.table import ASSUMED, REASONS, network
+from tilecast.validate.cells import REASONS
+from tilecast.validate.networks import network_link
+from tilecast.validate.table import ASSUMED
 
 ROW = {
     "id": "r1", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8", "interconnect_intra": "NVSwitch",
@@ -83,7 +85,7 @@ def test_language_models_of_mlperf_are_nemo_s() -> None:
     [("TensorFlow 2.3", "grpc"), ("TensorFlow 2.3 (Horovod)", ""), ("TensorFlow2 21.02 NGC (XLA)", ""), ("MXNet", "")],
 )
 def test_old_tensorflow_exchanges_gradients_over_grpc(framework: str, link: str) -> None:
-    named = network("InfiniBand 100 Gb/s", find_gpu("a100-80"), 8)
+    named = network_link("InfiniBand 100 Gb/s", find_gpu("a100-80"), 8)
     job = {**ROW, "framework": framework, "interconnect_inter": "InfiniBand 100 Gb/s"}
     assert table.read(job).pool.inter == (find_link(link) if link else named)
 

@@ -16,7 +16,7 @@ from tilecast.cli import main
 from tilecast.graph import KIND_NAMES, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
 from tilecast.models import huggingface, layers, traced
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.traced import document
 from tilecast.spec import SpecError, Workload
 from tilecast.validate import runs

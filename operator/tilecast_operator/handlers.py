@@ -19,6 +19,7 @@ import kopf
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import errors, watching
 
+from tilecast import environment
 from tilecast.api.base import GROUP, VERSION
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
@@ -44,6 +45,7 @@ THREADS = 2
 
 try:
     OWN = settings.from_environment(os.environ)
+    environment.apply(os.environ)
 except SpecError as error:
     raise SystemExit(f"error: {error}") from None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context
 from pathlib import Path
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """Collectives as they were measured: names, whole buffers in bytes, groups, seconds; columns (R,)."""
 
     collective: npt.NDArray[np.str_]
@@ -42,12 +42,12 @@ class Measured:
     def __len__(self) -> int:
         return len(self.size_bytes)
 
-    def where(self, rows: Mask | Ints) -> Measured:
+    def where(self, rows: Mask | Ints) -> Measurements:
         """The chosen rows, by mask or index."""
-        return Measured(*(getattr(self, name)[rows] for name in self.__slots__))
+        return Measurements(*(getattr(self, name)[rows] for name in self.__slots__))
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Measured]) -> Measured:
+    def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
         """All rows of the parts, in order."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
@@ -56,7 +56,7 @@ class Measured:
         return Group(self.ranks, self.local, self.node_ranks)
 
 
-def predict(measured: Measured, intra: Link, inter: Link) -> Floats:
+def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
     """Seconds of every row on those links, (R,)."""
     found = np.zeros(len(measured))
     for name in np.unique(measured.collective):
@@ -86,7 +86,7 @@ GAIN = 2.0
 """By how much a moved constant has to raise the rows' log-likelihood, times two: Akaike's price of a parameter."""
 
 
-def fit(link: Link, measured: Measured, other: Link, rounds: int = 6) -> Link:
+def fit(link: Link, measured: Measurements, other: Link, rounds: int = 6) -> Link:
     """The link with the constants that fit the rows best; those that the rows do not measure stay.
 
     Args:
@@ -186,16 +186,10 @@ def _with(link: Link, name: str, value: float) -> Link:
     return replace(link, protocols={**link.protocols, part: replace(link.protocols[part], **change)})
 
 
-PERFORMED: Mapping[str, str] = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "sendrecv": "send_recv",
-}  # fmt: skip
-"""Collectives by the name of nccl-tests' program, without `_perf`."""
-
 LEAST_US, MOST = 1e-3, 2**53
 """The shortest time in microseconds that a log may hold, and its largest time and size."""
 
-_PROGRAM = re.compile(r"(all_reduce|all_gather|reduce_scatter|[a-z]+)_perf(?![a-z])")
+_PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])")
 """A program of nccl-tests in a command line or a file's name, with whatever stands around it."""
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
@@ -211,7 +205,7 @@ _ROW = re.compile(
 class Log:
     """What an nccl-tests log holds: out-of-place times, and the GPU that its ranks ran on."""
 
-    measured: Measured
+    measured: Measurements
     gpu: str
 
     @property
@@ -234,7 +228,7 @@ def read_log(path: Path) -> Log:
         raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
     name = found[1] if (found := _PROGRAM.search(path.name)) else ""
     hosts: list[tuple[str, str]] = []
-    parts: list[Measured] = []
+    parts: list[Measurements] = []
     gpu, fresh = "", True
     for number, line in enumerate(lines, 1):
         if program := _PROGRAM.search(line):
@@ -249,12 +243,12 @@ def read_log(path: Path) -> Log:
                 parts.append(_row(f"{path}: line {number}", name, hosts, row))
     if not parts:
         raise SpecError(str(path), "holds no row of nccl-tests", "give what all_reduce_perf or another of them printed")
-    return Log(Measured.concatenate(parts), gpu)
+    return Log(Measurements.concatenate(parts), gpu)
 
 
-def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measured:
-    if name not in PERFORMED:
-        known = ", ".join(f"{known}_perf" for known in PERFORMED)
+def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[str]) -> Measurements:
+    if name not in collectives.PROGRAMS:
+        known = ", ".join(f"{known}_perf" for known in collectives.PROGRAMS)
         problem = f"{name}_perf is not priced" if name else "the log does not name the collective"
         raise SpecError(
             where, problem, f"give the log of one of {known}, with the command line in it or in its file name"
@@ -283,7 +277,7 @@ def _row(where: str, name: str, hosts: Sequence[tuple[str, str]], row: re.Match[
         raise SpecError(where, f"size {digits[:40]!r} is more than 2**53 bytes", "give the log as it was printed")
     on_node = sum(host == mine[0] for _, host in hosts)
     numbers = (float(digits), float(ranks), float(min(each)), float(on_node), time_us * 1e-6)
-    return Measured(np.array([PERFORMED[name]]), *(np.array([value]) for value in numbers))
+    return Measurements(np.array([collectives.PROGRAMS[name]]), *(np.array([value]) for value in numbers))
 
 
 def toml(link: Link, source: str) -> str:
@@ -329,7 +323,7 @@ def _value(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class LinkCalibration:
     """A fitted link, and mean absolute errors of the rows: as it was, as it is, and when each half of the rows is
     predicted by a fit to the other half."""
 
@@ -338,7 +332,7 @@ class Calibration:
     """Collective and size class, rows, before, after, left out."""
 
 
-def calibrate(link: Link, measured: Measured, other: Link, name: str) -> Calibration:
+def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> LinkCalibration:
     """Fit a link to the rows of a log under a new name. Its 90 % range becomes what the rows show that a fit to the
     others did not see.
 
@@ -349,7 +343,7 @@ def calibrate(link: Link, measured: Measured, other: Link, name: str) -> Calibra
         name: what the fitted link is called.
     """
 
-    def errors(fitted: Link, rows: Measured) -> Floats:
+    def errors(fitted: Link, rows: Measurements) -> Floats:
         pair = (other, fitted) if link.per_node else (fitted, other)
         return np.asarray(predict(rows, *pair) / rows.seconds - 1)
 
@@ -368,4 +362,4 @@ def calibrate(link: Link, measured: Measured, other: Link, name: str) -> Calibra
                 before, now, left_out = table[:, of].mean(axis=1)
                 lines.append((f"{collective} {title}", int(of.sum()), before, now, left_out))
     spread = float(np.quantile(np.abs(np.log1p(unseen)), 0.9)) if len(measured) > 1 else link.spread
-    return Calibration(replace(after, name=name, spread=float(f"{spread:.2g}")), tuple(lines))
+    return LinkCalibration(replace(after, name=name, spread=float(f"{spread:.2g}")), tuple(lines))

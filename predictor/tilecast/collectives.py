@@ -178,22 +178,74 @@ def asynchronous_parameter_server(
 
 Algorithm = Callable[[Floats, Group, Link, Link], Floats]
 
-ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
-    "all_reduce": {
-        "ring": ring_all_reduce,
-        "tree": tree_all_reduce,
-        "hierarchical": hierarchical_all_reduce,
-        "nvls": nvls_all_reduce,
-    },
-    "all_gather": {"ring": ring_gather, "pat": pat_gather},
-    "reduce_scatter": {"ring": ring_gather, "pat": pat_gather},
-    "all_to_all": {"flat": flat_all_to_all, "two-level": two_level_all_to_all},
-    "send_recv": {"direct": direct_send},
-    "parameter_server": {"synchronous": synchronous_parameter_server},
-    "stale_parameter_server": {"asynchronous": asynchronous_parameter_server},
+Sent = Callable[[Group, Link], tuple[Floats | float, Floats | float]]
+"""Of (group, intra): the shares of the buffer that a rank must send inside its node, and a node into the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """An exchange among ranks: its algorithms by name, each of which takes (size_bytes, group, intra, inter) and
+    returns seconds, and what any algorithm has to send."""
+
+    algorithms: Mapping[str, Algorithm]
+    sent: Sent
+    program: str = ""
+    """Name of nccl-tests' program that measures it, without `_perf`; empty where none does."""
+    spellings: tuple[str, ...] = ()
+    """What tables call it besides its name, with or without underscores."""
+
+
+def _gathered(group: Group, intra: Link) -> tuple[Floats, Floats]:
+    return (group.local - 1) / group.ranks, (group.nodes - 1) / group.nodes
+
+
+def _reduced(group: Group, intra: Link) -> tuple[Floats | float, Floats]:
+    near = 1.0 if intra.reduction_bytes_per_s else 2 * (group.local - 1) / group.local
+    return near, 2 * (group.nodes - 1) / group.nodes
+
+
+def _exchanged(group: Group, intra: Link) -> tuple[Floats, Floats]:
+    return (group.local - 1) / group.ranks, group.local * (group.ranks - group.local) / group.ranks
+
+
+def _sent_on(group: Group, intra: Link) -> tuple[Floats, Floats]:
+    far = group.nodes > 1
+    return np.where(far, 0.0, 1.0), np.where(far, group.local, 0.0)
+
+
+_GATHER: Mapping[str, Algorithm] = {"ring": ring_gather, "pat": pat_gather}
+COLLECTIVES: dict[str, Collective] = {
+    "all_reduce": Collective(
+        {
+            "ring": ring_all_reduce,
+            "tree": tree_all_reduce,
+            "hierarchical": hierarchical_all_reduce,
+            "nvls": nvls_all_reduce,
+        },
+        _reduced,
+        "all_reduce",
+    ),
+    "all_gather": Collective(_GATHER, _gathered, "all_gather"),
+    "reduce_scatter": Collective(_GATHER, _gathered, "reduce_scatter"),
+    "all_to_all": Collective({"flat": flat_all_to_all, "two-level": two_level_all_to_all}, _exchanged, "alltoall"),
+    "send_recv": Collective({"direct": direct_send}, _sent_on, "sendrecv", ("p2p",)),
+    "parameter_server": Collective(
+        {"synchronous": synchronous_parameter_server}, lambda group, intra: (0.0, 2 * group.local)
+    ),
+    "stale_parameter_server": Collective(
+        {"asynchronous": asynchronous_parameter_server}, lambda group, intra: (0.0, group.local)
+    ),
 }
-"""Every algorithm by collective (nccl-tests' names, and a parameter server that waits or does not) and name; each
-takes (size_bytes, group, intra, inter) and returns seconds."""
+"""Every collective by nccl-tests' name, and a parameter server that waits or does not."""
+PROGRAMS: Mapping[str, str] = {item.program: name for name, item in COLLECTIVES.items() if item.program}
+"""Collectives by the name of nccl-tests' program, without `_perf`."""
+SPELLINGS: Mapping[str, str] = {
+    text: name
+    for name, item in COLLECTIVES.items()
+    if item.program
+    for text in (name, name.replace("_", ""), *item.spellings)
+}
+"""Collectives as tables write them."""
 
 TREE_SHARE = 0.92
 """Share of the rate that a tree reaches (nccl, src/graph/tuning.cc)."""
@@ -202,10 +254,10 @@ PAT_SHARE = 0.75
 
 
 def seconds(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
-    """The fastest algorithm of a collective, a key of `ALGORITHMS`."""
+    """The fastest algorithm of a collective, a key of `COLLECTIVES`."""
     return _anywhere(
         lambda link: np.minimum.reduce(
-            [algorithm(size_bytes, group, link, inter) for algorithm in ALGORITHMS[collective].values()]
+            [algorithm(size_bytes, group, link, inter) for algorithm in COLLECTIVES[collective].algorithms.values()]
         ),
         group,
         intra,
@@ -236,22 +288,9 @@ def serve(
 def bandwidth_bound(collective: str, size_bytes: Floats, group: Group, intra: Link, inter: Link) -> Floats:
     """Seconds that line rates alone ask of any algorithm: of the bytes that a rank must send inside its node, and
     of those that a node must send into the network."""
-    ranks, local, nodes = group.ranks, group.local, group.nodes
-    inside = 1.0 if intra.reduction_bytes_per_s else 2 * (local - 1) / local
-    gathered = ((local - 1) / ranks, (nodes - 1) / nodes)
-    far = nodes > 1
-    sent: Mapping[str, tuple[Floats | float, Floats | float]] = {
-        "all_reduce": (inside, 2 * (nodes - 1) / nodes),
-        "all_gather": gathered,
-        "reduce_scatter": gathered,
-        "all_to_all": ((local - 1) / ranks, local * (ranks - local) / ranks),
-        "send_recv": (np.where(far, 0.0, 1.0), np.where(far, local, 0.0)),
-        "parameter_server": (0.0, 2 * local),
-        "stale_parameter_server": (0.0, local),
-    }
-    near, away = sent[collective]
+    near, away = COLLECTIVES[collective].sent(group, intra)
     bound = np.maximum(near * size_bytes / intra.bandwidth_bytes_per_s, away * size_bytes / _network(group, inter))
-    return np.where(ranks > 1, bound, 0.0)
+    return np.where(group.ranks > 1, bound, 0.0)
 
 
 def _ring(size_bytes: Floats, group: Group, intra: Link, *, passes: float) -> _Load:

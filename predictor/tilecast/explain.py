@@ -17,14 +17,14 @@ from tilecast import constants, frameworks, kernels, models, step
 from tilecast.graph import KIND_NAMES, KINDS, PRECISION_NAMES, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
-from tilecast.spec import GradientSync, Plan, Plans, ServerUpdates, Workload
+from tilecast.spec import Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
 
 Bound = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class PricedOperator:
     """One operator of the model on one rank, equal ones of several blocks together. Seconds and counts are those of one
     micro-batch through every stage."""
 
@@ -125,7 +125,7 @@ class Explanation:
     gpu: Gpu
     precision: str
     plan: Plan
-    operators: tuple[Operator, ...]
+    operators: tuple[PricedOperator, ...]
     """The costliest first."""
     exchanges: tuple[Exchange, ...]
     gradient_bytes: float
@@ -170,7 +170,9 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     flops = sum(block.repeat * op.count * table.flops()[index[shard]] for (block, op), index in once)
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
     held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
-    whole = weights.Held.of(workload, sharded, plans)
+    steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
+    whole = steps.shared.held
+    copied = weights.copied_seconds(workload, whole, plans, steps.copied_bytes_per_s)
     gathers = int(weights.gathers(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
     return Explanation(
@@ -185,23 +187,13 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
         syncs=_syncs(workload, plans, sharded, pool),
         model_flops=model_flops,
         mfu=model_flops / (plan.gpus * pool.gpu.peak(workload.precision) * step_s),
-        copied_s=float(
-            weights.copied_seconds(
-                workload,
-                whole,
-                plans,
-                weights.copied_bytes_per_s(pool.gpu, constants.shipped()),
-            )[0]
-        )
-        * plan.pipeline,
-        sums=_sums(workload, plans, sharded, pool),
+        copied_s=float(copied[0]) * plan.pipeline,
+        sums=_sums(steps, plans, copied),
     )
 
 
-def _sums(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> Sums:
-    steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
+def _sums(steps: step.Steps, plans: Plans, copied: Floats) -> Sums:
     times, repeats = steps.rows(slice(None)), float(plans.gradient_accumulation[0])
-    copied = weights.copied_seconds(workload, steps.shared.held, plans, steps.copied_bytes_per_s)
     waited, correction = float(steps.shared.waited[0]), float(times.correction[0])
     stage_s = float((steps.micro.gpu_s + copied)[0])
     exchanged_s = float((steps.micro.communication_s + steps.boundary_s * plans.virtual_stages)[0])
@@ -256,7 +248,7 @@ def _operators(
     sharded: Sharded,
     times: kernels.KernelTimes,
     rows: Sequence[npt.NDArray[np.intp]],
-) -> tuple[Operator, ...]:
+) -> tuple[PricedOperator, ...]:
     graph, shard = sharded.graph, int(sharded.index[0])
     runs: dict[tuple[str, Phase, int], tuple[float, float]] = {}
     corrected: dict[tuple[str, Phase, int], dict[str, float]] = {}
@@ -275,7 +267,7 @@ def _operators(
         kind, precision = KIND_NAMES[table.kind[row]], PRECISION_NAMES[table.precision[row]]
         compute_s = flops[row] / times.gpu.peak_flops.get(precision, np.inf)
         found.append(
-            Operator(
+            PricedOperator(
                 name=name,
                 phase=phase,
                 kind=kind,

@@ -9,51 +9,57 @@ operators: `attention` also decides what is kept for the backward pass, so the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from tilecast import frameworks
 from tilecast.graph import Block, Graph, Op
 from tilecast.spec import Execution, PassName, Workload
 
-PASSES: Mapping[PassName, str] = {
-    "elementwise": "chains of element-wise operators become one pass over memory, or vanish into their neighbour",
-    "norm": "norms convert between 16 bit and FP32 on the fly, without casts of their own",
-    "batchnorm": "batch norms take the sum and the activation behind them along",
-    "loss": "softmax and cross-entropy read the logits in place, without copies in FP32",
-    "layout": "convolutions keep their tensors channels last, without copies between layouts",
-    "attention": "scores, mask, softmax and values are one kernel that never writes the scores to memory",
-    "optimizer": "one kernel reads and writes every state of a weight once",
-}
-"""Every pass by name, and what it does."""
 
-_COMPILER: frozenset[PassName] = frozenset({"elementwise", "norm", "batchnorm", "loss", "layout"})
-_OF_EXECUTION: Mapping[Execution, frozenset[PassName]] = {
-    "eager": frozenset(),
-    "compiled": _COMPILER,
-    "cudaGraphs": frozenset(),
-    "xla": _COMPILER,
+class FusionPass(NamedTuple):
+    """What a pass does, and who runs it besides frameworks (`frameworks.Framework.fuses`)."""
+
+    purpose: str
+    executions: tuple[Execution, ...] = ()
+    is_hand_written: bool = False
+    """Whether a job with kernels written by hand has it."""
+
+
+_COMPILERS: tuple[Execution, ...] = ("compiled", "xla")
+PASSES: dict[PassName, FusionPass] = {
+    "elementwise": FusionPass(
+        "chains of element-wise operators become one pass over memory, or vanish into their neighbour", _COMPILERS, True
+    ),
+    "norm": FusionPass(
+        "norms convert between 16 bit and FP32 on the fly, without casts of their own", _COMPILERS, True
+    ),
+    "batchnorm": FusionPass("batch norms take the sum and the activation behind them along", _COMPILERS, True),
+    "loss": FusionPass("softmax and cross-entropy read the logits in place, without copies in FP32", _COMPILERS),
+    "layout": FusionPass("convolutions keep their tensors channels last, without copies between layouts", _COMPILERS),
+    "attention": FusionPass("scores, mask, softmax and values are one kernel that never writes the scores to memory"),
+    "optimizer": FusionPass("one kernel reads and writes every state of a weight once"),
 }
-_HAND_WRITTEN: frozenset[PassName] = frozenset({"elementwise", "norm", "batchnorm"})
+"""Every pass by name."""
 
 
 def passes(workload: Workload) -> frozenset[PassName]:
     """The passes that run over a workload's graph: those of its execution, of its framework, of hand-written kernels,
     and of the attention and the optimizer that it chose."""
     cells = frameworks.of(workload)
-    chosen = set(_OF_EXECUTION[workload.execution] | cells.fuses)
+    chosen = cells.fuses | {name for name, one in PASSES.items() if workload.execution in one.executions}
     if not workload.compiled_loss:
-        chosen.discard("loss")
+        chosen -= {"loss"}
     if workload.fused_kernels:
-        chosen |= _HAND_WRITTEN
+        chosen |= {name for name, one in PASSES.items() if one.is_hand_written}
     can_be_flash = workload.is_mixed and workload.model.head_dim <= 256 and cells.attention != "eager"
     if workload.attention == "flash" or (workload.attention == "auto" and can_be_flash):
-        chosen.add("attention")
+        chosen |= {"attention"}
     if workload.fused_loss:
-        chosen.add("loss")
+        chosen |= {"loss"}
     if workload.fused_optimizer and (workload.fused_kernels or cells.optimizer == "fused"):
-        chosen.add("optimizer")
-    return frozenset(chosen)
+        chosen |= {"optimizer"}
+    return chosen
 
 
 def remains(op: Op, names: frozenset[PassName]) -> bool:

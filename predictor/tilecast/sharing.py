@@ -23,8 +23,9 @@ import numpy as np
 from tilecast import hardware, memory, search, uncertainty
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Gpu, Pool
+from tilecast.objectives import OBJECTIVES, Objective
 from tilecast.search import Limits, Priced
-from tilecast.spec import Objective, Plan, Workload
+from tilecast.spec import Plan, Workload
 
 Kind = Literal["mig", "mps", "timeSlicing"]
 
@@ -125,7 +126,7 @@ def consider(workload: Workload, pool: Pool, objective: Objective = "time") -> S
 
 
 def _is_worth(option: Share, objective: Objective) -> bool:
-    if objective in ("cost", "cheapestBeforeDeadline", "fewestGpus"):
+    if OBJECTIVES[objective].saves_gpus:
         return option.relative_cost <= LEAST_GAIN
     return option.slowdown <= MOST_SLOWDOWN
 

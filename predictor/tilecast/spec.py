@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from tilecast.plan_columns import BY_FLAG, PLAN_COLUMNS, PlanColumn
 from tilecast.trace import Trace
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -57,8 +58,6 @@ SERVER_UPDATES: tuple[ServerUpdates, ...] = get_args(ServerUpdates)
 Quantization = Literal["nf4"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 """What frozen weights of layers are held in beside 16 bits: 4-bit NormalFloat (QLoRA, arXiv 2305.14314, section 3)."""
-Objective = Literal["time", "cost", "timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget", "fewestGpus"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Framework = Literal[
     "ddp", "fsdp2", "deepspeed", "megatron", "torchtitan", "nemo", "megatron-deepspeed", "lightning", "huggingface",
     "accelerate", "composer", "litgpt", "torchtune", "detectron2", "jax", "tensorflow", "paddle", "oneflow", "mxnet",
@@ -67,8 +66,8 @@ Framework = Literal[
 """What runs the training; `frameworks.toml` says which plans each of them executes, and what it holds."""
 
 
-PassName = Literal["elementwise", "norm", "batchnorm", "loss", "layout", "attention", "optimizer"]
-"""Fusion passes; `tilecast.fuse.PASSES` says what each does."""
+PassName: TypeAlias = str
+"""A fusion pass, a key of `tilecast.fuse.PASSES`."""
 
 
 class SpecError(ValueError):
@@ -250,24 +249,20 @@ class Stated:
         pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
         found: dict[str, Any] = {}
         for key, value in pairs:
-            name = _PLAN_KEYS.get(key)
-            if name in found and key in ("dp", "zero") and any(item.startswith("fsdp") for item in items):
+            column = BY_FLAG.get(key)
+            is_twice = column is not None and column.name in found
+            if is_twice and key in ("dp", "zero") and any(item.startswith("fsdp") for item in items):
                 problem = f"{key} is said beside fsdp, which says dp and zero=3"
                 raise SpecError(field, problem, "write dp=N,zero=STAGE in place of fsdp, or fsdp alone")
-            if name is None or name in found:
-                problem = f"{key[:40]!r} is unknown" if name is None else f"{key} is given twice"
-                known = ", ".join((*_PLAN_KEYS, "fsdp"))
+            if column is None or is_twice:
+                problem = f"{key[:40]!r} is unknown" if column is None else f"{key} is given twice"
+                known = ", ".join((*BY_FLAG, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            found[name] = _plan_value(name, value, f"{key}={value}", field)
+            found[column.name] = _plan_value(column, value, f"{key}={value}", field)
         return cls(**({**_OFF, **found} if "micro_batch" in found else found))
 
 
-_PLAN_KEYS: Mapping[str, str] = {
-    "dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vp": "virtual_stages",
-    "zero": "zero_stage", "mb": "micro_batch", "ac": "checkpointing", "sp": "sequence_parallel",
-}  # fmt: skip
-"""What people write for a column of a plan; the short form of a `Plan` uses the same words."""
-_OFF: Mapping[str, object] = {"zero_stage": 0, "checkpointing": "none", "sequence_parallel": False}
+_OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
 """What a whole plan leaves out."""
 _PRINTED = re.compile(r"(?:zero([123])-)?dp(\d+)|fsdp(\d+)|([tpcev]p|mb|zero)(\d+)|ac-(sel|full)|(sp)")
 """A part of the short form of a plan."""
@@ -295,18 +290,18 @@ def _printed(item: str, field: str) -> list[tuple[str, str]]:
     return [("dp", replicas or sharded), *([("zero", zero)] if zero else [])]
 
 
-def _plan_value(name: str, value: str, item: str, field: str) -> object:
-    if value == "auto" and name in _OFF:
+def _plan_value(column: PlanColumn, value: str, item: str, field: str) -> object:
+    if value == "auto" and column.off is not None:
         return None
-    if name == "checkpointing":
+    if column.name == "checkpointing":
         meant = {"sel": "selective"}.get(value, value)
         if meant not in CHECKPOINTING:
             raise SpecError(field, f"{item!r} is no recomputation", "use ac=none, ac=sel, ac=full or ac=auto")
         return meant
-    least, most = {"zero_stage": (0, 3), "sequence_parallel": (0, 1)}.get(name, (1, 2**20))
+    least, most = column.least, column.most
     if not (value.isascii() and value.isdecimal() and len(value) <= 7 and least <= int(value) <= most):
         raise SpecError(field, f"{item[:40]!r} is out of range", f"give a count from {least} to {most}")
-    return bool(int(value)) if name == "sequence_parallel" else int(value)
+    return bool(int(value)) if isinstance(column.off, bool) else int(value)
 
 
 @dataclass(frozen=True, slots=True)

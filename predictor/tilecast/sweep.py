@@ -97,7 +97,7 @@ def _number(text: str, flag: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class PoolNumber:
     """A number of a pool."""
 
     unit: str
@@ -141,15 +141,15 @@ def _gpus(pool: Pool, count: float) -> Pool:
     return grown(pool, int(count))
 
 
-def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> Field:
+def _gpu(name: str, unit: str, si: float, is_count: bool = False) -> PoolNumber:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: int(value) if is_count else value * si}
         return replace(pool, gpu=replace(pool.gpu, **changed))
 
-    return Field(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
+    return PoolNumber(unit, lambda pool: float(getattr(pool.gpu, name)) / si, put, is_count)
 
 
-def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> Field:
+def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool = False) -> PoolNumber:
     """A number of the GPU that its arithmetic goes by: all peaks go with it, and the rates named. What power limits
     under sustained load stays what it was."""
     plain = _gpu(name, unit, si, is_count)
@@ -164,22 +164,22 @@ def _pace(name: str, unit: str, si: float, scaled: Sequence[str], is_count: bool
         faster = replace(gpu, peak_flops=peaks, sustained_ratio=sustained, **rates)
         return plain.put(replace(pool, gpu=faster), value)
 
-    return Field(unit, plain.get, put, is_count)
+    return PoolNumber(unit, plain.get, put, is_count)
 
 
 def _linked(pool: Pool, side: str, link: Link) -> Pool:
     return replace(pool, intra=link) if side == "intra" else replace(pool, inter=link)
 
 
-def _link(side: str, name: str, unit: str, si: float = 1.0) -> Field:
+def _link(side: str, name: str, unit: str, si: float = 1.0) -> PoolNumber:
     def put(pool: Pool, value: float) -> Pool:
         changed: dict[str, Any] = {name: value * si}
         return _linked(pool, side, replace(getattr(pool, side), **changed))
 
-    return Field(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
+    return PoolNumber(unit, lambda pool: float(getattr(getattr(pool, side), name)) / si, put)
 
 
-def _latency(side: str) -> Field:
+def _latency(side: str) -> PoolNumber:
     """What a hop of the bulk protocol costs; the other protocols, the switch's reductions, the cost
     of a peer and the start of a collective change with it."""
 
@@ -196,15 +196,15 @@ def _latency(side: str) -> Field:
         starts: dict[str, Any] = {name: getattr(link, name) * factor for name in ("reduction_start_s", "peer_s")}
         return _linked(pool, side, replace(link, protocols=slower, **starts))
 
-    return Field("us", get, put)
+    return PoolNumber("us", get, put)
 
 
-FIELDS: Mapping[str, Field] = {
-    "pool.gpus": Field("", lambda pool: float(pool.max_gpus), _gpus, is_count=True),
-    "pool.nodes": Field(
+FIELDS: Mapping[str, PoolNumber] = {
+    "pool.gpus": PoolNumber("", lambda pool: float(pool.max_gpus), _gpus, is_count=True),
+    "pool.nodes": PoolNumber(
         "", lambda pool: float(pool.max_nodes), lambda pool, value: replace(pool, max_nodes=int(value)), is_count=True
     ),
-    "pool.price": Field(
+    "pool.price": PoolNumber(
         "per GPU and hour",
         lambda pool: pool.price_per_gpu_hour,
         lambda pool, value: replace(pool, price_per_gpu_hour=value),

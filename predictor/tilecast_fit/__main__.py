@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import tilecast.kernels
+from tilecast import environment
 from tilecast.spec import SpecError
 from tilecast_fit import collect, graphs
 
@@ -45,6 +46,7 @@ def _arguments() -> argparse.ArgumentParser:
 def main() -> int:
     """Run the command; returns the exit status."""
     given = _arguments().parse_args()
+    environment.apply(os.environ)
     if given.command == "collect":
         return collect.run(given)
     if given.command != "graphs" and given.data is None:

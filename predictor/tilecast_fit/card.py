@@ -13,9 +13,9 @@ import numpy.typing as npt
 from tilecast import kernels
 from tilecast.spec import Floats
 from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
-from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernel_table import MeasuredKernels
 from tilecast.validate.kernels import NEUSIGHT_ERRORS, Prediction, predict
-from tilecast_fit.samples import SOURCES, Source
+from tilecast_fit.samples import SOURCES, SampleTable
 from tilecast_fit.training import fit
 
 HELD_OUT_FOLD = 0
@@ -50,7 +50,7 @@ FEWEST = 5
 """Cells of a table with fewer rows are left out."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-Chosen: TypeAlias = Callable[[Table], Mask]
+Chosen: TypeAlias = Callable[[MeasuredKernels], Mask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,28 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
             )  # fmt: skip
     shapes, gpus, protocol = TRIALS
     measured = [source for source in SOURCES if source.file != NEUSIGHT_TEST]
-    version, digest = kernels.model_info()
     lines = [
+        *_introduction(),
+        *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
+        *_section(
+            shapes.title, shapes.note,
+            _asked(data, measured, work / shapes.file, lambda table: table.fold() == HELD_OUT_FOLD),
+        ),
+        *_section(
+            gpus.title, gpus.note,
+            _asked(data, SOURCES[:1], work / gpus.file, lambda t: np.isin(np.array(t.gpu, object), UNSEEN_NAMES)),
+        ),
+        *_section(
+            protocol.title, protocol.note,
+            _asked(data, [SampleTable(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
+        ),
+    ]  # fmt: skip
+    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _introduction() -> list[str]:
+    version, digest = kernels.model_info()
+    return [
         f"# Utilization model {version}",
         "",
         f"`utilization.onnx`, SHA-256 `{digest}`.",
@@ -132,30 +152,16 @@ def write(data: Path, output: Path, work: Path, effort: float, seed: int) -> Non
         "|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in COVERAGE),
         "",
-        *_section("Shipped model, on what it was trained on", "", _asked(data, SOURCES, None, _every)),
-        *_section(
-            shapes.title, shapes.note,
-            _asked(data, measured, work / shapes.file, lambda table: table.fold() == HELD_OUT_FOLD),
-        ),
-        *_section(
-            gpus.title, gpus.note,
-            _asked(data, SOURCES[:1], work / gpus.file, lambda t: np.isin(np.array(t.gpu, object), UNSEEN_NAMES)),
-        ),
-        *_section(
-            protocol.title, protocol.note,
-            _asked(data, [Source(NEUSIGHT_TEST, "MIT")], work / protocol.file, _every),
-        ),
-    ]  # fmt: skip
-    output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    ]
 
 
-def _every(table: Table) -> Mask:
+def _every(table: MeasuredKernels) -> Mask:
     return np.ones(len(table), bool)
 
 
 def _asked(
-    data: Path, sources: Sequence[Source], model: Path | None, chosen: Chosen
-) -> list[tuple[Table, Prediction, Mask]]:
+    data: Path, sources: Sequence[SampleTable], model: Path | None, chosen: Chosen
+) -> list[tuple[MeasuredKernels, Prediction, Mask]]:
     found = []
     for source in sources:
         table = read(data / source.file)
@@ -167,7 +173,7 @@ def _asked(
     return found
 
 
-def _section(title: str, note: str, asked: Iterable[tuple[Table, Prediction, Mask]]) -> list[str]:
+def _section(title: str, note: str, asked: Iterable[tuple[MeasuredKernels, Prediction, Mask]]) -> list[str]:
     cells: dict[tuple[str, str, str], list[Floats]] = {}
     for table, p, rows in asked:
         for i in np.flatnonzero(rows & np.isfinite(p.seconds) & (table.latency_s > 0)):

@@ -8,7 +8,7 @@ into the weights, and every bias of a (die, case) pair is one row of a table.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,59 @@ def _folded(net: Trained) -> dict[str, Floats]:
     return matrices
 
 
+def _nodes(kind: str, net: Trained) -> list[onnx.NodeProto]:
+    """The operators of one network; every name has its kind in front."""
+    made: list[onnx.NodeProto] = []
+
+    def node(op: str, *names: str, **attributes: Any) -> None:
+        full = [f"{kind}_{name}" for name in names]
+        made.append(helper.make_node(op, full[:-1], full[-1:], **attributes))
+
+    for layer in net.layers:
+        node("Gather", f"b{layer}", "context", f"bias{layer}")
+    node("MatMul", "columns", "w1", "xw1")
+    node("Add", "xw1", "bias1", "z")
+    node("Relu", "z", "h")
+    node("MatMul", "h", "w2", "hw2")
+    node("MatMul", "columns", "s2", "xs2")
+    node("Add", "hw2", "xs2", "sum")
+    node("Add", "sum", "bias2", "values")
+    node("Reshape", "values", "grid", "bottlenecks")
+    node("ReduceMax", "bottlenecks", "slowest", axes=[3], keepdims=0)
+    node("ReduceMin", "slowest", "fastest", axes=[2], keepdims=0)
+    node("Add", "fastest", "bias3", "totals")
+    if net.doubled:
+        _tower(node)
+    else:
+        node("Reshape", "totals", "flat", "log2_cycles")
+    return made
+
+
+def _tower(node: Callable[..., None]) -> None:
+    """What a refined family adds, behind the totals of a kernel and of its doubled ones."""
+    node("Gather", "totals", "first", "base", axis=0)
+    node("Gather", "totals", "others", "doubles", axis=0)
+    node("ReduceMin", "doubles", "grown", axes=[0], keepdims=0)
+    node("Sub", "grown", "base", "growth")
+    node("Sub", "growth", "margin", "kept")
+    node("Clip", "kept", "least", "most", "room")
+    node("Gather", "columns", "first", "own", axis=0)
+    node("Concat", "own", "details", "wide", axis=1)
+    node("Max", "wide", "low", "raised")
+    node("Min", "raised", "high", "clipped")
+    node("MatMul", "clipped", "wt1", "t1")
+    node("Add", "t1", "biast1", "t1b")
+    node("Relu", "t1b", "h1")
+    node("MatMul", "h1", "wt2", "t2")
+    node("Add", "t2", "biast2", "t2b")
+    node("Relu", "t2b", "h2")
+    node("MatMul", "h2", "wt3", "t3")
+    node("Add", "t3", "biast3", "t3b")
+    node("Sigmoid", "t3b", "share")
+    node("Mul", "share", "room", "extra")
+    node("Add", "base", "extra", "log2_cycles")
+
+
 SHIPPED = files("tilecast.kernels").joinpath("weights", "utilization.onnx")
 
 
@@ -68,51 +121,13 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description,
         shapes = {"grid": [1 + net.doubled, -1, ALGORITHMS, BOTTLENECKS]} | ({} if net.doubled else {"flat": [-1]})
         for name, shape in shapes.items():
             weights.append(numpy_helper.from_array(np.array(shape, np.int64), f"{kind}_{name}"))
-
-        def node(op: str, *names: str, kind: str = kind, **attributes: Any) -> None:
-            full = [f"{kind}_{name}" for name in names]
-            nodes.append(helper.make_node(op, full[:-1], full[-1:], **attributes))
-
-        for layer in net.layers:
-            node("Gather", f"b{layer}", "context", f"bias{layer}")
-        node("MatMul", "columns", "w1", "xw1")
-        node("Add", "xw1", "bias1", "z")
-        node("Relu", "z", "h")
-        node("MatMul", "h", "w2", "hw2")
-        node("MatMul", "columns", "s2", "xs2")
-        node("Add", "hw2", "xs2", "sum")
-        node("Add", "sum", "bias2", "values")
-        node("Reshape", "values", "grid", "bottlenecks")
-        node("ReduceMax", "bottlenecks", "slowest", axes=[3], keepdims=0)
-        node("ReduceMin", "slowest", "fastest", axes=[2], keepdims=0)
-        node("Add", "fastest", "bias3", "totals")
-        if not net.doubled:
-            node("Reshape", "totals", "flat", "log2_cycles")
-            continue
-        inputs.append(helper.make_tensor_value_info(f"{kind}_details", TensorProto.FLOAT, ["N_" + kind, net.details]))
-        for name, rows in (("first", np.array(0)), ("others", np.arange(1, 1 + net.doubled))):
-            weights.append(numpy_helper.from_array(rows.astype(np.int64), f"{kind}_{name}"))
-        node("Gather", "totals", "first", "base", axis=0)
-        node("Gather", "totals", "others", "doubles", axis=0)
-        node("ReduceMin", "doubles", "grown", axes=[0], keepdims=0)
-        node("Sub", "grown", "base", "growth")
-        node("Sub", "growth", "margin", "kept")
-        node("Clip", "kept", "least", "most", "room")
-        node("Gather", "columns", "first", "own", axis=0)
-        node("Concat", "own", "details", "wide", axis=1)
-        node("Max", "wide", "low", "raised")
-        node("Min", "raised", "high", "clipped")
-        node("MatMul", "clipped", "wt1", "t1")
-        node("Add", "t1", "biast1", "t1b")
-        node("Relu", "t1b", "h1")
-        node("MatMul", "h1", "wt2", "t2")
-        node("Add", "t2", "biast2", "t2b")
-        node("Relu", "t2b", "h2")
-        node("MatMul", "h2", "wt3", "t3")
-        node("Add", "t3", "biast3", "t3b")
-        node("Sigmoid", "t3b", "share")
-        node("Mul", "share", "room", "extra")
-        node("Add", "base", "extra", "log2_cycles")
+        if net.doubled:
+            inputs.append(
+                helper.make_tensor_value_info(f"{kind}_details", TensorProto.FLOAT, ["N_" + kind, net.details])
+            )
+            for name, rows in (("first", np.array(0)), ("others", np.arange(1, 1 + net.doubled))):
+                weights.append(numpy_helper.from_array(rows.astype(np.int64), f"{kind}_{name}"))
+        nodes += _nodes(kind, net)
     shipped = onnx.load_from_string(SHIPPED.read_bytes()).graph
     for kind in kept:
         nodes += [item for item in shipped.node if item.output[0].startswith(f"{kind}_")]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilecast.models.traced import document, torch_export
+from tilecast.models.traced import document, torch_build, torch_export
 from tilecast.spec import SpecError
 from tilecast.validate import runs
 from tilecast.validate.graphs import Wanted, wanted
@@ -129,7 +129,7 @@ def _traced(model: Wanted, folder: Path, memory_bytes: int) -> str:
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        text = document.write(torch_export.trace(f"{torch_export.TIMM}{model.file.removesuffix('.json')}"))
+        text = document.write(torch_export.trace(f"{torch_build.TIMM}{model.file.removesuffix('.json')}"))
     except SpecError as error:
         return str(error)
     except MemoryError:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilecast.calibrate import CONSTANTS, Measured, constant, fit, predict
+from tilecast.calibrate import CONSTANTS, Measurements, constant, fit, predict
 from tilecast.hardware import Link, Protocol, find_link
 from tilecast.spec import SpecError
 
@@ -46,7 +46,7 @@ def start(name: str) -> Link:
     )  # fmt: skip
 
 
-def read(path: Path, link: str) -> Measured:
+def read(path: Path, link: str) -> Measurements:
     """The rows of a link's GPUs.
 
     Raises:
@@ -58,7 +58,7 @@ def read(path: Path, link: str) -> Measured:
     except OSError as error:
         raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
     ranks = np.array([float(row["n_gpus"]) for row in rows])
-    return Measured(
+    return Measurements(
         np.array([row["op"] for row in rows]),
         np.array([float(row["bytes"]) for row in rows]),
         ranks, ranks, ranks,

@@ -191,6 +191,20 @@ def log2_cycles(
     return base + room * jax.nn.sigmoid((h @ p["wt3"] + _bias(p, "t3", case, die))[:, 0])
 
 
+def _loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array, steepest: float) -> jax.Array:
+    cycles = log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
+    found = cycles - batch["log2_clock"] + np.log2(1e6)
+    shown = jnp.maximum(jnp.exp2(jnp.clip(found, -10.0, 40.0)) + batch["added"], batch["least"])
+    gap = jnp.abs(jnp.log(shown) - batch["measured"])
+    return jnp.mean(jnp.where(gap < HUBER, gap * gap / (2 * HUBER), gap - HUBER / 2))
+
+
+def _plain(p: Parameters, steepest: float) -> dict[str, Floats]:
+    """The parameters as arrays, the monotone matrices after the absolute value."""
+    matrices = zip(("w1", "w2", "s2"), weights(p, steepest), strict=True)
+    return {name: np.asarray(value, np.float64) for name, value in (*p.items(), *matrices)}
+
+
 def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: Callable[[int], None]) -> Trained:
     """Fit a network to samples of one kind.
 
@@ -208,9 +222,8 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     # A column that the data never varies (the batch of tensor-core GEMMs) teaches nothing and must not speak.
     scale = np.where(spread > LEAST_SPREAD, SCALE, SILENT)
     x = ((samples.stacked() - mean) / scale).astype(np.float32)
-    wide = samples.all_inputs()
-    tower = Standard.of(wide)
-    z = tower(wide).astype(np.float32)
+    tower = Standard.of(samples.all_inputs())
+    z = tower(samples.all_inputs()).astype(np.float32)
     cases = tuple(sorted(set(samples.case)))
     dies = ("", *sorted(set(samples.die)))
     case = np.array([cases.index(text) for text in samples.case])
@@ -220,13 +233,6 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         ("log2_clock", np.log2(samples.clock_hz)), ("added", samples.added_s * 1e6), ("least", samples.least_s * 1e6),
         ("measured", np.log(samples.measured_s * 1e6)))}  # fmt: skip
 
-    def loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array) -> jax.Array:
-        cycles = log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
-        found = cycles - batch["log2_clock"] + np.log2(1e6)
-        shown = jnp.maximum(jnp.exp2(jnp.clip(found, -10.0, 40.0)) + batch["added"], batch["least"])
-        gap = jnp.abs(jnp.log(shown) - batch["measured"])
-        return jnp.mean(jnp.where(gap < HUBER, gap * gap / (2 * HUBER), gap - HUBER / 2))
-
     rate = optax.cosine_decay_schedule(LEARNING_RATE, steps, 0.002)
     optimizer = optax.adamw(rate, weight_decay=TOWER_DECAY, mask=lambda p: {name: "t" in name for name in p})
 
@@ -234,15 +240,14 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
     def step(
         p: Parameters, state: optax.OptState, batch: dict[str, jax.Array], softness: jax.Array
     ) -> tuple[Parameters, optax.OptState]:
-        updates, state = optimizer.update(jax.grad(loss)(p, batch, softness), state, p)
+        updates, state = optimizer.update(jax.grad(_loss)(p, batch, softness, steepest), state, p)
         return optax.apply_updates(p, updates), state
 
     details = samples.details.shape[1]
     p = initial(seed, x.shape[2], details, len(cases), len(dies))
     p["common"] = jnp.asarray(np.bincount(case, minlength=len(cases)) >= COMMON, jnp.float32)[:, None]
     state = optimizer.init(p)
-    rng = np.random.default_rng(seed)
-    order = np.zeros(0, np.int64)
+    rng, order = np.random.default_rng(seed), np.zeros(0, np.int64)
     for number in range(steps):
         if len(order) < BATCH:
             order = rng.choice(len(samples), size=max(len(samples), BATCH), p=share)
@@ -256,14 +261,9 @@ def train(samples: Samples, *, steps: int, steepest: float, seed: int, report: C
         if number % 200 == 199:
             report(200)
     seen = {text: tuple(sorted(set(samples.die[samples.case == text]))) for text in cases}
-    plain = {name: np.asarray(value, np.float64) for name, value in p.items()}
-    plain |= {
-        name: np.asarray(value, np.float64)
-        for name, value in zip(("w1", "w2", "s2"), weights(p, steepest), strict=True)
-    }
     return Trained(
-        samples.names, mean, scale, samples.columns.min(axis=0), samples.columns.max(axis=0), cases, dies, seen, plain,
-        len(x) - 1, details, tower,
+        samples.names, mean, scale, samples.columns.min(axis=0), samples.columns.max(axis=0), cases, dies, seen,
+        _plain(p, steepest), len(x) - 1, details, tower,
     )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
 from tilecast.validate.kernel_readers import read
-from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernel_table import MeasuredKernels
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleTable:
     """A file of the data folder and how much of it is used.
 
     `limit` bounds the rows taken (a seeded subset); `weight` is what one row counts in the loss, so that
@@ -55,37 +55,37 @@ P4_LINEAR = (("linear", "Tesla P4"),)
 """NeuSight's two campaigns see the linear layers of P4 at a fifth and at four fifths of the peak; in the models of
 the same data set they run at half of it. Without the faster campaign the law of the other products stands."""
 FUSED = ("cudnn", "liger", "torch_compile", "megatron-fused", "pytorch")
-SOURCES: tuple[Source, ...] = (
-    Source("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
-    Source(
+SOURCES: tuple[SampleTable, ...] = (
+    SampleTable("kernels/aiconfigurator/gemm_bf16.csv.gz", "Apache-2.0"),
+    SampleTable(
         "kernels/aiconfigurator/gemm_fp8.csv.gz",
         "Apache-2.0",
         limit=60_000,
         weight=0.5,
         variants=("scaled_mm", "ScaledMMLinear"),
     ),
-    Source("kernels/apex_plus/gemm_fp16_v100pcie.csv.gz", "MIT", limit=20_000, weight=0.5),
-    Source("kernels/deepbench/gemm.csv", "Apache-2.0", weight=20.0),
-    Source("kernels/deepbench/conv2d.csv", "Apache-2.0", weight=20.0),
-    Source(
+    SampleTable("kernels/apex_plus/gemm_fp16_v100pcie.csv.gz", "MIT", limit=20_000, weight=0.5),
+    SampleTable("kernels/deepbench/gemm.csv", "Apache-2.0", weight=20.0),
+    SampleTable("kernels/deepbench/conv2d.csv", "Apache-2.0", weight=20.0),
+    SampleTable(
         "kernels/aiconfigurator/attention.csv.gz",
         "Apache-2.0",
         limit=120_000,
         variants=("sglang:fa3", "sglang:flash_attention", "vllm:vllm_flash_attn", "vllm_vit_flash_attn_fa"),
         without=("flash_attention_v3",),
     ),
-    Source("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
-    Source("second/kernels/aceso_gemm.csv", "MIT", weight=8.0, precisions=("fp16",)),
-    Source("second/kernels/aceso_ops_fwd_bwd.csv.gz", "MIT", variants=("layernorm", "softmax"), general=False),
-    Source("second/kernels/simumax_gemm.csv", "Apache-2.0", weight=10.0),
-    Source("second/kernels/simumax_grouped_gemm.csv", "Apache-2.0", weight=20.0),
-    Source("second/kernels/simumax_attention.csv", "Apache-2.0", weight=40.0),
-    Source("neusight/kernels_train.csv.gz", "MIT", protocol=True),
-    Source("neusight/kernels_test.csv.gz", "MIT", weight=4.0, except_on=P4_LINEAR),
-    Source("neusight/conv_train.csv.gz", "MIT"),
-    Source("kernels/vidur/elementwise_fp16.csv.gz", "MIT"),
-    Source("kernels/cudnn_frontend/norm.csv", "MIT", variants=FUSED),
-    Source("kernels/liger/elementwise.csv", "BSD-2-Clause", variants=FUSED),
+    SampleTable("kernels/cudnn_frontend/attention.csv", "MIT", weight=40.0, variants=("cudnn",)),
+    SampleTable("second/kernels/aceso_gemm.csv", "MIT", weight=8.0, precisions=("fp16",)),
+    SampleTable("second/kernels/aceso_ops_fwd_bwd.csv.gz", "MIT", variants=("layernorm", "softmax"), general=False),
+    SampleTable("second/kernels/simumax_gemm.csv", "Apache-2.0", weight=10.0),
+    SampleTable("second/kernels/simumax_grouped_gemm.csv", "Apache-2.0", weight=20.0),
+    SampleTable("second/kernels/simumax_attention.csv", "Apache-2.0", weight=40.0),
+    SampleTable("neusight/kernels_train.csv.gz", "MIT", protocol=True),
+    SampleTable("neusight/kernels_test.csv.gz", "MIT", weight=4.0, except_on=P4_LINEAR),
+    SampleTable("neusight/conv_train.csv.gz", "MIT"),
+    SampleTable("kernels/vidur/elementwise_fp16.csv.gz", "MIT"),
+    SampleTable("kernels/cudnn_frontend/norm.csv", "MIT", variants=FUSED),
+    SampleTable("kernels/liger/elementwise.csv", "BSD-2-Clause", variants=FUSED),
 )
 """What the shipped model is trained on. Tables whose times hold a framework's own overheads (XLA's matmul table)
 or single best shapes (ml-engineering) are validated against, not trained on."""
@@ -160,7 +160,7 @@ def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
 
 
 def gather(
-    data: Path, sources: Iterable[Source], leave_out: Sequence[str] = (), seed: int = 0, *, whole: bool = False
+    data: Path, sources: Iterable[SampleTable], leave_out: Sequence[str] = (), seed: int = 0, *, whole: bool = False
 ) -> dict[str, Samples]:
     """Samples by family of kernels from the files of the data folder.
 
@@ -187,7 +187,7 @@ def gather(
     return {family: Samples.concatenate(parts) for family, parts in found.items()}
 
 
-def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
+def _usable(table: MeasuredKernels, source: SampleTable) -> npt.NDArray[np.bool_]:
     single = np.bincount(table.owner, minlength=len(table)) == 1
     least = np.array([cost.least_s for cost in table.harness])
     keep: npt.NDArray[np.bool_] = (
@@ -205,7 +205,7 @@ def _usable(table: Table, source: Source) -> npt.NDArray[np.bool_]:
 
 
 def _samples(
-    table: Table, keep: npt.NDArray[np.bool_], source: Source, dropped: set[str]
+    table: MeasuredKernels, keep: npt.NDArray[np.bool_], source: SampleTable, dropped: set[str]
 ) -> Iterable[tuple[str, Samples]]:
     names = np.array(table.gpu, dtype=object)
     row_of = table.owner
@@ -240,7 +240,14 @@ def _samples(
 
 
 def _one(
-    table: Table, dims: Floats, rows: Ints, kind: str, precision: str, gpu: Gpu, source: Source, fold: Ints
+    table: MeasuredKernels,
+    dims: Floats,
+    rows: Ints,
+    kind: str,
+    precision: str,
+    gpu: Gpu,
+    source: SampleTable,
+    fold: Ints,
 ) -> Samples:
     d: Mapping[str, Floats] = {dim: dims[:, i] for i, dim in enumerate(KINDS[kind].dims)}
     work = features.work(KINDS[kind], precision, d)

@@ -35,9 +35,9 @@ from tilecast import constants
 from tilecast.constants import Constants
 from tilecast.spec import Floats
 from tilecast.validate import mixed, residuals, runs
+from tilecast.validate.cells import Row
 from tilecast.validate.graphs import Graphs
-from tilecast.validate.runs import Group
-from tilecast.validate.table import Row
+from tilecast.validate.runs import RunGroup
 
 TABLES = ("e2e/*.csv", "second/e2e/*.csv")
 """The tables that take part, below the folder of the data; rows of `timm.csv` by the graphs of their models
@@ -123,7 +123,7 @@ class Sample:
     """Rows that take part: groups for pricing, and of each row, in the order of the groups' members, what was measured
     and its source."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RunGroup, ...]
     measured_s: Floats
     source: tuple[str, ...]
     weight: Floats

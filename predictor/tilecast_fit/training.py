@@ -11,7 +11,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tilecast.kernels import utilization
-from tilecast.kernels.utilization import FORMAT, Ceiling, Description, Network, Spread
+from tilecast.kernels.utilization import FORMAT, Ceiling, Description, Spread, TrainedNetwork
 from tilecast.spec import Floats, SpecError
 from tilecast_fit import ceilings, export, network
 from tilecast_fit.samples import SOURCES, Samples, by_die, gather, off
@@ -67,7 +67,7 @@ def describe(
         format=FORMAT,
         version=VERSION,
         networks={
-            kind: Network(
+            kind: TrainedNetwork(
                 columns=net.names, mean=tuple(net.mean), scale=tuple(net.scale), low=tuple(net.low),
                 high=tuple(net.high), cases=net.cases, dies=net.dies, seen=net.seen, spread=spreads(samples[kind], net),
                 doubled=net.doubled, details=net.details,

@@ -25,7 +25,7 @@ DRIVER_FILE = "/proc/driver/nvidia/version"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReporterSettings:
     """Where reports go, and what they say of the run; the README has the variables."""
 
     url: str = ""
@@ -40,7 +40,7 @@ class Settings:
     """Only rank 0 reports."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Settings:
+    def of(cls, environment: Mapping[str, str]) -> ReporterSettings:
         """The settings of an environment. What cannot be read is told once in the log and left out."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
@@ -85,7 +85,7 @@ class Reporter:
         interval_s: seconds between two reports.
     """
 
-    def __init__(self, settings: Settings, take: Take, interval_s: float) -> None:
+    def __init__(self, settings: ReporterSettings, take: Take, interval_s: float) -> None:
         self._settings = settings
         self._take = take
         self._interval_s = interval_s

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tilecast_observe.loading import Batch, Waits
-from tilecast_observe.reporter import Reporter, Settings, Taken, log
+from tilecast_observe.reporter import Reporter, ReporterSettings, Taken, log
 
 if TYPE_CHECKING:
     from typing import Self
@@ -40,7 +40,7 @@ class StepTimer:
         self,
         warmup_steps: int = 10,
         interval_s: float = 60.0,
-        settings: Settings | None = None,
+        settings: ReporterSettings | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class StepTimer:
         self._waits = Waits(clock)
         self._reporter: Reporter | None = None
         try:
-            self._reporter = Reporter(settings or Settings.of(os.environ), self._take, interval_s)
+            self._reporter = Reporter(settings or ReporterSettings.of(os.environ), self._take, interval_s)
         except Exception:
             log.warning("step times are not reported", exc_info=True)
 

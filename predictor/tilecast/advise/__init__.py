@@ -17,35 +17,35 @@ from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.buckets import best_size
 from tilecast.advise.choose import Choice
 from tilecast.advise.fewer import fewer_gpus
-from tilecast.advise.rank import FINISHING, PRICED, Details, Field, field, pareto
+from tilecast.advise.rank import Details, Field, field, pareto
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
+    AdviceOrigin,
     Baseline,
     Budget,
     Change,
     Constraints,
     Offer,
-    Provenance,
     Rejection,
     Request,
     WhyNot,
 )
 from tilecast.advise.why import why_not
 from tilecast.hardware import Pool
+from tilecast.objectives import bounded_by
 from tilecast.search import Limits
 from tilecast.sharing import Sharing, consider
-from tilecast.spec import Objective, SpecError
+from tilecast.spec import SpecError
 
 __all__ = [
-    "FINISHING",
     "Advice",
+    "AdviceOrigin",
     "Baseline",
     "Budget",
     "Change",
     "Constraints",
     "Offer",
-    "Provenance",
     "Rejection",
     "Request",
     "WhyNot",
@@ -100,7 +100,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         ),
         plans_evaluated=sum(len(found) for found in fields),
         confidence=_confidence(offers),
-        provenance=Provenance(
+        provenance=AdviceOrigin(
             version=__version__,
             model_version=version,
             model_sha256=digest,
@@ -143,24 +143,22 @@ def _name(pool: Pool) -> str:
 def _check(request: Request, pools: Sequence[Pool]) -> None:
     names = [pool.name for pool in pools]
     known = f"known: {', '.join(names)}"
-    limits, workload, objective = request.constraints, request.workload, request.objective
+    limits, workload, goal = request.constraints, request.workload, request.goal
     unknown = [name for name in limits.allowed_pools if name not in names]
     if unknown:
         raise SpecError("spec.constraints.allowedPools", f"there is no pool {unknown[0]!r}", known)
     if limits.gpus and limits.max_gpus and limits.gpus > limits.max_gpus:
         problem = f"{limits.gpus} is above maxGpus {limits.max_gpus}"
         raise SpecError("spec.constraints.gpus", problem, "lower gpus or raise maxGpus")
-    if objective in FINISHING and workload.steps is None and request.tokens is None:
-        problem = f"{objective} needs to know how long the run is"
+    if goal.is_whole_run and workload.steps is None and request.tokens is None:
+        problem = f"{goal.name} needs to know how long the run is"
         raise SpecError("spec.objective", problem, "give training.steps or training.tokens")
-    for name, wanted, given in (
-        ("deadlineSeconds", "cheapestBeforeDeadline", request.deadline_s),
-        ("budget", "fastestWithinBudget", request.budget),
-    ):
-        if objective == wanted and given is None:
-            raise SpecError(f"spec.{name}", f"is missing, and objective {wanted} needs it", f"add spec.{name}")
-        if objective != wanted and given is not None:
-            raise SpecError(f"spec.{name}", f"has no meaning with objective {objective}", f"use objective {wanted}")
+    for name, given in (("deadlineSeconds", request.deadline_s), ("budget", request.budget)):
+        if goal.bound == name and given is None:
+            raise SpecError(f"spec.{name}", f"is missing, and objective {goal.name} needs it", f"add spec.{name}")
+        if goal.bound != name and given is not None:
+            problem = f"has no meaning with objective {goal.name}"
+            raise SpecError(f"spec.{name}", problem, f"use objective {' or '.join(bounded_by(name))}")
     _check_currency(request, pools)
     low, high = request.batches or (workload.global_batch, workload.global_batch)
     if not low <= workload.global_batch <= high:
@@ -178,7 +176,7 @@ def _check(request: Request, pools: Sequence[Pool]) -> None:
 
 def _check_currency(request: Request, pools: Sequence[Pool]) -> None:
     """Amounts of two currencies do not compare, and no rate of exchange is known here."""
-    if request.objective not in PRICED:
+    if not request.goal.needs_price:
         return
     allowed = request.constraints.allowed_pools
     priced = [pool for pool in pools if pool.price_per_gpu_hour is not None and (not allowed or pool.name in allowed)]
@@ -270,16 +268,6 @@ _BOUND: Mapping[str, str] = {
     "input": "bound by its input",
 }
 
-_BEST: Mapping[Objective, tuple[str, str]] = {
-    "time": ("fastest", "slower"),
-    "cost": ("cheapest", "dearer"),
-    "timeToFinish": ("first to finish", "later"),
-    "cheapestBeforeDeadline": ("cheapest before the deadline", "dearer"),
-    "fastestWithinBudget": ("fastest within the budget", "slower"),
-    "fewestGpus": ("fewest GPUs", "slower"),
-}
-"""What the best is called by each objective, and what the others are."""
-
 
 def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> Offer:
     """The offer of a choice with the reason for its place."""
@@ -289,11 +277,11 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
         bound += "; memory is tight"
     if request.deadline_s is not None and (offer.finish_s or 0.0) * offer.upper_s / offer.step_s > request.deadline_s:
         bound += "; may miss the deadline"
-    word, other = _BEST[request.objective]
+    goal = request.goal
     if choice is best:
-        is_least = request.objective == "fewestGpus" or best.value <= min(item.best for item in choices)
-        return replace(offer, reason=f"{'' if is_least else 'among the '}{word}; {bound}")
-    if request.objective == "fewestGpus" and choice.gpus > best.gpus:
+        is_least = goal.fewest_gpus or best.value <= min(item.best for item in choices)
+        return replace(offer, reason=f"{'' if is_least else 'among the '}{goal.best}; {bound}")
+    if goal.fewest_gpus and choice.gpus > best.gpus:
         return replace(offer, reason=f"{choice.gpus / best.gpus:.3g}x the GPUs; {bound}")
     if best.value <= 0:
         return replace(offer, reason=f"costs more than nothing; {bound}")
@@ -301,7 +289,7 @@ def _explained(request: Request, choice: Choice, choices: Sequence[Choice]) -> O
     if is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
         more = " with more GPUs" if choice.gpus > best.gpus else ""
         return replace(offer, reason=f"a tie ({factor:.2f}x){more}; {bound}")
-    return replace(offer, reason=f"{factor:.1f}x {other}; {bound}")
+    return replace(offer, reason=f"{factor:.1f}x {goal.other}; {bound}")
 
 
 def _notes(request: Request, offers: Sequence[Offer]) -> list[str]:

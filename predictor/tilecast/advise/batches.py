@@ -8,7 +8,7 @@ from tilecast import uncertainty
 from tilecast.advise.boards import judge
 from tilecast.advise.changes import apply
 from tilecast.advise.choose import Choice
-from tilecast.advise.rank import field, is_price
+from tilecast.advise.rank import field
 from tilecast.advise.values import Change, Request
 from tilecast.hardware import Pool
 from tilecast.search import Limits
@@ -20,7 +20,7 @@ def neighbour(request: Request, best: Choice) -> str | None:
     pool, own = best.found.pool, request.workload.global_batch
     most = _usable(request, pool)
     part = most * (request.workload.micro_batch or 1)
-    is_settled = request.objective == "fewestGpus" or request.batches is not None or request.plan is not None
+    is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
     if is_settled or not 1 < part <= 2 * own or own % part == 0:
         return None
     nearest = sorted({own // part * part, -(-own // part) * part} - {0}, key=lambda batch: (abs(batch - own), -batch))
@@ -31,7 +31,7 @@ def neighbour(request: Request, best: Choice) -> str | None:
             continue
         ratio = _per_sample(request, judged, batch) / _per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
-            gain = f"cost {ratio:.0%} as much" if is_price(request) else f"be {1 / ratio:.2f}x as fast"
+            gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
             plan = judged.found.plans.row(judged.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {judged.gpus} GPUs."
@@ -51,4 +51,4 @@ def _usable(request: Request, pool: Pool) -> int:
 def _per_sample(request: Request, choice: Choice, batch: int) -> float:
     """Seconds, or the price, of a sample."""
     seconds = float(choice.found.step_s[choice.row]) / batch
-    return seconds * float(choice.found.hourly[choice.row]) if is_price(request) else seconds
+    return seconds * float(choice.found.hourly[choice.row]) if request.goal.is_price else seconds

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast import search, uncertainty
 from tilecast.advise.choose import Choice, choose, sensible
-from tilecast.advise.rank import PRICED, Details, Field
+from tilecast.advise.rank import Details, Field
 from tilecast.advise.values import Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Mask
@@ -31,7 +31,7 @@ def judge(request: Request, found: Field) -> Choice | Rejection:
         return _no_plan(request, pool)
     if not (within & found.fits).any():
         return _too_large(request, found, within)
-    if request.objective in PRICED and pool.price_per_gpu_hour is None:
+    if request.goal.needs_price and pool.price_per_gpu_hour is None:
         return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
     kept = sensible(request, found, kept)
     return choose(request, found, kept) or _out_of_reach(request, found, within & found.fits)
@@ -39,7 +39,7 @@ def judge(request: Request, found: Field) -> Choice | Rejection:
 
 def order(request: Request, choice: Choice) -> tuple[float, float, int, str]:
     """What sorts choices, best first."""
-    few = choice.gpus if request.objective == "fewestGpus" else 0
+    few = choice.gpus if request.goal.fewest_gpus else 0
     return few, choice.value, choice.gpus, choice.found.pool.name
 
 

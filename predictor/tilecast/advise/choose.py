@@ -69,7 +69,7 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     kept = kept & np.isfinite(value)
     if not kept.any():
         return None
-    if request.objective == "fewestGpus":
+    if request.goal.fewest_gpus:
         kept = kept & (found.gpus == found.gpus[kept].min())
     rows = np.flatnonzero(kept)
     best = float(value[rows].min())

@@ -19,7 +19,7 @@ def fewer_gpus(request: Request, choice: Choice) -> str | None:
     """What the fastest plan for the same batch on half of the recommended GPUs takes, in a sentence, or on half of
     those and so on, as far as each doubling costs several times what it gains; None where the last does not, or where
     not time alone counts."""
-    if request.objective not in ("time", "timeToFinish"):
+    if request.goal.saves_gpus or request.goal.bound:
         return None
     found = choice.found
     same = found.batch == found.batch[choice.row]

@@ -46,7 +46,7 @@ def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
         return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {found}"), ())
     standing, value = found
     gain = 1 - _value(advice.request, best) / value if value > 0 else 0.0
-    if advice.request.objective == "fewestGpus" and best.gpus < standing.gpus:
+    if advice.request.goal.fewest_gpus and best.gpus < standing.gpus:
         gain = 1 - best.gpus / standing.gpus
     if gain >= MARGIN:
         return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())

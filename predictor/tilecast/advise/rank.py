@@ -20,20 +20,8 @@ from tilecast.search import Found, Limits, Mask, Priced
 from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
-
-def is_price(request: Request) -> bool:
-    """Whether the objective makes a price least, rather than a time."""
-    return request.objective in ("cost", "cheapestBeforeDeadline")
-
-
 MAX_BATCHES = 8
 """Global batches tried of a range: its ends, the job's own, and what has most factors of two between them."""
-
-FINISHING = ("timeToFinish", "cheapestBeforeDeadline", "fastestWithinBudget")
-"""Objectives that need to know how long the run is."""
-PRICED = ("cost", "cheapestBeforeDeadline", "fastestWithinBudget")
-"""Objectives that need a price."""
-
 
 _UNLIMITED = Limits()
 
@@ -149,16 +137,16 @@ class Field:
 
     def value(self, request: Request) -> Floats:
         """What the objective makes least, (n,); NaN where a price is missing."""
-        return self._price(request) if is_price(request) else self._seconds(request)
+        return self._price(request) if request.goal.is_price else self._seconds(request)
 
     def other(self, request: Request) -> Floats:
         """What the objective leaves open, (n,): seconds where it makes a price least, else the price; NaN where that is
         missing."""
-        return self._seconds(request) if is_price(request) else self._price(request)
+        return self._seconds(request) if request.goal.is_price else self._price(request)
 
     def _seconds(self, request: Request) -> Floats:
         """Of the run, or of as many samples as a step of the job's own batch has."""
-        steps = self.steps if request.objective in FINISHING else request.workload.global_batch / self.batch
+        steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
         return self.step_s * steps
 
     def _price(self, request: Request) -> Floats:
@@ -167,9 +155,9 @@ class Field:
     def allowed(self, request: Request) -> Mask:
         """Which plans the objective allows: those before the deadline, or within the budget."""
         kept = np.ones(len(self), dtype=bool)
-        if request.objective == "cheapestBeforeDeadline" and request.deadline_s is not None:
+        if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
             kept &= self.finish_s <= request.deadline_s
-        if request.objective == "fastestWithinBudget" and request.budget is not None:
+        if request.goal.bound == "budget" and request.budget is not None:
             kept &= self.cost_to_finish <= request.budget.amount
         return kept
 

@@ -13,7 +13,7 @@ from tilecast import memory, search
 from tilecast.advise.boards import judge, settle, usable
 from tilecast.advise.changes import FURTHER, apply, grown, more, sizes
 from tilecast.advise.choose import Choice
-from tilecast.advise.rank import PRICED, Field, field, variants, within
+from tilecast.advise.rank import Field, field, variants, within
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
@@ -114,8 +114,8 @@ def _is_open(request: Request, pool: Pool) -> bool:
     """Whether a plan has but to fit: no plan is asked for, no price is missing and no limit is on time or money."""
     limits = request.constraints
     allowed = not limits.allowed_pools or pool.name in limits.allowed_pools
-    bounded = request.objective in ("cheapestBeforeDeadline", "fastestWithinBudget")
-    known = request.objective not in PRICED or pool.price_per_gpu_hour is not None
+    bounded = bool(request.goal.bound)
+    known = not request.goal.needs_price or pool.price_per_gpu_hour is not None
     return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
 
 
@@ -276,7 +276,7 @@ def _loosened(request: Request, found: Field) -> Iterator[Change]:
 
 def _deadline(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
     fitting = found.within(request.constraints) & found.fits
-    if request.objective == "cheapestBeforeDeadline":
+    if request.goal.bound == "deadlineSeconds":
         needed = math.ceil(float(found.finish_s[fitting].min()))
         yield Change("deadlineSeconds", needed, "fits", f"deadlineSeconds {request.deadline_s or 0:.0f} -> {needed}")
     elif request.budget is not None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tilecast.hardware import Pool
+from tilecast.objectives import OBJECTIVES, Objective, ObjectiveRecord
 from tilecast.sharing import Sharing
-from tilecast.spec import Objective, Plan, Precision, Stated, Workload
+from tilecast.spec import Plan, Precision, Stated, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Request:
     """Tokens of the whole run, where its length is given in tokens."""
     plan: Stated | None = None
     """The only plan to price; None leaves it to the search."""
+
+    @property
+    def goal(self) -> ObjectiveRecord:
+        """What the objective makes least, and what it needs."""
+        return OBJECTIVES[self.objective]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +168,7 @@ class WhyNot:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
+class AdviceOrigin:
     """What an advice rests on."""
 
     version: str
@@ -202,7 +208,7 @@ class Advice:
     plans_evaluated: int
     confidence: str
     """Why the range is as wide as it is, in a sentence."""
-    provenance: Provenance
+    provenance: AdviceOrigin
     inputs_hash: str
     sharing: Sharing | None = None
     """The parts of a GPU that would do, where the best plan uses one and a part is worth while or allowed."""

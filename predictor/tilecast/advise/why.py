@@ -18,7 +18,7 @@ from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import FURTHER, faster, grown, more, sizes
 from tilecast.advise.choose import Choice, island, simplicity, tangled
-from tilecast.advise.rank import Field, field, is_price
+from tilecast.advise.rank import Field, field
 from tilecast.advise.remedies import GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
@@ -43,7 +43,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
     best = choices[0]
     ratio = choice.value / best.value if best.value > 0 else None
     change = _winning(request, choices, choice)
-    if request.objective == "fewestGpus" and choice.gpus > best.gpus:
+    if request.goal.fewest_gpus and choice.gpus > best.gpus:
         code, ratio = "MoreGpus", choice.gpus / best.gpus
         message = f"{choice.gpus} GPUs against {best.gpus}"
     elif ratio is not None and is_tie(request, *sorted((best, choice), key=lambda item: order(request, item))):
@@ -51,7 +51,7 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
         more = ", but tight in memory" if choice.is_tight and not best.is_tight else more
         code, message = "Tie", f"{ratio:.2f}x, within the forecast's error{more}"
     else:
-        code = "Dearer" if is_price(request) else "Slower"
+        code = "Dearer" if request.goal.is_price else "Slower"
         message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_counted(choice.gpus)}"
     return WhyNot("pool", choice.found.pool.name, choice.found.plans.row(choice.row), code, message, ratio, change)
 
@@ -59,9 +59,9 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
 def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
     """The smallest change of its pool by which a choice would be the recommended one."""
     others = tuple(item for item in choices if item is not choice)
-    if request.objective == "fewestGpus":
+    if request.goal.fewest_gpus:
         return None
-    if is_price(request):
+    if request.goal.is_price:
         return cheaper(request, choice, others)
     return _more_nodes(request, choices[0], choice, others) or _faster_links(request, choices[0], choice, others)
 
@@ -185,7 +185,7 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     table = Plans.concatenate([Plans.of(plan), near.plans])
     sharded = _Table.of(workload, table, found.pool)
     priced = sharded.price()
-    weight = table.gpus / plan.gpus if is_price(request) else np.ones(len(table))
+    weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
     values = priced.step_s * weight
     ratios = values / values[0]
     speeds = _speeds(sharded, weight, ratios)
@@ -328,11 +328,12 @@ class _Neighbour:
             return self._beyond()
         allowed = self.best.found.allowed(self.request)[self.row]
         if not allowed:
-            code = "DeadlineMissed" if self.request.objective == "cheapestBeforeDeadline" else "OverBudget"
-            return self._said(code, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None)
+            return self._said(
+                self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
+            )
         if not self.best.found.within(self.request.constraints)[self.row]:
             return self._barred()
-        if self.request.objective == "fewestGpus" and self.plan.gpus > self.best.gpus:
+        if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
             return self._said("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
         if self.is_tie:
             return self._said(
@@ -340,7 +341,7 @@ class _Neighbour:
             )
         if self.ratio < 1 and not self.best.kept[self.row]:
             return self._said("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
-        code = "Dearer" if is_price(self.request) else "Slower"
+        code = "Dearer" if self.request.goal.is_price else "Slower"
         change = None if speed is None else _links(speed)
         return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
 

@@ -25,7 +25,8 @@ from tilecast.api.status import (
     RejectedPool,
     StepSeconds,
 )
-from tilecast.spec import GradientSync, Objective, ServerUpdates
+from tilecast.objectives import Objective
+from tilecast.spec import GradientSync, ServerUpdates
 
 
 class DetailedOffer(Recommendation):

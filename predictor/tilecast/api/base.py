@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tilecast.api.fields import value_at
+from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.spec import SpecError
 
 GROUP = "tilecast.dev"
@@ -69,6 +70,19 @@ class ApiModel(BaseModel):
             if not rule.holds(self):
                 raise PydanticCustomError("rule", "{problem}", {"problem": rule.problem, "remedy": rule.remedy})
         return self
+
+
+def plan_field(name: str, **bounds: Any) -> Any:
+    """The field of a document that holds a column of a plan, which says what it is; `bounds` are pydantic's."""
+    column = PLAN_COLUMNS[name]
+    return Field(**{"ge": column.least, "description": f"{column.description}{column.detail}.", **bounds})
+
+
+def open_plan_field(name: str, **bounds: Any) -> Any:
+    """The same for a column that may be left open."""
+    column = PLAN_COLUMNS[name]
+    text = f"{column.description}; absent takes the fastest that fits."
+    return Field(**{"ge": column.least, "default": None, "description": text, **bounds})
 
 
 class Toleration(ApiModel):

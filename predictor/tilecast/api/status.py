@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tilecast.api.base import ApiModel, Toleration
+from tilecast.api.base import ApiModel, Toleration, plan_field
 from tilecast.spec import Checkpointing, Precision
 
 
@@ -28,21 +28,17 @@ class Condition(ApiModel):
 class Parallelism(ApiModel):
     """How the job is split, in Megatron's words."""
 
-    data: int = Field(ge=1, description="Replicas that see different samples.")
-    tensor: int = Field(ge=1, description="GPUs that share each layer.")
-    pipeline: int = Field(ge=1, description="Stages of consecutive layers.")
-    context: int = Field(ge=1, description="GPUs that share one sequence.")
-    expert: int = Field(ge=1, description="GPUs that share the experts.")
-    zero_stage: int = Field(
-        ge=0, le=3, description="What data-parallel ranks shard: 1 optimizer, 2 gradients, 3 weights."
-    )
-    micro_batch_size: int = Field(ge=1, description="Samples of one forward pass on one GPU.")
-    gradient_accumulation: int = Field(ge=1, description="Micro-batches of one rank and optimizer step.")
-    activation_checkpointing: Checkpointing = Field(description="What is recomputed.")
-    virtual_stages: int = Field(default=1, ge=1, description="Pieces of the model that each stage holds.")
-    sequence_parallel: bool = Field(
-        default=False, description="Whether tensor ranks also share what lies between layers."
-    )
+    data: int = plan_field("data")
+    tensor: int = plan_field("tensor")
+    pipeline: int = plan_field("pipeline")
+    context: int = plan_field("context")
+    expert: int = plan_field("expert")
+    zero_stage: int = plan_field("zero_stage", le=3)
+    micro_batch_size: int = plan_field("micro_batch")
+    gradient_accumulation: int = plan_field("gradient_accumulation")
+    activation_checkpointing: Checkpointing = plan_field("checkpointing", ge=None)
+    virtual_stages: int = plan_field("virtual_stages", default=1)
+    sequence_parallel: bool = plan_field("sequence_parallel", ge=None, default=False)
 
 
 class StepSeconds(ApiModel):

@@ -10,9 +10,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
-from tilecast.advise import FINISHING, Baseline, Budget, Constraints, Request
-from tilecast.api.base import MAX_BATCH, MAX_GPUS, OBJECT_NAME, ApiModel, ValidationRule, check, envelope
+from tilecast.advise import Baseline, Budget, Constraints, Request
+from tilecast.api.base import (
+    MAX_BATCH,
+    MAX_GPUS,
+    OBJECT_NAME,
+    ApiModel,
+    ValidationRule,
+    check,
+    envelope,
+    open_plan_field,
+    plan_field,
+)
 from tilecast.api.job_kinds import JOB_APIS
 from tilecast.api.model_source import ConfigMapKeyRef, ModelSource
 from tilecast.api.stored_model import Reference as Reference
@@ -20,7 +31,9 @@ from tilecast.api.stored_model import content as content
 from tilecast.api.stored_model import model_of, sequence_length
 from tilecast.api.training import Training
 from tilecast.frameworks import FRAMEWORKS
-from tilecast.spec import Checkpointing, Model, Objective, SpecError, Stated, Workload
+from tilecast.objectives import OBJECTIVES, Objective, bounded_by
+from tilecast.plan_columns import PLAN_COLUMNS
+from tilecast.spec import Checkpointing, Model, SpecError, Stated, Workload
 
 KIND = "TrainingJob"
 Mode = Literal["Off", "Advise", "Initial"]
@@ -69,35 +82,20 @@ class JobConstraints(ApiModel):
 class BaselinePlan(ApiModel):
     """How the job is split today. Degrees that are absent are 1; data takes the GPUs that remain."""
 
-    data: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Replicas that see different samples.")
-    tensor: int = Field(default=1, ge=1, le=4096, description="GPUs that share each layer.")
-    pipeline: int = Field(default=1, ge=1, le=4096, description="Stages of consecutive layers.")
-    context: int = Field(default=1, ge=1, le=4096, description="GPUs that share one sequence.")
-    expert: int = Field(default=1, ge=1, le=4096, description="GPUs that share the experts.")
-    virtual_stages: int = Field(default=1, ge=1, le=1024, description="Pieces of the model that each stage holds.")
-    zero_stage: int | None = Field(
-        default=None, ge=0, le=3, description="What data-parallel ranks shard; absent takes the fastest that fits."
-    )
-    micro_batch_size: int | None = Field(
-        default=None, ge=1, le=MAX_BATCH, description="Samples of one forward pass; absent takes the fastest that fits."
-    )
-    activation_checkpointing: Checkpointing | None = Field(
-        default=None, description="What is recomputed; absent takes the fastest that fits."
-    )
+    data: int | None = plan_field("data", default=None, le=MAX_GPUS)
+    tensor: int = plan_field("tensor", default=1, le=4096)
+    pipeline: int = plan_field("pipeline", default=1, le=4096)
+    context: int = plan_field("context", default=1, le=4096)
+    expert: int = plan_field("expert", default=1, le=4096)
+    virtual_stages: int = plan_field("virtual_stages", default=1, le=1024)
+    zero_stage: int | None = open_plan_field("zero_stage", le=3)
+    micro_batch_size: int | None = open_plan_field("micro_batch", le=MAX_BATCH)
+    activation_checkpointing: Checkpointing | None = open_plan_field("checkpointing", ge=None)
 
     def stated(self) -> Stated:
         """The same as a `Stated`."""
-        return Stated(
-            data=self.data,
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            context=self.context,
-            expert=self.expert,
-            virtual_stages=self.virtual_stages,
-            zero_stage=self.zero_stage,
-            micro_batch=self.micro_batch_size,
-            checkpointing=self.activation_checkpointing,
-        )
+        given = self.model_dump(by_alias=True)
+        return Stated(**{name: given[column.key] for name, column in PLAN_COLUMNS.items() if column.key in given})
 
 
 class JobBaseline(ApiModel):
@@ -164,6 +162,21 @@ class TargetRef(ApiModel):
     )
 
 
+_OBJECTIVES = [f"{record.summary} ({name})" for name, record in OBJECTIVES.items()]
+
+
+def _bound_rule(field: str) -> ValidationRule:
+    """A field of the job that bounds the plans goes with the objectives that it bounds."""
+    names = bounded_by(field)
+    among = f"== '{names[0]}'" if len(names) == 1 else f"in {names}"
+    return ValidationRule(
+        f"(self.objective {among}) == has(self.{field})",
+        lambda m: (m.objective in names) == (getattr(m, to_snake(field)) is not None),
+        f"{field} and objective {' or '.join(names)} go together",
+        "give both or neither",
+    )
+
+
 class TrainingJobSpec(ApiModel):
     """The desired training run and the limits of the advice."""
 
@@ -176,9 +189,7 @@ class TrainingJobSpec(ApiModel):
     constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
     objective: Objective = Field(
         default="time",
-        description="What is best: the shortest step (time), the cheapest step (cost), the shortest run "
-        "(timeToFinish), the cheapest run that meets deadlineSeconds (cheapestBeforeDeadline), the shortest that keeps "
-        "to the budget (fastestWithinBudget), or the fewest GPUs that hold the job (fewestGpus).",
+        description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}.",
     )
     deadline_seconds: int | None = Field(
         default=None, ge=1, le=10**11, description="How long the run may take, for cheapestBeforeDeadline."
@@ -222,24 +233,13 @@ class TrainingJobSpec(ApiModel):
             "leave training.activationCheckpointing out",
         ),
         ValidationRule(
-            "!(self.objective in ['timeToFinish', 'cheapestBeforeDeadline', 'fastestWithinBudget']) || "
+            f"!(self.objective in {[name for name, record in OBJECTIVES.items() if record.is_whole_run]}) || "
             "has(self.training.steps) || has(self.training.tokens)",
-            lambda m: m.objective not in FINISHING or (m.training.steps or m.training.tokens) is not None,
+            lambda m: not OBJECTIVES[m.objective].is_whole_run or (m.training.steps or m.training.tokens) is not None,
             "the objective needs to know how long the run is",
             "give training.steps or training.tokens",
         ),
-        ValidationRule(
-            "(self.objective == 'cheapestBeforeDeadline') == has(self.deadlineSeconds)",
-            lambda m: (m.objective == "cheapestBeforeDeadline") == (m.deadline_seconds is not None),
-            "deadlineSeconds and objective cheapestBeforeDeadline go together",
-            "give both or neither",
-        ),
-        ValidationRule(
-            "(self.objective == 'fastestWithinBudget') == has(self.budget)",
-            lambda m: (m.objective == "fastestWithinBudget") == (m.budget is not None),
-            "budget and objective fastestWithinBudget go together",
-            "give both or neither",
-        ),
+        *(_bound_rule(field) for field in ("deadlineSeconds", "budget")),
     )
 
 

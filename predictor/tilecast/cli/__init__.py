@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from tilecast import __version__
+from tilecast import __version__, environment
 from tilecast.spec import SpecError
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser(given[:1]).parse_args(given)
     run: Callable[[argparse.Namespace], int] = options.run
+    environment.apply(os.environ)
     try:
         status = run(options)
         sys.stdout.flush()

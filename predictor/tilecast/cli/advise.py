@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tilecast import search
 from tilecast.advise import Advice, Baseline, Offer, Request, advise, measured
-from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, measurements
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, measurements, pool_inputs, reading
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.render import launch as launched
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = LEGEND
     inputs.job_arguments(parser)
-    inputs.pool_arguments(parser)
+    pool_inputs.pool_arguments(parser)
     parser.add_argument(
         "--baseline",
         metavar="POOL:N[:PLAN][=STEP]",
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
         raise job.told(error) from None
 
 
-def _run(options: argparse.Namespace, job: inputs.Job) -> int:
-    request, pools = job.request(), inputs.pools(options)
+def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
+    request, pools = job.request(), pool_inputs.pools(options)
     options.seconds, stated = measurements.read(options.measured)
     if options.baseline:
         where, step = measurements.baseline(options.baseline)
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace, job: inputs.Job) -> int:
     pools = measured.taught(request, pools, own)
     if options.plan is not None:
         request = _planned(request, options.plan)
-    notes = inputs.pool_notes(options, pools)
+    notes = pool_inputs.pool_notes(options, pools)
     requests = kept_to(request, options.launch) if options.launch else (request,)
     if job.source is None:
         advice = measured.told(_noted(_best(requests, pools), notes), own)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, job: inputs.Job) -> int:
     else:
         from tilecast.jobs.candidates import settled
 
-        narrowed = [job.source.narrowed(one, pools, inputs.node_labels(options)) for one in requests]
+        narrowed = [job.source.narrowed(one, pools, pool_inputs.node_labels(options)) for one in requests]
         found = narrowed[0][1]
         advice = measured.told(_noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes), own)
         is_manifest = options.output == "yaml"
@@ -135,11 +135,10 @@ def _is_run(advice: Advice) -> bool:
 
 def _value(advice: Advice, offer: Offer) -> float:
     """What the objective makes least of an offer: its GPUs, or the seconds or the price of a sample."""
-    objective = advice.request.objective
-    if objective == "fewestGpus":
+    goal = advice.request.goal
+    if goal.fewest_gpus:
         return float(offer.gpus)
-    is_priced = objective in ("cost", "cheapestBeforeDeadline")
-    price = offer.cost_per_1000_steps if is_priced else None
+    price = offer.cost_per_1000_steps if goal.is_price else None
     return (offer.step_s if price is None else price) / offer.workload.global_batch
 
 
@@ -162,7 +161,7 @@ def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 def _baseline(text: str) -> Baseline:
     where, _, plan = text.partition(":")[2].partition(":")
-    pool, gpus = inputs.pair("--baseline", f"{text.partition(':')[0]}:{where}")
+    pool, gpus = reading.pair("--baseline", f"{text.partition(':')[0]}:{where}")
     return Baseline(pool, gpus, Stated.parse(plan, "--baseline") if plan else None)
 
 
@@ -257,7 +256,7 @@ def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_E
 
         tensor = advice.request.constraints.max_tensor
         varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
-        cut = perlayer.stages(best.workload, best.pool, best.plan)
+        cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
         screen = layers.screen(best, varied, cut)
         found.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
     if options.launch:

@@ -44,7 +44,7 @@ def _runs(options: argparse.Namespace) -> int:
 
 def _link(options: argparse.Namespace) -> int:
     logs = [calibrate.read_log(path) for path in options.nccl_tests]
-    measured = calibrate.Measured.concatenate([log.measured for log in logs])
+    measured = calibrate.Measurements.concatenate([log.measured for log in logs])
     spans = max(log.nodes for log in logs) > 1
     if options.link is None and spans:
         raise SpecError("--link", "the log spans nodes", "name the network to start from, see `tilecast show links`")

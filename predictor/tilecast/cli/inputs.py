@@ -1,4 +1,4 @@
-"""What the arguments of a verb mean: a job, as the TrainingJob that would say the same, and pools.
+"""What the arguments of a verb mean: a job, as the TrainingJob that would say the same.
 
 What reads files of jobs and of nodes is imported where a file is read: a preset on `--gpus` needs none of it.
 """
@@ -9,30 +9,28 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilecast import calibration, models
+from tilecast import models
 from tilecast.advise import Request
 from tilecast.api import base, training_job
 from tilecast.api.base import API_VERSION
 from tilecast.api.job_kinds import listed
 from tilecast.cli import adapters
-from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
+from tilecast.cli.reading import amount, flag_of, is_file, read_text, seconds, shown_name
 from tilecast.models import huggingface
 from tilecast.models.traced import document as graph_document
 from tilecast.models.traced import onnx_file
+from tilecast.objectives import OBJECTIVES
 from tilecast.spec import (
     EXECUTIONS,
     GRADIENT_SYNCS,
     MEMORY_FORMATS,
-    OBJECTIVES,
     OPTIMIZERS,
     PRECISIONS,
     QUANTIZATIONS,
@@ -44,7 +42,6 @@ from tilecast.trace import Trace
 if TYPE_CHECKING:
     from tilecast.api.documents import Document
     from tilecast.cli.existing import Source
-    from tilecast.nodes import NodesReport
 
 _BARE: Mapping[str, str] = {
     "seq": "sequenceLength",
@@ -74,7 +71,7 @@ _ANY: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobInput:
     """A TrainingJob, written or put together from flags."""
 
     document: Document
@@ -104,7 +101,7 @@ class Job:
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else SpecError(flag, error.problem, error.remedy)
 
-    def having(self, path: Sequence[str], value: object, flag: str) -> Job:
+    def having(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """The job with another value in a field of its spec.
 
         Raises:
@@ -158,25 +155,12 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     told = "what the input pipeline of each node delivers; no step is shorter than that takes"
     parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=told)
     parser.add_argument("--max-gpus", type=int)
-    parser.add_argument("--objective", choices=OBJECTIVES)
+    parser.add_argument("--objective", choices=list(OBJECTIVES))
     parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")
     parser.add_argument("--budget", metavar="AMOUNT", help="for fastestWithinBudget: 5000 (USD), or 5000EUR")
 
 
-def pool_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the job may run."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
-    )
-    where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
-    where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
-    parser.add_argument(
-        "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
-    )
-
-
-def job(options: argparse.Namespace) -> Job:
+def job(options: argparse.Namespace) -> JobInput:
     """The job that the arguments describe.
 
     Raises:
@@ -190,14 +174,14 @@ def job(options: argparse.Namespace) -> Job:
     elif options.job.lower().endswith(_WEIGHTS):
         remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
         raise SpecError(options.job, "holds weights, not what is computed with them", remedy)
-    elif _is_file(options.job):
+    elif is_file(options.job):
         found = _from_file(options)
     else:
         name = _preset(options.job)
         found = _bare(options, name, {"preset": name})
     for flag, path in _ANY.items():
         if (value := getattr(options, flag)) is not None:
-            found = found.having(path, _READ[flag](value) if flag in _READ else value, _flag(flag))
+            found = found.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
     return found
 
 
@@ -227,35 +211,6 @@ def _hyphened(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def seconds(text: str) -> int:
-    """Whole seconds of `5400`, `90min`, `36h` or `14d`.
-
-    Raises:
-        SpecError: the text is something else.
-    """
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
-    if found is None:
-        raise SpecError("--deadline", f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
-    return int(float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]])
-
-
-def amount(text: str) -> dict[str, Any]:
-    """Amount and currency of `5000` or `5000 EUR`.
-
-    Raises:
-        SpecError: the text is something else.
-    """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
-    if found is None:
-        raise SpecError(
-            "--budget", f"cannot read {text!r}", "write an amount, with a currency if it is not USD: 5000EUR"
-        )
-    return {"amount": float(found[1]), "currency": found[2] or "USD"}
-
-
-ASSUMED = "assumed"
-"""Layer of what `--gpus` leaves open."""
-
 _READ: Mapping[str, Callable[[str], object]] = {"deadline": seconds, "budget": amount}
 """How the texts of flags are read that are no plain values."""
 
@@ -269,137 +224,6 @@ def onnx(target: str, sequence: int | None) -> Trace:
     if sequence is not None and not 1 <= sequence <= base.MAX_SEQUENCE:
         raise SpecError("--seq", f"{sequence} is no number of tokens", "give an integer from 1")
     return onnx_file.read(Path(target), sequence)
-
-
-def pools(options: argparse.Namespace) -> Sequence[Pool]:
-    """The pools that the arguments name; nodes that no pool has are told on standard error.
-
-    Raises:
-        SpecError: none are named, or what is named cannot be read or holds no GPU.
-    """
-    told = options.calibration
-    table = _corrections(told) if told else None
-    if options.gpus:
-        found = _pools_of(options.gpus)
-        return found if table is None else [replace(pool, calibration=table) for pool in found]
-    report = nodes_report(options)
-    if table is not None:
-        report = report.calibrated(table)
-    for item in report.left_out:
-        amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
-        print(f"tilecast: left out {amount}: {item.message}; {item.remedy}", file=sys.stderr)
-    return report.require()
-
-
-def _corrections(file: str) -> calibration.Calibration:
-    from tilecast.api import calibration as calibration_file
-
-    return calibration_file.read(read_text(file), file)
-
-
-def nodes_report(options: argparse.Namespace) -> NodesReport:
-    """What a job can use now of the nodes of `--nodes` or `--context`.
-
-    Raises:
-        SpecError: neither is given, or it cannot be read.
-    """
-    return _nodes_report(options.context, options.nodes)
-
-
-@cache
-def _nodes_report(context: str | None, file: str | None) -> NodesReport:
-    from tilecast import nodes
-    from tilecast.api import calibration as calibration_file
-
-    found = nodes.parse(*_cluster(context, file))
-    report = nodes.pools(*found, now=True)
-    seen = calibration_file.seen_in(found[1], report.pools)
-    return report.calibrated(calibration.fit([item.run for item in seen])) if seen else report
-
-
-def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
-    """What is assumed of the pools that `pools` named, and what is to be said of their nodes; a sentence each."""
-    if options.gpus:
-        shapes = "; ".join(map(_told_shape, pools))
-        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
-    guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
-    notes = [
-        f"Assumed: {pool.inter.name} between nodes of {pool.name}, for neither a label, an instance type nor a GPUPool "
-        "names their network."
-        for pool in guessed
-    ]
-    remarks: dict[str, list[str]] = {}
-    for item in nodes_report(options).found:
-        for remark in item.remarks:
-            remarks.setdefault(remark, []).append(item.pool.name)
-    return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
-
-
-def _told_shape(pool: Pool) -> str:
-    """The nodes of a pool and what joins them."""
-    count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
-    wide = min(pool.domain, pool.max_gpus)
-    inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
-    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * (pool.max_nodes > 1)
-    typed = [f"as {pool.node_type}"] if pool.node_type else []
-    reached = [] if pool.gpu.mig else [*inside, *between]
-    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
-
-
-def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
-    """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
-    if options.gpus:
-        return []
-    from tilecast import nodes
-
-    everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
-    return [node.labels for node in everyone if node.gpus or node.other_devices]
-
-
-@cache
-def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
-    """Nodes and pools as text, and what to call it; standard input is read once."""
-    if context:
-        return _kubectl(context), f"context {context}"
-    if file:
-        return read_text(file), file
-    raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
-
-
-def pair(flag: str, text: str) -> tuple[str, int]:
-    """Name and count of `NAME:COUNT`.
-
-    Raises:
-        SpecError: the text is something else.
-    """
-    name, colon, count = text.strip().partition(":")
-    if not (name and colon and count.isdecimal() and len(count) <= 7 and 0 < int(count) <= 2**20):
-        raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
-    return name, int(count)
-
-
-def read_text(name: str) -> str:
-    """The text of a file, or of standard input where the name is a dash.
-
-    Raises:
-        SpecError: it cannot be read, or is no text.
-    """
-    try:
-        if name == "-" and sys.stdin is None:
-            raise SpecError("-", "there is no standard input", "name a file")
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
-    except UnicodeDecodeError:
-        raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _is_file(job: str) -> bool:
-    return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
 
 
 _FOLDER = ("adapter_config.json", "config.json")
@@ -425,7 +249,7 @@ def _in_folder(job: str) -> str | None:
     return None
 
 
-def _adapted(options: argparse.Namespace, config: Document) -> Job:
+def _adapted(options: argparse.Namespace, config: Document) -> JobInput:
     """The job of a PEFT adapter: LoRA of its rank on its base; flags win, and what is not priced is told.
 
     Raises:
@@ -445,7 +269,7 @@ def _adapted(options: argparse.Namespace, config: Document) -> Job:
     return _bare(options, found.base, {"preset": found.base})
 
 
-def _from_file(options: argparse.Namespace) -> Job:
+def _from_file(options: argparse.Namespace) -> JobInput:
     from tilecast import jobs
     from tilecast.api import documents
     from tilecast.cli.existing import Source
@@ -480,9 +304,9 @@ def _from_file(options: argparse.Namespace) -> Job:
         raise SpecError(options.job, f"holds {len(own)} jobs", "give a file with one TrainingJob")
     for flag in _BARE:
         if getattr(options, flag) is not None:
-            raise SpecError(_flag(flag), "describes a bare model", f"change {options.job} instead")
-    config_maps = {_name(item): item for item in found if item.get("kind") == "ConfigMap"}
-    return Job(own[0], config_maps, source=source)
+            raise SpecError(flag_of(flag), "describes a bare model", f"change {options.job} instead")
+    config_maps = {shown_name(item): item for item in found if item.get("kind") == "ConfigMap"}
+    return JobInput(own[0], config_maps, source=source)
 
 
 def _tell_quantization(name: str, quantization: object) -> None:
@@ -497,11 +321,6 @@ def _tell_quantization(name: str, quantization: object) -> None:
     print(f"tilecast: {name}: {told} is not priced; {remedy}", file=sys.stderr)
 
 
-def _name(document: Mapping[str, object]) -> str:
-    metadata = document.get("metadata")
-    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
-
-
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:
     """Name, model and ConfigMaps of a job whose graph is in a ConfigMap."""
     named = base.object_name(name)
@@ -514,59 +333,11 @@ def _bare(
     name: str,
     model: dict[str, Any],
     config_maps: Mapping[str, Document] | None = None,
-) -> Job:
+) -> JobInput:
     """The job of a model and the flags that say how it is trained."""
     if options.batch is None:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
     training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
     metadata, spec = {"name": base.object_name(name)}, {"model": model, "training": training}
     document = {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": metadata, "spec": spec}
-    return Job(document, config_maps or {}, {f"spec.training.{key}": _flag(flag) for flag, key in _BARE.items()})
-
-
-def _pools_of(text: str) -> list[Pool]:
-    """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
-    found = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
-    names = [pool.name for pool in found]
-    if len(set(names)) < len(names):
-        raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
-    return found
-
-
-def usual_pool(gpu: Gpu, count: int) -> Pool:
-    """So many GPUs as the instance type that usually has them holds them.
-
-    Raises:
-        SpecError: they do not fill its nodes.
-    """
-    usual = instances.usual_type(gpu)
-    whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
-    per_node = min(count, whole)
-    if count % per_node:
-        remedy = f"give a multiple of {per_node}, or fewer"
-        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
-    return Pool(
-        name=gpu.name,
-        gpu=gpu,
-        gpus_per_node=per_node,
-        max_nodes=count // per_node,
-        intra=find_link(gpu.intra_link),
-        inter=(usual and usual.inter) or instances.default_network(gpu, per_node),
-        node_type=usual.name if usual else "",
-        price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
-        currency=usual.currency if usual else "USD",
-        layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
-        usual_gpus_per_node=whole,
-    )
-
-
-def _kubectl(context: str) -> str:
-    command = ["kubectl", "--context", context, "get", "nodes,gpupools.tilecast.dev", "-o", "json"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    except OSError as error:
-        raise SpecError("--context", "kubectl cannot be run", str(error.strerror or error)) from None
-    if done.returncode:
-        problem = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise SpecError("--context", f"kubectl failed: {problem}", "check the context, or pipe nodes into --nodes -")
-    return done.stdout
+    return JobInput(document, config_maps or {}, {f"spec.training.{key}": flag_of(flag) for flag, key in _BARE.items()})

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tilecast.advise.measured import Measurement
 from tilecast.api.base import ApiModel, check
-from tilecast.cli import inputs
+from tilecast.cli import pool_inputs, reading
 from tilecast.hardware import Pool, find_gpu
 from tilecast.spec import SpecError, Stated
 
@@ -95,7 +95,7 @@ def _said(text: str, field: str) -> Said:
     if found is None:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
-    pool, gpus = inputs.pair(field, where)
+    pool, gpus = reading.pair(field, where)
     return Said(pool, gpus, Stated.parse(plan, field) if plan else None, float(found[1]) * _UNITS[found[2]], 0.0, field)
 
 
@@ -103,7 +103,7 @@ def _file(name: str) -> list[Said]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
-        document: Any = json.loads(inputs.read_text(name))
+        document: Any = json.loads(reading.read_text(name))
     except ValueError:
         raise SpecError(
             name, "is no JSON", 'give {"runs": [{"pool": "a100-80", "gpus": 8, "stepSeconds": 1.9}]}'
@@ -141,4 +141,4 @@ def _usual(one: Said) -> Pool:
         gpu = find_gpu(one.pool)
     except SpecError as error:
         raise SpecError(one.field, f"there is no pool or GPU {one.pool!r}", error.remedy) from None
-    return replace(inputs.usual_pool(gpu, one.gpus), name=one.pool)
+    return replace(pool_inputs.usual_pool(gpu, one.gpus), name=one.pool)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tilecast import models
-from tilecast.cli import EXIT_OK, inputs
+from tilecast.cli import EXIT_OK, pool_inputs
 from tilecast.hardware import Pool, find_gpu, gpu_facts, gpus, link_facts, links, mig_profiles
 from tilecast.nodes import NodesReport
 from tilecast.render.columns import columns
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=tuple(_LISTS), help="pools needs --nodes, --gpus or --context")
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its facts and their sources")
-    inputs.pool_arguments(parser)
+    pool_inputs.pool_arguments(parser)
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
 
@@ -138,7 +138,7 @@ def _link(options: argparse.Namespace) -> Row:
 
 
 def _report(options: argparse.Namespace) -> NodesReport:
-    report = inputs.nodes_report(options)
+    report = pool_inputs.nodes_report(options)
     for name, error in report.invalid.items():
         raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
     return report
@@ -146,7 +146,7 @@ def _report(options: argparse.Namespace) -> NodesReport:
 
 def _pools(options: argparse.Namespace) -> list[Row]:
     if options.gpus:
-        return [_pool_row(pool, "--gpus") for pool in inputs.pools(options)]
+        return [_pool_row(pool, "--gpus") for pool in pool_inputs.pools(options)]
     report = _report(options)
     rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.found]
     for item in report.left_out:
@@ -213,7 +213,7 @@ def _numbers(facts: Mapping[str, str]) -> Row:
 
 def _pool(options: argparse.Namespace) -> Row:
     if options.gpus:
-        usual = {pool.name: pool for pool in inputs.pools(options)}
+        usual = {pool.name: pool for pool in pool_inputs.pools(options)}
         if options.name not in usual:
             raise SpecError("NAME", f"there is no pool {options.name!r}", f"known: {', '.join(usual)}")
         return _usual(usual[options.name])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tilecast.advise import advise
-from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs
 from tilecast.cli.progress import track
 from tilecast.hardware import Pool
 from tilecast.render import charts
@@ -35,7 +35,7 @@ _PICTURES = (".svg", ".png")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     inputs.job_arguments(parser)
-    inputs.pool_arguments(parser)
+    pool_inputs.pool_arguments(parser)
     parser.add_argument("--over", required=True, metavar="FIELD=VALUES", help="the number to change, and to what")
     parser.add_argument("--plot", choices=render.MEASURES, default="step", help="what a picture shows; step if absent")
     told = f"{', '.join(_TEXTS)}, or FILE.svg or FILE.png"
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
             "--output", f"{options.output!r} is no format", f"use {', '.join(_TEXTS)}, FILE.svg or FILE.png"
         )
     over = Over.parse(options.over)
-    job, pools = inputs.job(options), inputs.pools(options)
+    job, pools = inputs.job(options), pool_inputs.pools(options)
     try:
         rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
     except SpecError as error:
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_OK if any(row.best for row in rows) else EXIT_NO_RECOMMENDATION
 
 
-def _row(job: inputs.Job, pools: Sequence[Pool], over: Over, value: Value) -> Row:
+def _row(job: inputs.JobInput, pools: Sequence[Pool], over: Over, value: Value) -> Row:
     told = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
     if over.is_of_pools:
         return Row(value.number, told, advise(job.request(), vary(pools, over.field, value)))

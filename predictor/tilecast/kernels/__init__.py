@@ -23,6 +23,7 @@ from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 Names: TypeAlias = npt.NDArray[np.str_]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 __all__ = ["KernelTimes", "model_info", "seconds"]
 
@@ -82,11 +83,9 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         SpecError: the GPU lacks a precision of the table, a dimension is not a sensible number, or the model
             file is damaged.
     """
-    learned, fed = utilization.load(model), gpu.unlimited()
+    learned = utilization.load(model)
+    questions = _Questions(learned, gpu)
     total, spread, roofline = np.zeros((3, len(table)))
-    inputs: dict[str, list[features.Inputs]] = {}
-    contexts: dict[str, list[Ints]] = {}
-    where: dict[str, list[Rows]] = {}
     irregular, implicit, share = np.zeros(len(table), bool), np.zeros(len(table)), np.ones(len(table))
     flat: list[Rows] = []
     for kind, precision, rows, d in _groups(table):
@@ -111,36 +110,65 @@ def seconds(table: KernelTable, gpu: Gpu, *, model: Path | None = None, bounded:
         for text in sorted(set(name.tolist())):
             part = name == text
             if context := learned.context(family, text, gpu):
-                asked = features.inputs(family, priced.take(part), fed, precision)
-                network = learned.description.networks[family]
-                if asked.names != network.columns:
-                    raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
-                own = asked.columns[0]
-                outside = ((own < network.low) | (own > network.high)).any(axis=1)
-                spread[rows[part]] = context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0)
-                inputs.setdefault(family, []).append(asked)
-                contexts.setdefault(family, []).append(np.full(len(own), context.index, np.int64))
-                where.setdefault(family, []).append(rows[part])
+                spread[rows[part]] = questions.add(family, context, priced.take(part), precision, rows[part])
             else:
                 ceiling = learned.ceiling(text)
-                moved = plain.moved[part]
-                drawn_s = formulas.drawing_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
-                if kind.name == "direct_conv":
-                    total[rows[part]] = formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
-                else:
-                    count = formulas.rows(d, plain.moved)[part]
-                    cols = d["cols"][part] if "cols" in d else formulas.THREADS
-                    total[rows[part]] = formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
+                total[rows[part]] = _by_formula(kind, d, part, plain, gpu, ceiling)
                 spread[rows[part]] = ceiling.spread.on(gpu, utilization.die(gpu) in ceiling.dies)
-    if inputs:
-        found_cycles = learned.log2_cycles(
-            {family: features.joined(parts) for family, parts in inputs.items()},
-            {family: np.concatenate(parts) for family, parts in contexts.items()},
-        )
-        for family, cycles in found_cycles.items():
-            total[np.concatenate(where[family])] = np.exp2(cycles) / gpu.boost_clock_hz
+    questions.answer(total)
     times = KernelTimes(table, gpu, np.maximum(total / share, roofline), spread, roofline, irregular, implicit)
     return _bounded(times, np.concatenate(flat), model) if flat and bounded else times
+
+
+class _Questions:
+    """What the networks are asked on one GPU, by family: all kernels go through one call of the runtime."""
+
+    def __init__(self, learned: utilization.Utilization, gpu: Gpu) -> None:
+        self.learned, self.gpu, self.fed = learned, gpu, gpu.unlimited()
+        self.inputs: dict[str, list[features.Inputs]] = {}
+        self.contexts: dict[str, list[Ints]] = {}
+        self.rows: dict[str, list[Rows]] = {}
+
+    def add(self, family: str, context: utilization.Context, work: features.Work, precision: str, rows: Rows) -> Floats:
+        """Ask for the kernels of those rows; returns their spreads, (n,).
+
+        Raises:
+            SpecError: the model file expects other columns.
+        """
+        asked = features.inputs(family, work, self.fed, precision)
+        network = self.learned.description.networks[family]
+        if asked.names != network.columns:
+            raise SpecError("utilization model", f"expects other columns for {family}", utilization.REMEDY)
+        own = asked.columns[0]
+        outside = ((own < network.low) | (own > network.high)).any(axis=1)
+        self.inputs.setdefault(family, []).append(asked)
+        self.contexts.setdefault(family, []).append(np.full(len(own), context.index, np.int64))
+        self.rows.setdefault(family, []).append(rows)
+        return np.asarray(context.spread * np.where(outside, EXTRAPOLATION_SPREAD, 1.0))
+
+    def answer(self, total: Floats) -> None:
+        """Write the seconds of every kernel that was asked for into its row of `total`, (N,)."""
+        if not self.inputs:
+            return
+        cycles = self.learned.log2_cycles(
+            {family: features.joined(parts) for family, parts in self.inputs.items()},
+            {family: np.concatenate(parts) for family, parts in self.contexts.items()},
+        )
+        for family, column in cycles.items():
+            total[np.concatenate(self.rows[family])] = np.exp2(column) / self.gpu.boost_clock_hz
+
+
+def _by_formula(
+    kind: Kind, d: Dims, part: Mask, plain: features.Work, gpu: Gpu, ceiling: utilization.Ceiling
+) -> Floats:
+    """Seconds of those kernels of a kind that no network prices, (n,)."""
+    moved = plain.moved[part]
+    if kind.name == "direct_conv":
+        return formulas.direct_conv_s(plain.flops[part], moved, gpu, ceiling)
+    count = formulas.rows(d, plain.moved)[part]
+    cols = d["cols"][part] if "cols" in d else formulas.THREADS
+    drawn_s = formulas.drawing_s(d["drawn"] * d["elements"], gpu)[part] if "drawn" in d else 0.0
+    return formulas.bandwidth_bound_s(moved, count, gpu, ceiling, cols) + drawn_s
 
 
 _LEAST_BATCH = 4

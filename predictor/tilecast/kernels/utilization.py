@@ -67,7 +67,7 @@ class Spread(_Part):
         return self.dies.get(die(gpu), self.seen) if measured else self.unseen
 
 
-class Network(_Part):
+class TrainedNetwork(_Part):
     """One network of the file. A context index is `dies.index(die) * len(cases) + cases.index(case)`;
     the first die is the empty name: no GPU in particular."""
 
@@ -117,7 +117,7 @@ class Description(_Part):
 
     format: str
     version: str
-    networks: Mapping[str, Network]
+    networks: Mapping[str, TrainedNetwork]
     ceilings: Mapping[str, Ceiling]
 
 
@@ -191,19 +191,28 @@ class Utilization:
         return {family: values.astype(np.float64) for family, values in zip(wanted, found, strict=True)}
 
 
-@cache
+_model, _model_sha256 = "", ""
+
+
+def use_model(path: str, sha256: str = "") -> None:
+    """Take the model of that file instead of the one that ships, and only if it has that digest; either may be empty. A
+    program says so once, where it starts."""
+    global _model, _model_sha256
+    _model, _model_sha256 = path, sha256
+
+
 def load(path: Path | None = None) -> Utilization:
-    """The model of that file; without one, of the file that `TILECAST_UTILIZATION_MODEL` names, or the one that ships.
+    """The model of that file; without one, of the file of `use_model`, or the one that ships.
 
     Raises:
         SpecError: the file cannot be read, is not ONNX, or is not a model of this format, or it is not the one whose
-            digest `TILECAST_UTILIZATION_MODEL_SHA256` states.
+            digest `use_model` stated.
     """
-    own, wanted = os.environ.get(MODEL, ""), os.environ.get(MODEL_SHA256, "").strip().lower()
-    if path is None and own:
-        path = Path(own)
-    else:
-        wanted = ""
+    return _load(Path(_model), _model_sha256) if path is None and _model else _load(path, "")
+
+
+@cache
+def _load(path: Path | None, sha256: str) -> Utilization:
     source = path if path is not None else files("tilecast.kernels").joinpath("weights", "utilization.onnx")
     name = str(path) if path is not None else "the shipped utilization.onnx"
     try:
@@ -211,8 +220,8 @@ def load(path: Path | None = None) -> Utilization:
     except OSError as error:
         raise SpecError("utilization model", f"{name} cannot be read: {error.strerror or error}", REMEDY) from None
     digest = hashlib.sha256(data).hexdigest()
-    if wanted and digest != wanted:
-        problem = f"{name} has SHA-256 {digest[:12]}…, not {wanted[:12]}… as {MODEL_SHA256} states"
+    if sha256 and digest != sha256:
+        problem = f"{name} has SHA-256 {digest[:12]}…, not {sha256[:12]}… as {MODEL_SHA256} states"
         raise SpecError("utilization model", problem, "mount the file that was meant, or state its digest")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it reports to its maker otherwise; read at import
     import onnxruntime  # costs a third of a second, so only those who predict pay for it

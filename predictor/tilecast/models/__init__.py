@@ -23,7 +23,7 @@ import numpy as np
 from tilecast import frameworks, fuse
 from tilecast.graph import Block, Graph, Shards
 from tilecast.memo import Memo
-from tilecast.models import cnn, hybrid, towers, traced
+from tilecast.models import hybrid, towers, traced
 from tilecast.models.families import ADAPTED, FAMILIES, Builder, Family
 from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plans, Rows, SpecError, Workload, distinct
 
@@ -191,8 +191,7 @@ def reads_images(model: Model) -> bool:
     if model.trace is not None:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
         return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
-    network = cnn.NETWORKS.get(model.family)
-    return network.images if network else model.family in ("vit", "swin", "sam")
+    return FAMILIES[model.family].reads_images
 
 
 def preset(name: str) -> Model:

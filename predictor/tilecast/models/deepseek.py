@@ -11,8 +11,9 @@ import numpy as np
 
 from tilecast.graph import Graph, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Linear, Part, Rank, Span
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Linear, Part, Rank, key_transfers, norm_parameters, residual, tensor_transfers
+from tilecast.models.self_attention import Span
 from tilecast.spec import Workload
 
 
@@ -38,7 +39,7 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     trainable = not numerics.frozen
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
-    parameters = transformer.norm_parameters(model) * np.ones_like(t)
+    parameters = norm_parameters(model) * np.ones_like(t)
     linears = [
         Linear(f"{name}.key-value-down", outer, float(h), down),
         Linear(f"{name}.key-value-up", tokens, latent, up),
@@ -61,19 +62,10 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     )
     seen = Span.of(workload, rank, key_rank, causal)
     ops += layers.attention(
-        name,
-        numerics,
-        batch=seen.batch,
-        heads=heads,
-        kv_heads=heads,
-        seq_q=seen.queries,
-        seq_kv=seen.keys,
-        head_dim=query,
-        value_dim=value,
-        causal=causal,
-        dropout=False,
-    )
-    ops += transformer.residual(f"{name}.residual", numerics, outer * h, dropout=False)
+        name, numerics, batch=seen.batch, heads=heads, kv_heads=heads, seq_q=seen.queries, seq_kv=seen.keys,
+        head_dim=query, value_dim=value, causal=causal, dropout=False,
+    )  # fmt: skip
+    ops += residual(f"{name}.residual", numerics, outer * h, dropout=False)
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
     kept = (
@@ -83,6 +75,6 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
         + (4.0 * heads * tokens if numerics.flash else score)
     )
     keys = e * tokens * heads * (query + value) * rank.context
-    transfers = [*transformer.tensor_transfers(name, workload, rank), *transformer.key_transfers(name, keys)]
+    transfers = [*tensor_transfers(name, workload, rank), *key_transfers(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and what attention wrote
     return Part(ops, transfers, parameters, kept, score, np.zeros(1), selected, tuple(linears))

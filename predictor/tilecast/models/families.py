@@ -40,6 +40,12 @@ class Family:
     """Dimensions that a model cannot do without."""
     adapts: bool = False
     """Whether LoRA trains it."""
+    splits_sequence: bool = False
+    """Whether the queries and keys of each layer are of one sequence, which context ranks can share."""
+    has_stages: bool = True
+    """Whether a pipeline can cut its layers."""
+    reads_images: bool = False
+    """Whether a sample is decoded from pictures."""
     recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
     """What of its activations can be recomputed, to whose profit in memory."""
     auto: str | None = ""
@@ -57,7 +63,7 @@ _NETWORKS = {
     "wav2vec2": "ForPreTraining",
 }
 """What follows `AutoModel` of the networks that Transformers builds."""
-_DECODER = Family(transformer.build, adapts=True, auto="ForCausalLM")
+_DECODER = Family(transformer.build, adapts=True, splits_sequence=True, auto="ForCausalLM")
 _DIFFUSION = Family(
     diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
 )
@@ -69,20 +75,27 @@ FAMILIES: Mapping[str, Family] = {
     "decoder": _DECODER,
     "encoder": replace(_DECODER, auto="ForMaskedLM"),
     "moe": replace(_DECODER, needs=(*_TRANSFORMER, "experts")),
-    "encdec": replace(_DECODER, build=transformer.build_encoder_decoder, auto="ForSeq2SeqLM"),
+    "encdec": replace(
+        _DECODER,
+        build=transformer.build_encoder_decoder,
+        splits_sequence=False,
+        has_stages=False,
+        auto="ForSeq2SeqLM",
+    ),
     "deepseek": replace(_DECODER, build=deepseek.build, needs=(*_TRANSFORMER, "latent", "rotary_dim", "value_dim")),
     "hybrid": Family(hybrid.build, adapts=True, auto="ForCausalLM"),
     "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length")),
     "albert": Family(albert.build, auto="ForMaskedLM"),
     "electra": Family(electra.build, (*_TRANSFORMER, "generator_hidden")),
     "relative-encoder": Family(relative.build),
-    "vit": Family(vision.build, ("layers", "hidden", "heads", "image", "patch"), auto=_IMAGES),
+    "vit": Family(vision.build, ("layers", "hidden", "heads", "image", "patch"), reads_images=True, auto=_IMAGES),
     "swin": Family(
         vision.build_swin,
         ("layers", "hidden", "heads", "image", "patch", "window", "stage1", "stage2", "stage3", "stage4"),
+        reads_images=True,
         auto=_IMAGES,
     ),
-    "sam": Family(sam.build, ("layers", "hidden", "heads", "image", "patch", "window")),
+    "sam": Family(sam.build, ("layers", "hidden", "heads", "image", "patch", "window"), reads_images=True),
     "query-encoder": Family(towers.build_queries, ("layers", "hidden", "heads")),
     "speech-encoder": Family(speech.build, ("layers", "hidden", "heads", "frames", "bands")),
     "speech-encdec": Family(speech.build_encoder_decoder, (*_TRANSFORMER, "frames", "bands"), auto="ForSpeechSeq2Seq"),
@@ -97,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
         name: replace(_NETWORK, build=recommender.build, needs=recommender.needs(name)) for name in recommender.NETWORKS
     },
     **{
-        name: replace(_NETWORK, needs=("image", *network.needs), auto=_NETWORKS.get(name))
+        name: replace(_NETWORK, needs=("image", *network.needs), reads_images=network.images, auto=_NETWORKS.get(name))
         for name, network in cnn.NETWORKS.items()
     },
 }

@@ -13,7 +13,7 @@ import numpy as np
 from tilecast import frameworks
 from tilecast.graph import KIND_NAMES, KernelTable, Op, Phase
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats, Workload
 
 _GEMM = KIND_NAMES.index("gemm")

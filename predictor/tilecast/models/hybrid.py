@@ -15,8 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
-from tilecast.models import layers, mixers, transformer
-from tilecast.models.transformer import Attend, Part, Rank, Span
+from tilecast.models import layers, mixers, self_attention, transformer
+from tilecast.models.parts import Part, Rank
+from tilecast.models.self_attention import Span
+from tilecast.models.transformer import Attend
 from tilecast.spec import Workload
 
 FOLLOWERS = ("", "mlp", "moe")
@@ -57,7 +59,7 @@ def _attend(mixer: str, places: int) -> Attend | None:
         if not mixer:
             return EMPTY
         if mixer == "parallel":
-            attention = transformer.attention(name, workload, rank, key_rank=key_rank, causal=causal)
+            attention = self_attention.attention(name, workload, rank, key_rank=key_rank, causal=causal)
             return _both(attention, mixers.mix("mamba2", "mamba2", workload, rank))
         if mixer == "shared":
             return _shared(workload, rank, places)

@@ -10,116 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import frameworks, fuse
-from tilecast.frameworks import Composed, Framework, Loss
+from tilecast.frameworks import Composed
 from tilecast.graph import KernelTable, Op, Phase
-from tilecast.spec import Floats, PassName, Workload
-
-
-def _accumulates(workload: Workload, vector: str) -> bool:
-    """Whether products add gradients of weights to FP32 buffers: hand-written kernels of frameworks that keep such."""
-    framework = frameworks.of(workload)
-    fused = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
-    return vector != "fp32" and fused and framework.has_fp32_gradients(workload)
-
-
-@dataclass(frozen=True, slots=True)
-class Numerics:
-    """How tensors are stored and kernels are cut: what every layer part needs to know of the workload."""
-
-    matrix: str
-    """Precision of the matrix units."""
-    vector: str
-    """Precision of everything else: activations of FP8 and TF32 jobs stay in BF16 and FP32."""
-    element: float
-    """Bytes of one activation."""
-    autocast: bool
-    """Whether norms run in FP32 between casts: automatic mixed precision."""
-    composed: frozenset[Composed]
-    """Operators that are chains of element-wise ones, unless a compiler fuses them (`CHAINS`)."""
-    promotes: bool
-    """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
-    of sums with FP32 weights, and casts what a product reads."""
-    channels_last: bool
-    """Whether images lie pixel by pixel, as the convolutions of tensor cores read them. Others run between copies."""
-    flash: bool
-    """Whether attention is one fused kernel."""
-    fused_gate: bool
-    """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
-    loss: Loss
-    """What the cross-entropy keeps: `logit_bytes`."""
-    loss_chunks: float
-    """Into how many chunks the loss cuts the logits."""
-    product_input: float
-    """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
-    frozen_input: float
-    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
-    norm_extra: float
-    """Bytes that a norm keeps of each element besides its input and its output."""
-    score_extra: float
-    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
-    and the product behind it reads a cast of that, or of what dropout made of it."""
-    saves_operators: bool
-    """Whether selective recomputation keeps attention and every second product, not all but attention."""
-    training: bool
-    accumulates: bool
-    """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
-    frozen: bool
-    """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
-
-    @property
-    def unquantized(self) -> Numerics:
-        """The same for products that stay in 16 bits in an FP8 job: the router's and the head's (Megatron-Core,
-        transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's filter skips `output`)."""
-        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
-
-    @classmethod
-    def of(cls, workload: Workload) -> Numerics:
-        passes, framework = fuse.passes(workload), frameworks.of(workload)
-        vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
-        element = 4.0 if vector == "fp32" else 2.0
-        # Kernels of one's own are Transformer Engine's, where the job is in FP8.
-        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
-        quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
-        autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
-        return cls(
-            matrix=workload.precision,
-            vector=vector,
-            element=element,
-            autocast=vector in ("fp16", "bf16") and workload.training,
-            composed=framework.composed,
-            promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
-            channels_last=workload.memory_format == "channelsLast",
-            flash="attention" in passes,
-            fused_gate="elementwise" in passes,
-            loss=_loss(workload, framework.loss),
-            loss_chunks=framework.loss_chunks,
-            frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
-            product_input=1.0 if keeps_fp8 else element,
-            norm_extra=_norm_extra(workload, framework),
-            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
-            saves_operators=framework.selective == "operators",
-            training=workload.training,
-            accumulates=_accumulates(workload, vector),
-            frozen=workload.lora_rank > 0,
-        )
-
-
-def _loss(workload: Workload, usual: Loss) -> Loss:
-    """The loss of a workload: a compiler's or a hand-written one where it has such, else the framework's."""
-    if "loss" in fuse.passes(workload):
-        return "fused"
-    return "parallel" if workload.fused_kernels and usual == "eager" else usual
-
-
-def _norm_extra(workload: Workload, framework: Framework) -> float:
-    """Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in
-    PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
-    if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
-        return 0.0
-    if workload.model.rms_norm and "rmsnorm" in framework.composed:
-        return 4.0
-    return 2.0 if framework.weights == "autocast" else 0.0
+from tilecast.models.numerics import Numerics
+from tilecast.spec import Floats, PassName
 
 
 def linear(
@@ -296,7 +190,7 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Composition:
     """An operator written in element-wise ones: tensors read and written, and kernels, of each pass."""
 
     forward: tuple[float, float, int]
@@ -305,14 +199,14 @@ class Chain:
     """Whether mixed precision runs it in FP32, as it does powers and sums."""
 
 
-_GELU = Chain((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
-CHAINS: Mapping[Composed, Chain] = {
-    "rmsnorm": Chain((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
-    "layernorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
-    "channelnorm": Chain((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+_GELU = Composition((10.0, 8.0, 8), (16.0, 10.0, 10), wide=True)
+CHAINS: Mapping[Composed, Composition] = {
+    "rmsnorm": Composition((5.0, 4.0, 7), (12.5, 7.5, 12), wide=True),
+    "layernorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
+    "channelnorm": Composition((5.0, 3.0, 5), (12.0, 6.0, 10), wide=True),
     "gelu": _GELU,
     "tanh-gelu": _GELU,
-    "dropout": Chain((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
+    "dropout": Composition((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
 }
 """Counted from the formulas and their derivatives. A norm of layers or channels: mean, squared difference, its mean,
 product, sum (TensorFlow, nn_impl.py: moments, batch_normalization); of root mean squares: conversion, square, mean,
@@ -391,17 +285,8 @@ def attention(
             "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq_q, "seq_kv": seq_kv,
             "causal": float(causal),
         }  # fmt: skip
-        # One width with the same FLOPs: of two products forward one is as wide as the values, of five backward two are.
-        widths = (head_dim + values) / 2, (3 * head_dim + 2 * values) / 5
-        forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[0], backward=0.0)
-        ops = [Op(name, forward, selective=True)]
-        if numerics.training:
-            backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=widths[1], backward=1.0)
-            ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
-        return ops
-
+        return _fused_attention(name, numerics, dims, head_dim, values)
     matrices = batch * heads
-    scores = matrices * seq_q * seq_kv
     matrix = "bf16" if numerics.matrix == "fp8" else numerics.matrix
 
     def product(label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase) -> Op:
@@ -409,37 +294,60 @@ def attention(
         return Op(f"{name}.{label}", table, phase, selective=phase == "forward")
 
     ops = [product("scores", seq_q, seq_kv, head_dim, "forward")]
-    scale_mask = pointwise(
-        f"{name}.scale-mask", numerics, scores, kernels=2 if causal else 1, absorbed=False, backward=(1.0, 1.0)
-    )
-    ops += fused_away("elementwise", _selective(scale_mask))
-    whole = replace(numerics, vector="fp32", element=4.0) if wide_softmax else numerics
-    if biased:
-        added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
-        ops += fused_away("elementwise", _selective(added))
-    # A wide softmax reads its scores, and writes their gradient, in 16 bits: the traffic of fewer rows in FP32.
-    rows = matrices * seq_q
-    shares = (0.75, 5 / 6) if wide_softmax and not biased else (1.0, 1.0)
-    softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=seq_kv, backward=0.0)
-    ops.append(Op(f"{name}.softmax", softmax, selective=True))
-    if wide_softmax:
-        casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
-        ops += _selective(casts)
+    masks = 2 if causal else 1
+    weighed, gradient = _softmax(name, numerics, matrices * seq_q, seq_kv, masks, biased=biased, wide=wide_softmax)
+    ops += weighed
     if dropout and numerics.training:
-        ops += _selective(
-            pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
-        )
+        scores = matrices * seq_q * seq_kv
+        drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
+        ops += _selective(drawn)
     ops.append(product("values", seq_q, values, seq_kv, "forward"))
     if numerics.training:
-        gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=seq_kv, backward=1.0)
         ops += [
             product("values.weights-gradient", seq_q, seq_kv, values, "backward"),
             product("values.gradient", seq_kv, values, seq_q, "backward"),
-            Op(f"{name}.softmax.gradient", gradient, "backward"),
+            gradient,
             product("scores.query-gradient", seq_q, head_dim, seq_kv, "backward"),
             product("scores.key-gradient", seq_kv, head_dim, seq_q, "backward"),
         ]
     return ops
+
+
+def _fused_attention(
+    name: str, numerics: Numerics, dims: Mapping[str, Floats | float], head_dim: float, values: float
+) -> list[Op]:
+    """Attention in one kernel. It has one width with the same FLOPs: of two products forward one is as wide as the
+    values, of five backward two are."""
+    forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0)
+    ops = [Op(name, forward, selective=True)]
+    if numerics.training:
+        width = (3 * head_dim + 2 * values) / 5
+        backward = KernelTable.of("attention", numerics.vector, **dims, head_dim=width, backward=1.0)
+        ops.append(Op(f"{name}.gradient", backward, "backward", launches=3.0))
+    return ops
+
+
+def _softmax(
+    name: str, numerics: Numerics, rows: Floats, cols: Floats, masks: int, *, biased: bool, wide: bool
+) -> tuple[list[Op], Op]:
+    """What runs between the two products of unfused attention, over rows · cols scores: scale and mask in `masks`
+    kernels, bias, softmax and its casts; and the gradient of the softmax."""
+    scores = rows * cols
+    scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
+    ops = fused_away("elementwise", _selective(scale_mask))
+    whole = replace(numerics, vector="fp32", element=4.0) if wide else numerics
+    if biased:
+        added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
+        ops += fused_away("elementwise", _selective(added))
+    # A wide softmax reads its scores, and writes their gradient, in 16 bits: the traffic of fewer rows in FP32.
+    shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
+    softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
+    ops.append(Op(f"{name}.softmax", softmax, selective=True))
+    if wide:
+        casts = pointwise(f"{name}.cast", numerics, scores, reads=2.0, absorbed=False, backward=(1.0, 2.0))
+        ops += _selective(casts)
+    gradient = KernelTable.of("softmax", whole.vector, rows=rows * shares[1], cols=cols, backward=1.0)
+    return ops, Op(f"{name}.softmax.gradient", gradient, "backward")
 
 
 def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:

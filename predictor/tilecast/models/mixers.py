@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilecast.graph import KernelTable, Op, Phase
-from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Linear, Part, Rank
+from tilecast.models import layers
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Linear, Part, Rank, norm_parameters, residual, tensor_transfers
 from tilecast.spec import Floats, Workload
 
 
@@ -44,7 +44,7 @@ class Mixer:
         model, self.numerics = self.workload.model, Numerics.of(self.workload)
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)
-        self.parameters = transformer.norm_parameters(model) * np.ones_like(self.rank.tensor)
+        self.parameters = norm_parameters(model) * np.ones_like(self.rank.tensor)
         self.kept = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
     @property
@@ -114,8 +114,8 @@ class Mixer:
     def part(self) -> Part:
         """The half layer, with the sum behind it and the exchanges of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
-        ops = [*self.ops, *transformer.residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
-        transfers = transformer.tensor_transfers(self.name, self.workload, self.rank)
+        ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
+        transfers = tensor_transfers(self.name, self.workload, self.rank)
         none = np.zeros(1)
         return Part(ops, transfers, self.parameters, self.kept, none, none, self.kept, tuple(self.linears))
 

@@ -11,7 +11,7 @@ from tilecast.graph import Block, Shards
 from tilecast.models import layers
 from tilecast.models.cnn import attention
 from tilecast.models.cnn.walk import Walk
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 TIME_WIDTH = 256

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, Op, Shards
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 

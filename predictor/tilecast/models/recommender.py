@@ -23,7 +23,7 @@ from tilecast import frameworks
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Transfer
 from tilecast.models import layers
 from tilecast.models.cnn.walk import Walk
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.recurrent import recurrent
 from tilecast.spec import Floats, Workload
 
@@ -38,7 +38,7 @@ SGD adds gradients to the rows at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Recommender:
     """How a family is written, and the dimensions of `Model.extra` without which it cannot be, besides `_TABLES`."""
 
     write: Callable[[Walk, Mapping[str, float]], None]
@@ -209,11 +209,11 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.dense(1)
 
 
-NETWORKS: Mapping[str, Network] = {
-    "dlrm": Network(dlrm, ("dense_features", "bottom1", "top1")),
-    "wide-deep": Network(wide_and_deep, ("deep1", "wide", "wide_weights")),
-    "vae-cf": Network(autoencoder, ("latent", "items")),
-    "sim": Network(search_interest, ("long", "chosen", "short", "state", "first1", "second1", "auxiliary1")),
+NETWORKS: Mapping[str, Recommender] = {
+    "dlrm": Recommender(dlrm, ("dense_features", "bottom1", "top1")),
+    "wide-deep": Recommender(wide_and_deep, ("deep1", "wide", "wide_weights")),
+    "vae-cf": Recommender(autoencoder, ("latent", "items")),
+    "sim": Recommender(search_interest, ("long", "chosen", "short", "state", "first1", "second1", "auxiliary1")),
 }
 """Families of recommenders by name."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from tilecast.graph import KernelTable, Op
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}

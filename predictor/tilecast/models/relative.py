@@ -10,8 +10,9 @@ import numpy as np
 
 from tilecast.graph import Graph, KernelTable, Op, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Part, Rank
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Part, Rank
+from tilecast.models.self_attention import attention
 from tilecast.spec import Floats, Workload
 
 
@@ -31,7 +32,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 def _attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
     """The usual attention, and what relative positions add."""
-    part = transformer.attention(name, workload, rank, key_rank=key_rank, causal=causal)
+    part = attention(name, workload, rank, key_rank=key_rank, causal=causal)
     model, numerics = workload.model, Numerics.of(workload)
     h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor
     heads = model.heads / rank.tensor

@@ -11,7 +11,7 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.models import layers, transformer, vision
 from tilecast.models.cnn import attention
 from tilecast.models.cnn.walk import Walk
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 _WIDTH, _HEADS, _INNER, _DEPTH = 256, 8, 2048, 2

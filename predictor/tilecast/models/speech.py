@@ -9,8 +9,8 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Rank
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Rank, frozen_parameters
 from tilecast.spec import Floats, Workload
 
 _KERNEL, _STRIDES = 3, (1, 2)
@@ -76,5 +76,5 @@ def _stem(workload: Workload, shards: Shards) -> Block:
     ops += layers.pointwise("positions", numerics, batch * frames * width, reads=2.0, backward=(1.0, 0.0))
     whole = np.full(len(shards), parameters)
     return Block(
-        "spectrogram", 1, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=transformer.frozen(workload, whole)
+        "spectrogram", 1, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen_parameters(workload, whole)
     )

@@ -10,8 +10,8 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Rank
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Rank
 from tilecast.spec import Workload
 
 

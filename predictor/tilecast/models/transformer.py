@@ -18,60 +18,23 @@ layers that make the queries, keys and values of an encoder's tokens that see al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.frameworks import Composed
-from tilecast.graph import Block, Graph, KernelTable, Op, Phase, Shards, Transfer
+from tilecast.graph import Block, Graph, Op, Shards, Transfer
 from tilecast.models import grouped, layers
-from tilecast.models.layers import Numerics
-from tilecast.spec import Floats, Model, Workload
+from tilecast.models.adapters import adapter_products, dequantized, largest_quantized
+from tilecast.models.mlp import expert_mlp, mlp
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Part, Rank, frozen_parameters, norm_parameters
+from tilecast.models.self_attention import attention, memory_width
+from tilecast.spec import Workload
 
 MOST_LAYERS = 4096
 """Of deeper stacks only the number of layers is kept, not where each kind stands."""
-NORMED = (0.0, 1.0)
-"""What of a product's operands is cast to FP8 where a norm comes before it (Transformer Engine, LayerNormLinear; a
-compiler writes the norm's output so)."""
-_PHASES: tuple[Phase, ...] = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """What one rank sees of a micro-batch, as columns over shards, each (S,)."""
-
-    micro_batch: Floats
-    tensor: Floats
-    context: Floats
-    expert: Floats
-    sequence_parallel: Floats
-    sequence: float
-    """Full sequence length; this rank holds sequence / context of it."""
-
-    @classmethod
-    def of(cls, shards: Shards, sequence: float) -> Rank:
-        tensor = shards.tensor.astype(float)
-        return cls(
-            shards.micro_batch.astype(float),
-            tensor,
-            shards.context.astype(float),
-            shards.expert.astype(float),
-            np.where((shards.sequence_parallel > 0) & (tensor > 1), 1.0, 0.0),
-            float(sequence),
-        )
-
-    @property
-    def tokens(self) -> Floats:
-        return self.micro_batch * self.sequence / self.context
-
-    @property
-    def outer_tokens(self) -> Floats:
-        """Tokens of the parts outside tensor parallelism (norms, residuals): spread by sequence parallelism."""
-        return self.tokens / np.where(self.sequence_parallel > 0, self.tensor, 1.0)
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -183,19 +146,19 @@ def layer(
     if memory is not None:
         parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
     if feeds:
-        parts.append(_experts(workload, rank, experts) if experts else _mlp(workload, rank))
+        parts.append(expert_mlp(workload, rank, experts) if experts else mlp(workload, rank))
     ops = tuple(op for part in parts for op in part.ops)
     transfers = tuple(transfer for part in parts for transfer in part.transfers)
     parameters = sum((part.parameters for part in parts), np.zeros(1))
     frozen = np.zeros(1)
     if workload.lora_rank:
-        adapters, added = _adapters(workload, [linear for part in parts for linear in part.linears])
+        adapters, added = adapter_products(workload, [linear for part in parts for linear in part.linears])
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
     copied = np.zeros(1)
     if workload.lora_rank and workload.frozen_bits < 16:
         calls = grouped.launches(workload, np.maximum(experts / rank.expert, 1.0))
-        ops += tuple(_dequantized(workload, parts, calls))
-        copied = numerics.element * _largest_quantized(parts, calls)
+        ops += tuple(dequantized(workload, parts, calls))
+        copied = numerics.element * largest_quantized(parts, calls)
     inputs = numerics.element * rank.outer_tokens * model.hidden
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for part in parts for item in part.linears), np.zeros(1))
@@ -221,288 +184,8 @@ def layer(
         working_bytes=working,
         copied_bytes=copied,
         frozen_parameters=frozen,
-        remembered_bytes=numerics.element * memory.outer_tokens * _memory_width(model) if memory else np.zeros(1),
+        remembered_bytes=numerics.element * memory.outer_tokens * memory_width(model) if memory else np.zeros(1),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A dense layer that an adapter can stand beside: rows, inputs and outputs on one rank, each (S,) or one number."""
-
-    name: str
-    rows: Floats
-    inputs: Floats | float
-    outputs: Floats | float
-    modules: float = 1.0
-    """Over how many modules, each with a weight of the same size, the outputs spread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Half a layer: operators, transfers, and what it keeps for the backward pass (`kept`, of which the
-    attention scores are `scores`; or `selected` where attention and every second product are kept, arXiv 2410.06511,
-    section 2.3), columns of shape (S,)."""
-
-    ops: list[Op]
-    transfers: list[Transfer]
-    parameters: Floats
-    kept: Floats
-    scores: Floats
-    expert_parameters: Floats
-    selected: Floats
-    linears: tuple[Linear, ...] = ()
-    """Where adapters go."""
-
-    @classmethod
-    def keeping(cls, kept: Floats) -> Part:
-        """What layers keep besides their parts: so many bytes, (S,)."""
-        none = np.zeros(1)
-        return cls([], [], none, kept, none, none, none)
-
-
-def _memory_width(model: Model) -> float:
-    """Width of the tokens that cross-attention reads."""
-    return model.extra.get("memory_width", model.hidden)
-
-
-def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """Multi-head attention with as many key and value heads as the model has, of `rank` to the tokens of `key_rank`."""
-    model, numerics = workload.model, Numerics.of(workload)
-    e, h, t = numerics.element, model.hidden, rank.tensor
-    width = model.heads * model.head_dim
-    kv_width = model.kv_heads * model.head_dim
-    read = h if key_rank is rank else _memory_width(model)
-    tokens, outer = rank.tokens, rank.outer_tokens
-    heads = model.heads / t
-    kv_heads = np.maximum(model.kv_heads / t, 1.0)
-    trainable = not numerics.frozen
-    dropout = model.dropout and workload.training
-
-    ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
-    if key_rank is rank:
-        qkv = (width + 2 * kv_heads * t * model.head_dim) / t
-        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable, cast=NORMED)
-    else:
-        ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias, trainable=trainable)
-        ops += layers.linear(
-            f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias, trainable=trainable
-        )
-    if model.rotary:
-        rotated = tokens * (width + kv_width) / t
-        # Eager: the halves turned and joined, two products and their sum (Hugging Face, apply_rotary_pos_emb), as many
-        # bytes as a complex product in FP32 between casts (torchtitan); its gradient alike.
-        ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=5, backward=(1.0, 1.0))
-    if not numerics.flash:
-        ops += layers.pointwise(f"{name}.transpose", numerics, tokens * width / t, kernels=3, backward=(1.0, 1.0))
-    seen = Span.of(workload, rank, key_rank, causal)
-    ops += layers.attention(
-        name,
-        numerics,
-        batch=seen.batch,
-        heads=heads,
-        kv_heads=kv_heads,
-        seq_q=seen.queries,
-        seq_kv=seen.keys,
-        head_dim=model.head_dim,
-        causal=causal,
-        dropout=dropout,
-    )
-    spread = (1.0, outer / tokens)
-    ops += layers.linear(
-        f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread
-    )
-    ops += residual(f"{name}.residual", numerics, outer * h, dropout)
-
-    statistic = 4.0 * heads * tokens
-    score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
-    narrow = numerics.product_input
-    kept = (
-        (e + numerics.norm_extra + narrow) * outer * h  # the norm's input and the projection's
-        + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
-        + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again as the product reads it
-        + (outer * h if dropout else 0.0)
-        + (statistic if numerics.flash else score)
-    )
-    parameters = (width * h * 2 + 2 * kv_width * read) / t + norm_parameters(model)
-    if model.bias:
-        parameters = parameters + (width + 2 * kv_width) / t + h
-    if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
-        ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t, trainable=trainable)
-        parameters = parameters + further * width * h / t
-    transfers = tensor_transfers(name, workload, rank)
-    if key_rank is rank:
-        keys = numerics.element * tokens * 2 * kv_heads * model.head_dim
-        transfers += key_transfers(name, keys * rank.context)
-    linears = [Linear(f"{name}.output", tokens, width / t, float(h))]
-    if key_rank is rank:
-        linears.append(Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width))
-    else:
-        linears.append(Linear(f"{name}.query", tokens, float(h), width / t))
-        linears.append(Linear(f"{name}.key-value", key_rank.tokens, float(read), 2 * kv_width / t))
-    hidden = np.zeros(1) if numerics.flash else score
-    selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and what attention wrote
-    return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), selected, tuple(linears))
-
-
-def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
-    """Keys and values of all context ranks, gathered forward; again with their gradients backward."""
-    return (
-        Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
-        Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sequences of a rank as its attention kernel sees them: how many, their queries and their keys, each (S,)."""
-
-    batch: Floats
-    queries: Floats
-    keys: Floats
-
-    @classmethod
-    def of(cls, workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Span:
-        """What the queries of `rank` see of the tokens of `key_rank`.
-
-        Under context parallelism ranks hold one early and one late piece of a causal sequence (zig-zag), so that all
-        see half of it: as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence. A fused kernel skips what a
-        window or a chunk hides: it is given pieces of that length, whose queries see as many keys on average as they
-        do in truth (without a causal mask a window reaches as far ahead as back). An unfused one computes the whole
-        matrix and masks it.
-        """
-        queries = rank.sequence / rank.context
-        chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
-        is_skipping = key_rank is rank and Numerics.of(workload).flash
-        if is_skipping and 0 < chunk < rank.sequence:
-            return cls(rank.micro_batch * queries / chunk, np.full(1, chunk), np.full(1, chunk))
-        if is_skipping and 0 < window < rank.sequence and not causal:
-            keys = window - window * window / (4 * rank.sequence)
-            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
-        if is_skipping and 0 < window < rank.sequence:
-            # The first queries of a sequence see less than a window: w - w (w - 1) / 2s keys on average.
-            keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2
-            return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
-        share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)
-        return cls(rank.micro_batch, queries, key_rank.sequence * share)
-
-
-def _mlp(workload: Workload, rank: Rank) -> Part:
-    model, numerics = workload.model, Numerics.of(workload)
-    e, h, t = numerics.element, model.hidden, rank.tensor
-    f = model.extra.get("dense_ffn_hidden", model.ffn_hidden)
-    tokens, outer = rank.tokens, rank.outer_tokens
-    dropout = model.dropout and workload.training
-    ups = 2.0 if model.gated_mlp else 1.0
-    trainable = not numerics.frozen
-    ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable, cast=NORMED)
-    ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
-    spread = (1.0, outer / tokens)
-    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable, cast=spread)
-    ops += residual("mlp.residual", numerics, outer * h, dropout)
-    narrow = numerics.product_input
-    kept = (
-        (e + numerics.norm_extra + narrow) * outer * h
-        + tokens * (e * (_mlp_tensors(model, numerics) - 1) + narrow) * f / t
-        + (outer * h if dropout else 0.0)
-    )
-    parameters = (ups + 1) * h * f / t + norm_parameters(model)
-    if model.bias:
-        parameters = parameters + ups * f / t + h
-    linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
-    none = np.zeros(1)
-    transfers = tensor_transfers("mlp", workload, rank)
-    return Part(ops, transfers, parameters, kept, none, none, e * tokens * f / t, linears)
-
-
-def _mlp_tensors(model: Model, numerics: Numerics) -> int:
-    """Tensors of the MLP's width that are kept: the activation's input and output; with a gate its two inputs, their
-    product, and where it is not one kernel the activated one."""
-    if not model.gated_mlp:
-        return 2
-    return 3 if numerics.fused_gate else 4
-
-
-def _experts(workload: Workload, rank: Rank, experts: int) -> Part:
-    """A router, then `top_k` of the experts for every token, and the shared MLP for all. Experts are whole (their
-    tensor-parallel size is one, as Megatron folds them over tensor and data ranks), so a rank computes `top_k` experts
-    for its part of the tokens when the router is balanced."""
-    model, numerics = workload.model, Numerics.of(workload)
-    e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
-    outer = rank.outer_tokens
-    tokens = rank.tokens / t
-    chosen = model.extra.get("top_k", 1.0)
-    slots = tokens * chosen * model.extra.get("capacity_factor", 1.0)
-    local = experts / rank.expert
-    ups = 2.0 if model.gated_mlp else 1.0
-    shared = model.extra.get("shared_ffn_hidden", 0.0)
-    calls = grouped.launches(workload, local)
-
-    ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
-    trainable = not numerics.frozen
-    ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts), trainable=trainable)
-    ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
-    ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    ops += grouped.linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
-    ops += _activation("experts.activation", workload, numerics, slots * f)
-    ops += grouped.linear("down", numerics, local, slots, (f, h), calls)
-    if model.bias:
-        ops += grouped.weighted_bias(numerics, slots * h, calls)
-    ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
-    linears: tuple[Linear, ...] = ()
-    if shared:
-        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared, trainable=not numerics.frozen)
-        ops += _activation("experts.shared-activation", workload, numerics, tokens * shared)
-        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h, trainable=not numerics.frozen)
-        linears = (
-            Linear("experts.shared-up", tokens, float(h), ups * shared, ups),
-            Linear("experts.shared-down", tokens, shared, float(h)),
-        )
-    ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
-    wide = _mlp_tensors(model, numerics)
-    narrow = numerics.product_input
-    # What an expert's products read, as they read it, its activation's inputs, and what a kept copy of its output is
-    # for, the gradient of the weights: hand-written kernels multiply them in before the second product.
-    slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
-    kept = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
-    selected = e * slots * (h + f) + e * tokens * shared
-    one = (ups + 1) * h * f
-    parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
-    transfers = [
-        Transfer(f"experts.{name}", "all_to_all", "expert", e * slots * h, phase, fanout=chosen)
-        for phase in _PHASES
-        for name in ("dispatch", "combine")
-    ]
-    return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
-
-
-def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:
-    model = workload.model
-    if model.gated_mlp:
-        one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
-        # Eager code activates the gate and multiplies, backward a kernel for either factor and one for the activation.
-        apart = layers.pointwise(name, numerics, elements, reads=3.0, writes=2.0, backward=(6.0, 3.0))
-        apart = [replace(op, launches=2.0 if op.phase == "forward" else 3.0) for op in apart]
-        ops = layers.fused_into("elementwise", apart, one)
-        if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
-            # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
-            ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
-        return ops
-    kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"
-    return layers.pointwise(name, numerics, elements, kind=kind)
-
-
-def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
-    """Dropout and the residual addition. The gradient of an addition is free; that of dropout is a pass, and
-    where two branches meet their gradients are summed."""
-    sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
-    if not dropout:
-        return sum_
-    masked = layers.pointwise(
-        f"{name}.dropout", numerics, elements, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout"
-    )
-    both = layers.pointwise(name, numerics, elements, reads=2.0, mask_bytes=1.0, backward=(2.0, 2.0))
-    return layers.fused_into("elementwise", masked + sum_, both)
 
 
 def embedding(workload: Workload, rank: Rank) -> Block:
@@ -529,13 +212,8 @@ def embedding(workload: Workload, rank: Rank) -> Block:
     transfers = (Transfer("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
     return Block(
         "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([kept] * 3), transfers,
-        frozen_parameters=frozen(workload, parameters),
+        frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip
-
-
-def frozen(workload: Workload, parameters: Floats) -> Floats:
-    """Which parameters of a block without adapters have no gradient: all under LoRA, else none, (S,)."""
-    return parameters if workload.lora_rank else np.zeros(1)
 
 
 def _head(workload: Workload, rank: Rank) -> Block:
@@ -572,76 +250,5 @@ def _head(workload: Workload, rank: Rank) -> Block:
     transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(
         "head", 1, tuple(ops), parameters, np.stack([kept] * 3), transfers, working_bytes=logit_working * rows * vocab,
-        frozen_parameters=frozen(workload, parameters),
+        frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip
-
-
-def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
-    """What Megatron's tensor parallelism exchanges around half a layer: one all-reduce forward and one
-    backward, or with sequence parallelism an all-gather and a reduce-scatter each way, and one more gather
-    backward for the weight gradient's input. What a product reads in FP8 is gathered so (Transformer Engine,
-    module/layernorm_linear.py and module/base.py: grad_output_preprocess)."""
-    numerics = Numerics.of(workload)
-    size = numerics.element * rank.tokens * workload.model.hidden
-    plain = np.where(rank.sequence_parallel > 0, 0.0, size)
-    spread = size - plain
-    gathered = spread * numerics.product_input / numerics.element
-    found: list[Transfer] = [
-        Transfer(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
-        Transfer(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
-    ]
-    if spread.any():
-        found += [
-            Transfer(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
-            Transfer(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
-            Transfer(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
-            Transfer(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
-        ]
-    return found
-
-
-def norm_parameters(model: Model) -> float:
-    """Parameters of one norm over the hidden state: a weight, and where it is no RMS norm a bias."""
-    return float(model.hidden if model.rms_norm else 2 * model.hidden)
-
-
-def _dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> list[Op]:
-    """What a product with a quantized weight runs before it, forward and for the gradient of its input: the weight is
-    written in 16 bits (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank
-    writes all experts that it holds, as their two products take so many `calls` each."""
-    numerics, bits = Numerics.of(workload), frameworks.of(workload).quantized_bits
-    moved = {"read_bytes": bits / 8, "written_bytes": numerics.element}
-    weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
-    weights += [("experts", part.expert_parameters, 2 * calls) for part in parts if part.expert_parameters.any()]
-    return [
-        Op(
-            f"{name}.dequantize",
-            KernelTable.of("elementwise", numerics.vector, elements=elements, **moved),
-            phase,
-            launches=launches,
-        )
-        for name, elements, launches in weights
-        for phase in (_PHASES if workload.training else _PHASES[:1])
-    ]
-
-
-def _largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
-    """Elements of the largest weight that is written in 16 bits at once, (S,): MatMul4Bit's forward and backward call
-    dequantize_4bit on the weight of their one product and keep nothing of it, and LinearNF4 does alike."""
-    sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
-    experts = [part.expert_parameters / (2 * calls) for part in parts]
-    return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
-
-
-def _adapters(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
-    """LoRA (arXiv 2106.09685, section 4.1): a down- and an up-projection of small rank beside each dense layer of
-    attention and MLP, and their parameters, (S,). Routers and routed experts have none."""
-    numerics, rank = Numerics.of(workload), float(workload.lora_rank)
-    ops: list[Op] = []
-    parameters = np.zeros(1)
-    for item in linears:
-        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank)
-        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs)
-        ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
-        parameters = parameters + rank * (item.inputs + item.outputs)
-    return ops, parameters

@@ -14,8 +14,8 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
-from tilecast.models.transformer import Part, Rank
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import Part, Rank, norm_parameters, residual, tensor_transfers
 from tilecast.spec import Floats, Model, Workload
 
 
@@ -72,12 +72,12 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     )
     ops += layers.pointwise(f"{name}.join-heads", numerics, tokens * width, absorbed=False, backward=(1.0, 1.0))
     ops += layers.linear(f"{name}.output", numerics, tokens, width, h)
-    ops += transformer.residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
+    ops += residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
 
     score = scores * (2 * e + 1 if dropped else e)
     kept = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
-    parameters = 5.0 * h * width + transformer.norm_parameters(model)
-    transfers = transformer.tensor_transfers(name, workload, rank)
+    parameters = 5.0 * h * width + norm_parameters(model)
+    transfers = tensor_transfers(name, workload, rank)
     return Part(ops, transfers, parameters, kept, score, np.zeros(1), kept - score)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards
 from tilecast.models import layers, transformer
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
+from tilecast.models.parts import frozen_parameters
 from tilecast.spec import Floats, Model, Workload
 
 
@@ -105,7 +106,7 @@ def patches(workload: Workload, shards: Shards, learned: int) -> Block:
     ops += layers.pointwise("positions", numerics, embedded, reads=2.0, backward=(1.0, 0.0))
     kept = numerics.element * (batch * channels * image * width + embedded)
     parameters = np.full(len(shards), (channels * patch**2 + 1.0) * model.hidden + learned)
-    frozen = transformer.frozen(workload, parameters)
+    frozen = frozen_parameters(workload, parameters)
     return Block("patches", 1, tuple(ops), parameters, np.stack([kept] * 3), frozen_parameters=frozen)
 
 

@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from tilecast import models
 from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
 from tilecast.advise.incumbent import Incumbent
+from tilecast.api.status import Parallelism
+from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render.table import table
 from tilecast.sharing import Share, Sharing
 from tilecast.spec import Plan, Workload
@@ -140,38 +144,16 @@ def _detailed(offer: Offer | None) -> dict[str, Any] | None:
 
 def parallelism(plan: Plan) -> dict[str, Any]:
     """A plan in the names of `status.recommendation.parallelism`."""
-    return {
-        "data": plan.data,
-        "tensor": plan.tensor,
-        "pipeline": plan.pipeline,
-        "context": plan.context,
-        "expert": plan.expert,
-        "zeroStage": plan.zero_stage,
-        "microBatchSize": plan.micro_batch,
-        "gradientAccumulation": plan.gradient_accumulation,
-        "activationCheckpointing": plan.checkpointing,
-        "virtualStages": plan.virtual_stages,
-        "sequenceParallel": plan.sequence_parallel,
-    }
+    names = {column.key: name for name, column in PLAN_COLUMNS.items()}
+    return {key: getattr(plan, names[key]) for key in map(to_camel, Parallelism.model_fields)}
 
 
 def incumbent(found: Mapping[str, Any]) -> Incumbent | None:
     """What a `status.recommendation` recommends; None where it is not one that `recommendation` wrote."""
     try:
         split = found["parallelism"]
-        plan = Plan(
-            data=int(split["data"]),
-            tensor=int(split["tensor"]),
-            pipeline=int(split["pipeline"]),
-            context=int(split["context"]),
-            expert=int(split["expert"]),
-            zero_stage=int(split["zeroStage"]),
-            micro_batch=int(split["microBatchSize"]),
-            gradient_accumulation=int(split["gradientAccumulation"]),
-            checkpointing=split["activationCheckpointing"],
-            sequence_parallel=bool(split["sequenceParallel"]),
-            virtual_stages=int(split["virtualStages"]),
-        )
+        kinds = {name: type(getattr(Plan(), name)) for name in PLAN_COLUMNS}
+        plan = Plan(**{name: kind(split[PLAN_COLUMNS[name].key]) for name, kind in kinds.items()})
         return Incumbent(str(found["pool"]), plan, int(found["globalBatchSize"]), found["precision"])
     except (KeyError, TypeError, ValueError):
         return None

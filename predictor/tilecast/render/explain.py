@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advise import Offer
-from tilecast.explain import Exchange, Explanation, Operator, Sums, Sync
+from tilecast.explain import Exchange, Explanation, PricedOperator, Sums, Sync
 from tilecast.render.columns import columns
 from tilecast.render.units import count, duration, size
 
@@ -60,7 +60,7 @@ def screen(offer: Offer, found: Explanation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def shape(operator: Operator) -> str:
+def shape(operator: PricedOperator) -> str:
     """A kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
@@ -245,7 +245,7 @@ def document(found: Explanation) -> dict[str, Any]:
     }
 
 
-def _operator(one: Operator) -> Mapping[str, Any]:
+def _operator(one: PricedOperator) -> Mapping[str, Any]:
     return {
         "name": one.name,
         "pass": one.phase,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
 from tilecast import models
 from tilecast.advise import Advice, Offer
 from tilecast.explain import Explanation
+from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
 from tilecast.render.explain import SHOWN, shape, synced
@@ -16,20 +17,6 @@ from tilecast.render.page import facts, figure, meter, table, whole
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters, size
 from tilecast.scaling import Curve
 from tilecast.step import PARTS
-
-LEGEND: Mapping[str, str] = {
-    "dp16": "data parallel over 16 replicas",
-    "zero1, zero2, fsdp": "ZeRO stage 1, 2 or 3 over them",
-    "tp2": "tensor parallel",
-    "sp": "norms and residuals split by sequence over the tensor ranks",
-    "pp2": "pipeline stages",
-    "vp2": "virtual stages of each pipeline rank",
-    "cp2": "context parallel",
-    "ep8": "expert parallel",
-    "mb2": "samples of one micro-batch",
-    "ac-sel, ac-full": "attention, or every layer, computed again in the backward pass",
-}
-"""How a plan reads."""
 
 
 def page(
@@ -339,7 +326,9 @@ def _exchanges(best: Offer, found: Explanation) -> str:
 
 def _legend() -> str:
     items = "".join(
-        f"<div><dt><code>{escape(key)}</code></dt><dd>{escape(value)}</dd></div>" for key, value in LEGEND.items()
+        f"<div><dt><code>{escape(column.example)}</code></dt><dd>{escape(column.legend)}</dd></div>"
+        for column in PLAN_COLUMNS.values()
+        if column.example
     )
     return f'<h2>How a plan reads</h2><dl class="facts">{items}</dl>'
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecast.advise import Offer
-from tilecast.perlayer import TIDY, Group, PerLayer, Stages
+from tilecast.perlayer import TIDY, LayerGroup, PerLayer, PipelineCut
 from tilecast.render.units import duration, gibibytes
 
 _WORTH = 0.005
 """Savings below this share are not told apart from none."""
 
 
-def screen(offer: Offer, found: PerLayer | None, cut: Stages | None) -> str:
+def screen(offer: Offer, found: PerLayer | None, cut: PipelineCut | None) -> str:
     """What varying strategies and an uneven cut would give on an offer's GPUs: lines of text, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
     return "\n".join([*_strategies(where, found), *_cut(cut)]) + "\n"
 
 
-def document(found: PerLayer | None, cut: Stages | None) -> dict[str, Any]:
+def document(found: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
     """The same as values: seconds, bytes, layers counted from 1."""
     told: dict[str, Any] = {}
     if found is not None:
@@ -67,7 +67,7 @@ def _strategies(where: str, found: PerLayer | None) -> list[str]:
     return lines
 
 
-def _name(group: Group, depth: int) -> str:
+def _name(group: LayerGroup, depth: int) -> str:
     """A group as text: `embedding`, `layer 44 of 44`, `layers 1-12,25-32 of 32`."""
     if not group.layers:
         return group.name
@@ -85,7 +85,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _cut(cut: Stages | None) -> list[str]:
+def _cut(cut: PipelineCut | None) -> list[str]:
     if cut is None or cut.step_s > cut.even_s * (1 - _WORTH):
         return []
     layers = "+".join(str(count) for count in cut.layers)

@@ -18,12 +18,13 @@ from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, residuals, scores, untracked
 from tilecast.validate import runs as tables
+from tilecast.validate.cells import Row
 from tilecast.validate.runs import Forecast
-from tilecast.validate.table import Case, Row, read
+from tilecast.validate.table import Case, read
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRuns:
     """Rows of grade A and B with what was forecast for them; arrays are (R,)."""
 
     rows: tuple[Row, ...]
@@ -34,7 +35,7 @@ class Measured:
     forecasts: tuple[Forecast, ...]
 
 
-def measured(rows: Sequence[Row], track: Track = untracked) -> Measured:
+def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
     """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
     forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
@@ -58,11 +59,11 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> Measured:
                 framework=calibration.framework_of(case.workload),
             )
         )
-    return Measured(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
+    return MeasuredRuns(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CalibrationPoint:
     """Errors of forecasts after so many observations of their pool."""
 
     observations: int
@@ -78,7 +79,7 @@ class Point:
     """Mean half-width of the range, as a ratio."""
 
 
-def curve(found: Measured, counts: Sequence[int], least: int, draws: int = 20) -> list[Point]:
+def curve(found: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
     """How forecasts improve with observations of their pool.
 
     Of every pool with `least` rows or more, so many are drawn at random as observations, and the others are forecast;
@@ -101,11 +102,11 @@ def curve(found: Measured, counts: Sequence[int], least: int, draws: int = 20) -
                 seen, rest = order[:count], order[max(counts) :]
                 figures.append(_held(found, seen, rest))
         error, bias, coverage, width = np.mean(figures, axis=0)
-        points.append(Point(count, len(large), rows, error, bias, coverage, width))
+        points.append(CalibrationPoint(count, len(large), rows, error, bias, coverage, width))
     return points
 
 
-def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
     table = calibration.fit([found.runs[index] for index in seen])
     held = [found.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
@@ -125,7 +126,7 @@ def _held(found: Measured, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int
 
 
 def unrelated(
-    found: Measured, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
+    found: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
 ) -> tuple[int, float, float]:
     """What runs of other jobs of a source, a model each, do to a job's forecast: how many sources have enough of them,
     and the mean absolute relative error without and with `count` of them drawn at random, sources counting alike."""
@@ -154,7 +155,7 @@ def unrelated(
 COUNTS = (0, 3, 10, 30)
 
 
-def report(found: Measured) -> str:
+def report(found: MeasuredRuns) -> str:
     """How errors fall with observations, for the pools that are large enough, and the corrections of all rows.
 
     Raises:
@@ -178,7 +179,7 @@ def report(found: Measured) -> str:
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"
 
 
-def _line(point: Point) -> str:
+def _line(point: CalibrationPoint) -> str:
     return (
         f"{point.observations:<26}{point.pools:>6}{point.rows:>6}{point.error:>8.1%}{point.bias:>8.1%}"
         f"{point.coverage:>10.1%}{point.width:>8.0%}"

@@ -14,19 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import collectives
-from tilecast.calibrate import Measured, predict
+from tilecast.calibrate import Measurements, predict
 from tilecast.hardware import Gpu, Link, find_gpu, find_link, normalise
 from tilecast.spec import Floats, SpecError
-from tilecast.validate import Track, csvfile, table, untracked
+from tilecast.validate import Track, csvfile, untracked
+from tilecast.validate.networks import intra_link, names_network, network_link
+from tilecast.validate.table import ASSUMED
 
 NEEDED = ("op", "bytes", "n_gpus")
-
-OPERATIONS: Mapping[str, str] = {
-    "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather", "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter", "all_to_all": "all_to_all",
-    "alltoall": "all_to_all", "p2p": "send_recv", "sendrecv": "send_recv", "send_recv": "send_recv",
-}  # fmt: skip
-"""Collectives as tables write them."""
 
 UNPRICED = ("broadcast", "reduce", "gather", "scatter", "alltoallv", "hypercube")
 """Collectives of nccl-tests that no training step here uses."""
@@ -49,12 +44,12 @@ CLASSES: tuple[tuple[str, float], ...] = (("<64 KiB", 2**16), ("<1 MiB", 2**20),
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class CollectivesTable:
     """A measured table of R rows and its forecasts; every column (R,), seconds, NaN where `reason` says why."""
 
     header: list[str]
     cells: list[list[str]]
-    measured: Measured
+    measured: Measurements
     link: list[str]
     """What joins the ranks: the network where they span nodes, else the link inside the node."""
     seconds: Floats
@@ -64,7 +59,7 @@ class Table:
     reason: list[str]
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> CollectivesTable:
     """A table of collectives, plain or gzipped, with its forecasts.
 
     Raises:
@@ -81,11 +76,11 @@ def read(path: Path) -> Table:
     return _forecast(path, header, cells, columns, measured)
 
 
-def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
+def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measurements:
     operations = [text.strip().lower() for text in columns["op"]]
     for row, name in enumerate(operations):
-        if name not in OPERATIONS and name not in UNPRICED:
-            known = ", ".join(collectives.ALGORITHMS)
+        if name not in collectives.SPELLINGS and name not in UNPRICED:
+            known = ", ".join(collectives.COLLECTIVES)
             raise SpecError(_cell(path, row, "op"), f"unknown collective {name!r}", f"use one of {known}")
     size = _numbers(path, columns, "bytes", least=0)
     for row in np.flatnonzero((size > 0) & (size < 1))[:1]:
@@ -98,7 +93,9 @@ def _measured(path: Path, columns: Mapping[str, list[str]]) -> Measured:
         problem = f"{ranks[row]:g} GPUs do not fill {nodes[row]:g} nodes evenly"
         raise SpecError(_cell(path, int(row), "n_nodes"), problem, "give GPUs that are a multiple of the nodes")
     seconds = _numbers(path, columns, "latency_us", least=1e-3, default=np.nan) * 1e-6
-    return Measured(np.array([OPERATIONS.get(name, "") for name in operations]), size, ranks, local, local, seconds)
+    return Measurements(
+        np.array([collectives.SPELLINGS.get(name, "") for name in operations]), size, ranks, local, local, seconds
+    )
 
 
 def _cell(path: Path, row: int, column: str) -> str:
@@ -124,8 +121,12 @@ def _numbers(
 
 
 def _forecast(
-    path: Path, header: list[str], cells: list[list[str]], columns: Mapping[str, list[str]], measured: Measured
-) -> Table:
+    path: Path,
+    header: list[str],
+    cells: list[list[str]],
+    columns: Mapping[str, list[str]],
+    measured: Measurements,
+) -> CollectivesTable:
     count = len(cells)
     text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
     keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
@@ -165,7 +166,7 @@ def _forecast(
         inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
         spread[rows] = network.spread if key[-1] else inside
     lower, upper = seconds * np.exp(-spread), seconds * np.exp(spread)
-    return Table(header, cells, measured, link, seconds, lower, upper, bound, reason)
+    return CollectivesTable(header, cells, measured, link, seconds, lower, upper, bound, reason)
 
 
 def _links(
@@ -184,17 +185,17 @@ def _links(
     if gpu is None:
         return None, None
     between = between or words
-    known = any(word in words.lower() for word in ("nv", "pcie", "not stated")) or table.names_network(words)
+    known = any(word in words.lower() for word in ("nv", "pcie", "not stated")) or names_network(words)
     if words and not known and not link:
         raise SpecError(
             "interconnect", f"unknown link {words[:60]!r}", "write NVLink, PCIe, InfiniBand, EFA or the like"
         )
-    intra = _named(link, "link") if link else table.intra_link(inside if shares_node else "", gpu)
+    intra = _named(link, "link") if link else intra_link(inside if shares_node else "", gpu)
     if not spans_nodes:
         return intra, None
     if network:
         return intra, _named(network, "network")
-    return intra, table.network(between, gpu, NODE_GPUS) if table.names_network(between) else None
+    return intra, network_link(between, gpu, NODE_GPUS) if names_network(between) else None
 
 
 def _named(name: str, field: str) -> Link:
@@ -209,7 +210,7 @@ def _gpu(name: str) -> Gpu | None:
     if not text:
         raise SpecError("gpu", "is empty and no link is named", "give gpu, or the name of a link in link")
     try:
-        return find_gpu(table.ASSUMED.get(normalise(text).upper(), text))
+        return find_gpu(ASSUMED.get(normalise(text).upper(), text))
     except SpecError:
         return None
 
@@ -235,9 +236,9 @@ def run(files: Sequence[Path], rows: Path | None, track: Track = untracked) -> s
     return summary(tables)
 
 
-def summary(tables: Sequence[Table]) -> str:
+def summary(tables: Sequence[CollectivesTable]) -> str:
     """The errors of the tables together, as text."""
-    measured = Measured.concatenate([table.measured for table in tables])
+    measured = Measurements.concatenate([table.measured for table in tables])
     seconds, lower, upper, bound = (
         np.concatenate([getattr(table, name) for table in tables]) for name in ("seconds", "lower", "upper", "bound")
     )

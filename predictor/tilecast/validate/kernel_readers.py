@@ -16,7 +16,7 @@ from tilecast.graph import KernelTable
 from tilecast.spec import ELEMENT_BYTES, Floats, SpecError
 from tilecast.validate import csvfile, megatron
 from tilecast.validate.harness import harness
-from tilecast.validate.kernel_table import Builder, Table, copy, each_precision
+from tilecast.validate.kernel_table import Builder, MeasuredKernels, copy, each_precision
 
 
 def _gemm(b: Builder) -> None:
@@ -259,7 +259,7 @@ READERS: tuple[tuple[frozenset[str], Callable[[Builder], None]], ...] = (
 """Columns that a kind of table must have, and its reader; the first that fits is taken."""
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> MeasuredKernels:
     """A measured table, plain or gzipped.
 
     Raises:
@@ -279,6 +279,6 @@ def read(path: Path) -> Table:
     gpu = [str(name) for name in b.text("gpu")]
     moved = np.bincount(owner, table.bytes(), len(cells))
     costs = [harness(b.harness, *row) for row in zip(b.op, gpu, b.variant, moved, strict=True)]
-    return Table(
+    return MeasuredKernels(
         path, header, cells, b.op, b.precision, gpu, latency, costs, b.group, b.variant, b.reason, table, owner
     )

@@ -19,7 +19,7 @@ Columns = Mapping[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class MeasuredKernels:
     """A measured table of R rows as K kernels; kernel `i` belongs to row `owner[i]`.
 
     `group` names the held-out unit of a row ("n,k" of a GEMM; batch, heads and queries of attention).

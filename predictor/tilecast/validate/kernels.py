@@ -15,7 +15,7 @@ from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
 from tilecast.validate import Track, csvfile, untracked
 from tilecast.validate.harness import HARNESS_SPREAD
 from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
-from tilecast.validate.kernel_table import Table
+from tilecast.validate.kernel_table import MeasuredKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Prediction:
     reason: list[str]
 
 
-def predict(table: Table, model: Path | None = None) -> Prediction:
+def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
     """Price every row that can be expressed, GPU by GPU, and add what its harness adds.
 
     Raises:
@@ -114,7 +114,7 @@ def run(files: Sequence[Path], rows: Path | None, model: Path | None, track: Tra
     return _summary(tables, predictions, model)
 
 
-def _summary(tables: Sequence[Table], predictions: Sequence[Prediction], model: Path | None) -> str:
+def _summary(tables: Sequence[MeasuredKernels], predictions: Sequence[Prediction], model: Path | None) -> str:
     cells: dict[tuple[str, str, str], list[Floats]] = {}
     reasons: dict[str, int] = {}
     for table, p in zip(tables, predictions, strict=True):

@@ -17,7 +17,7 @@ from tilecast.memory import Figure
 from tilecast.search import Priced
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import runs
-from tilecast.validate.table import Row
+from tilecast.validate.cells import Row
 
 COLUMN = "peak_mem_gb_per_gpu"
 LOW = 0.9
@@ -93,7 +93,7 @@ def _cell(row: Row) -> str:
     return f"row {row.get('id', '')}: {COLUMN}"
 
 
-def measure(rows: Sequence[Row], groups: Sequence[runs.Group], refused: Mapping[int, str]) -> Peaks:
+def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mapping[int, str]) -> Peaks:
     """The rows with a peak, and their bills; `groups` and `refused` are what `runs.prepare` makes of the rows."""
     warnings: list[str] = []
     measured: dict[int, float] = {}
@@ -134,7 +134,7 @@ def measure(rows: Sequence[Row], groups: Sequence[runs.Group], refused: Mapping[
     )
 
 
-def _billed(group: runs.Group, priced: Priced, kind: Figure, place: int) -> tuple[float, float, float]:
+def _billed(group: runs.RunGroup, priced: Priced, kind: Figure, place: int) -> tuple[float, float, float]:
     """A figure of a plan's bill and both ends of its range, in bytes. A cache grows no further than the GPU."""
     bill, stacks = priced.footprint, memory.stack_bytes(group.pool.gpu) if kind == "device" else 0.0
     lower, upper = (float(end[place]) for end in bill.spans(kind))
@@ -152,7 +152,7 @@ _BINS: tuple[tuple[str, Callable[[Row, Figure], str]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stratum:
+class MemoryStratum:
     """The bills of some rows over their peaks."""
 
     name: str
@@ -168,7 +168,7 @@ class Stratum:
     """The share of peaks that their ranges hold."""
 
 
-def strata(found: Peaks) -> list[Stratum]:
+def strata(found: Peaks) -> list[MemoryStratum]:
     """All bills, then those of every source, framework and figure."""
     ratio = found.billed / found.measured
     everything = [_stratum("all", ratio, found.inside)]
@@ -179,10 +179,10 @@ def strata(found: Peaks) -> list[Stratum]:
     return everything
 
 
-def _stratum(name: str, ratio: Floats, inside: Floats) -> Stratum:
+def _stratum(name: str, ratio: Floats, inside: Floats) -> MemoryStratum:
     error, low = float(np.mean(np.abs(ratio - 1))), float(np.mean(ratio < LOW))
     ends = float(ratio.min()), float(ratio.max())
-    return Stratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
+    return MemoryStratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
 
 
 def counted(found: Peaks) -> list[str]:
@@ -221,7 +221,7 @@ _TITLES = (
 )
 
 
-def _line(item: Stratum) -> str:
+def _line(item: MemoryStratum) -> str:
     return (
         f"{item.name[:44]:<44} {item.rows:>5} {item.error:>7.1%} {item.median:>7.2f} "
         f"{item.least:>6.2f} {item.most:>6.2f} {item.low:>9.1%} {item.inside:>9.1%}"

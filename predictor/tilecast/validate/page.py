@@ -17,12 +17,12 @@ from tilecast.render.page import figure, table, whole
 from tilecast.render.units import duration
 from tilecast.validate import memory, residuals, scores
 from tilecast.validate.memory import Peaks
-from tilecast.validate.report import Report
-from tilecast.validate.residuals import Bin, Part
+from tilecast.validate.report import ValidationReport
+from tilecast.validate.residuals import Bin, StepPart
 from tilecast.validate.scores import Scored
 
 
-def page(found: Report, names: Sequence[str]) -> str:
+def page(found: ValidationReport, names: Sequence[str]) -> str:
     """The whole page.
 
     Args:
@@ -107,7 +107,7 @@ def _error(error: float) -> str:
     return f"{error:.2f}" if np.isfinite(error) else ""
 
 
-def _off(one: Bin | Part) -> str:
+def _off(one: Bin | StepPart) -> str:
     return "off" if one.is_off else ""
 
 
@@ -115,7 +115,7 @@ def _with_table(picture: str, rows: str) -> str:
     return f"<div>{picture}<details><summary>Figures</summary>{rows}</details></div>"
 
 
-def _parts(found: Sequence[Part]) -> str:
+def _parts(found: Sequence[StepPart]) -> str:
     if not found:
         return ""
     marks = [Interval(one.name, one.factor, one.error, f"{one.share:.1%}", one.is_off) for one in found]

@@ -11,25 +11,27 @@ import numpy as np
 from tilecast import constants
 from tilecast.spec import Floats, SpecError
 from tilecast.validate import Track, memory, residuals, runs, scores, untracked
+from tilecast.validate.cells import Row
 from tilecast.validate.graphs import Graphs
 from tilecast.validate.memory import Peaks
-from tilecast.validate.residuals import Part
-from tilecast.validate.runs import Forecast, Group
-from tilecast.validate.table import Row
+from tilecast.validate.residuals import StepPart
+from tilecast.validate.runs import Forecast, RunGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ValidationReport:
     """Rows in their order, a forecast of each, the factors of the parts of a step, and the peaks of memory."""
 
     rows: tuple[Row, ...]
     forecasts: tuple[Forecast, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     """Empty where they were not asked for, or no row counts."""
     peaks: Peaks
 
 
-def make(paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None = None, parts: bool = False) -> Report:
+def make(
+    paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None = None, parts: bool = False
+) -> ValidationReport:
     """Forecast every row of the tables.
 
     Args:
@@ -47,10 +49,10 @@ def make(paths: Sequence[Path], track: Track = untracked, *, graphs: Path | None
     groups, refused = runs.prepare(rows, Graphs(graphs) if graphs is not None else None)
     forecasts = runs.forecast_prepared(rows, groups, refused, track)
     found = _parts(rows, groups, forecasts) if parts else []
-    return Report(tuple(rows), tuple(forecasts), tuple(found), memory.measure(rows, groups, refused))
+    return ValidationReport(tuple(rows), tuple(forecasts), tuple(found), memory.measure(rows, groups, refused))
 
 
-def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[Forecast]) -> list[Part]:
+def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[Forecast]) -> list[StepPart]:
     """The factor of each part of a step that the graded rows ask for."""
     kept = [
         (group, member, rows[member.index], forecasts[member.index])
@@ -74,7 +76,7 @@ def _parts(rows: Sequence[Row], groups: Sequence[Group], forecasts: Sequence[For
     return residuals.parts([row for _, _, row, _ in kept], ratio, residuals.shares(steps, predicted))
 
 
-def text(found: Report) -> str:
+def text(found: ValidationReport) -> str:
     """The summary, the parts where they were asked for, and the peaks where rows have some."""
     told = [scores.summary(found.rows, found.forecasts)]
     if found.parts:

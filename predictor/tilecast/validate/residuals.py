@@ -18,7 +18,8 @@ from tilecast import calibration, constants
 from tilecast.spec import Floats
 from tilecast.step.blocks import FACTORS
 from tilecast.validate import mixed
-from tilecast.validate.table import Row, execution, integer
+from tilecast.validate.cells import Row, integer
+from tilecast.validate.table import execution
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     **{name: (f"factor.{name}",) for name in FACTORS},
@@ -127,7 +128,7 @@ def table(rows: Sequence[Row], ratio: Floats) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """A part of a step: its mean share, and the factor that the measured steps ask for, with its standard error."""
 
     name: str
@@ -170,7 +171,7 @@ def slopes(
     return np.asarray(np.stack(columns, axis=1) / np.log(SPAN))
 
 
-def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[Part]:
+def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
     """The factor of each part of a step that the rows ask for, where enough of them contain it."""
     sources = [source_of(row) for row in rows]
     held = share.mean(axis=0) > 0.002
@@ -179,14 +180,14 @@ def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[Part]:
     )
     names = [name for name, kept in zip(PARTS, held, strict=True) if kept]
     return [
-        Part(name, float(mean), float(np.exp(effect)), float(error))
+        StepPart(name, float(mean), float(np.exp(effect)), float(error))
         for name, mean, effect, error in zip(
             names, share[:, held].mean(axis=0), effects.fixed, effects.error, strict=True
         )
     ]
 
 
-def parts_table(found: Sequence[Part]) -> str:
+def parts_table(found: Sequence[StepPart]) -> str:
     """The parts as text."""
     lines = ["part of a step       share  factor  +-"]
     for part in found:

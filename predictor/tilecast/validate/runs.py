@@ -23,8 +23,9 @@ from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Plan, Plans, SpecError, Workload
 from tilecast.step import PARTS, placement
 from tilecast.validate import Track, residuals, untracked
+from tilecast.validate.cells import Row, UnreadRow
 from tilecast.validate.graphs import Graphs
-from tilecast.validate.table import Case, Refusal, Row, read
+from tilecast.validate.table import Case, read
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -52,7 +53,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """One input row: its index, its rows of the plan table, and whether those stand in order of preference."""
 
     index: int
@@ -61,7 +62,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     """Rows that share a workload and a pool: one plan table, and which of its rows belong to which input row."""
 
     workload: Workload
@@ -69,10 +70,10 @@ class Group:
     plans: Plans
     sharded: Sharded
     timed: KernelTimes
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
-def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Group], dict[int, str]]:
+def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[RunGroup], dict[int, str]]:
     """Everything about the rows that does not depend on fitted constants, and the refused rows' reasons.
 
     Raises:
@@ -84,7 +85,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Gro
         try:
             case = read(row, graphs)
             plans = _plans(case)
-        except Refusal as refusal:
+        except UnreadRow as refusal:
             refused[index] = refusal.code
         else:
             alike[_key(case)].append((index, case, plans))
@@ -94,7 +95,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Gro
         plans = Plans.concatenate([table for _, _, table in members])
         ends = np.cumsum([len(table) for _, _, table in members])
         found = tuple(
-            Member(index, slice(int(end) - len(table), int(end)), _is_stated(one))
+            GroupMember(index, slice(int(end) - len(table), int(end)), _is_stated(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
         try:
@@ -103,7 +104,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Gro
         except SpecError:
             refused |= dict.fromkeys((member.index for member in found), "impossible-size")
             continue
-        groups.append(Group(case.workload, case.pool, plans, sharded, timed, found))
+        groups.append(RunGroup(case.workload, case.pool, plans, sharded, timed, found))
     return groups, refused
 
 
@@ -124,7 +125,7 @@ def forecast(rows: Sequence[Row], track: Track = untracked, graphs: Graphs | Non
 
 
 def forecast_prepared(
-    rows: Sequence[Row], groups: Sequence[Group], refused: Mapping[int, str], track: Track = untracked
+    rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = untracked
 ) -> list[Forecast]:
     """The same of rows that `prepare` has prepared."""
     found = {index: Forecast(reason=code) for index, code in refused.items()}
@@ -148,7 +149,7 @@ def left_out() -> Mapping[str, Constants]:
     return {name: constants.with_values(moved) for name, moved in tomllib.loads(text).items()}
 
 
-def price(group: Group, fitted: Constants | None = None) -> Priced:
+def price(group: RunGroup, fitted: Constants | None = None) -> Priced:
     """The plan table of a group, priced."""
     return search.price_sharded(group.workload, group.sharded, group.plans, group.pool, fitted, group.timed)
 
@@ -156,7 +157,7 @@ def price(group: Group, fitted: Constants | None = None) -> Priced:
 _FULL = CHECKPOINTING.index("full")
 
 
-def chosen(priced: Priced, member: Member) -> int:
+def chosen(priced: Priced, member: GroupMember) -> int:
     """The plan that a row means among those it leaves open: the first or the fastest that fits, or the leanest if
     none does."""
     rows, start = member.rows, int(member.rows.start)
@@ -181,7 +182,7 @@ class Meant:
         return float((1.0 - self.share) * column[self.row] + self.share * column[self.other])
 
 
-def meant(workload: Workload, priced: Priced, member: Member) -> Meant:
+def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
     """The plan that a row means. One that does not say what it recomputes, and does not fit without recomputation, runs
     as many layers again as its memory asks where its framework can tell layers apart (Megatron-LM, megatron/training/
     arguments.py: --recompute-num-layers; PyTorch's checkpoint_wrapper wraps any module)."""
@@ -214,13 +215,13 @@ def _plans(case: Case) -> Plans:
     anyhow = replace(case.workload, framework=None)  # what ran is not held against what the framework runs today
     table = search.enumerate_plans(anyhow, case.pool, Limits(gpus=case.gpus, tensor_across_nodes=True))
     if not len(table):
-        raise Refusal("no-plan")
+        raise UnreadRow("no-plan")
     keep = np.ones(len(table), dtype=bool)
     for name, value in case.stated.items():
         if value is not None and name not in ("gradient_accumulation", "virtual_stages", "zero_stage"):
             keep &= getattr(table, name) == value
     if not keep.any():
-        raise Refusal("no-plan")
+        raise UnreadRow("no-plan")
     return table.take(keep)
 
 
@@ -249,7 +250,7 @@ def _complete(case: Case) -> Plans:
     repeats = stated["gradient_accumulation"] or max(1, round(per_rank / micro))
     samples = (stated["data"] or 1) * micro * repeats
     if (stated["pipeline"] or 1) > max(1, case.workload.model.layers) or samples > 2 * case.workload.global_batch:
-        raise Refusal("impossible-plan")
+        raise UnreadRow("impossible-plan")
     fixed = stated["checkpointing"]
     if case.workload.model.hidden == 0 or not case.workload.training:
         fixed = 0
@@ -267,7 +268,7 @@ def _complete(case: Case) -> Plans:
     return Plans(**table)
 
 
-def _one(workload: Workload, pool: Pool, priced: Priced, member: Member) -> Forecast:
+def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) -> Forecast:
     one = meant(workload, priced, member)
     lower, upper = uncertainty.interval(workload, priced, one.row)
     row = one.other if one.share else one.row

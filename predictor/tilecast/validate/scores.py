@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tilecast import calibration, uncertainty
 from tilecast.spec import Floats
 from tilecast.validate import residuals
+from tilecast.validate.cells import Row, integer
 from tilecast.validate.runs import Forecast
-from tilecast.validate.table import Row, integer
 
 
 def is_graded(row: Row) -> bool:

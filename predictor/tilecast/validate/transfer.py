@@ -24,7 +24,7 @@ from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
 from tilecast.transfer import Mask, Own, Place, alike, corrected, deviations
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
-from tilecast.validate.table import Row
+from tilecast.validate.cells import Row
 
 KINDS = ("other GPU", "other count", "other plan")
 MOST_SEEN = 12
@@ -38,7 +38,7 @@ ESTIMATES = ("raw", "corrected", "scaled", "FLOP/s", "bandwidth")
 class Subjects:
     """Graded rows that were forecast. Arrays are (R,)."""
 
-    measured: curves.Measured
+    measured: curves.MeasuredRuns
     table: tuple[str, ...]
     source: tuple[str, ...]
     group: tuple[str, ...]

@@ -36,7 +36,7 @@ from tilecast.models.cnn import (
     waveglow,
 )
 from tilecast.models.cnn.walk import Walk
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 

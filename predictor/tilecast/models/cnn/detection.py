@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from tilecast.models import layers
 from tilecast.models.cnn import resnet
-from tilecast.models.cnn.walk import Size, Walk
+from tilecast.models.cnn.tensor import Size
+from tilecast.models.cnn.walk import Walk
 
 PYRAMID = 256
 """Channels of every level of a feature pyramid and of the heads on it."""

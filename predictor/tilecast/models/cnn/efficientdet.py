@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from tilecast.models.cnn import mobile
 from tilecast.models.cnn.detection import focal_loss
-from tilecast.models.cnn.walk import Size, Walk
+from tilecast.models.cnn.tensor import Size
+from tilecast.models.cnn.walk import Walk
 
 _READ = (2, 4, 6)
 """Stages of EfficientNet whose outputs, of 1/8, 1/16 and 1/32 of the image's side, the pyramid reads."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilecast.graph import Block, Shards, Transfer
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 WIDTH = 512

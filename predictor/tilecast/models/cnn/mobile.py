@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilecast.models.cnn.walk import Size, Walk
+from tilecast.models.cnn.tensor import Size
+from tilecast.models.cnn.walk import Walk
 
 
 @dataclass(frozen=True, slots=True)

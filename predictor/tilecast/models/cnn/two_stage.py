@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from tilecast.models import layers
 from tilecast.models.cnn import resnet
 from tilecast.models.cnn.detection import PYRAMID, backbone, feature_pyramid, on_every_level
-from tilecast.models.cnn.walk import Size, Walk
+from tilecast.models.cnn.tensor import Size
+from tilecast.models.cnn.walk import Walk
 
 _SIZES = 5
 """Sizes of anchors: one on each level of a pyramid, all of them on a single level."""

@@ -19,7 +19,7 @@ import numpy as np
 from tilecast import fuse
 from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.models.traced.flow import Flow, Unit, flow_of
 from tilecast.models.traced.operators import OPERATORS, Operand, elements
 from tilecast.spec import Floats, Model, Workload

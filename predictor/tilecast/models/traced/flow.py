@@ -63,10 +63,10 @@ class Flow:
 @lru_cache(maxsize=64)
 def flow_of(trace: Trace) -> Flow:
     """The flow of a trace."""
-    return _Reader(trace).read()
+    return _FlowReader(trace).read()
 
 
-class _Reader:
+class _FlowReader:
     """Walks a trace once, in order."""
 
     def __init__(self, trace: Trace) -> None:

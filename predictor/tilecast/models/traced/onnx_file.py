@@ -68,10 +68,10 @@ def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
         raise SpecError(name, "is not an ONNX file", remedy) from None
     if not model.graph.node or not model.graph.input:
         raise SpecError(name, "is not an ONNX file, or an empty one", remedy)
-    return _Reader(model, name, sequence).read()
+    return _OnnxReader(model, name, sequence).read()
 
 
-class _Reader:
+class _OnnxReader:
     """One ONNX model on its way to a trace."""
 
     def __init__(self, model: Any, name: str, sequence: int | None) -> None:
@@ -274,7 +274,7 @@ _Call = tuple[str, tuple[str, ...], dict[str, float]]
 class _Node:
     """A node with its attributes and shapes at hand."""
 
-    def __init__(self, node: Any, reader: _Reader) -> None:
+    def __init__(self, node: Any, reader: _OnnxReader) -> None:
         from onnx import helper
 
         self.name: str = node.op_type

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 from tilecast.trace import Operator, Shape
 
@@ -112,7 +112,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _OperatorPass:
     """The backward pass of an element-wise operator: tensors read and written per trained input."""
 
     reads: float
@@ -325,7 +325,7 @@ def _sum_of_gradients(site: Site, numerics: Numerics, scale: Floats) -> list[Op]
     return layers.elementwise("fork.gradient", numerics, elements(site.output, scale), 2, 1, phase="backward")
 
 
-def _pointwise(backward: _Pass | None, *, mask: bool = False) -> Callable[[Site, Numerics, Floats], list[Op]]:
+def _pointwise(backward: _OperatorPass | None, *, mask: bool = False) -> Callable[[Site, Numerics, Floats], list[Op]]:
     def emit(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
         if mask and not numerics.training:
             return []
@@ -353,10 +353,10 @@ def _pointwise(backward: _Pass | None, *, mask: bool = False) -> Callable[[Site,
     return emit
 
 
-_FROM_INPUT = Rule(_pointwise(_Pass(2.0, 1.0)), "input", chained=True)
-_FROM_OUTPUT = Rule(_pointwise(_Pass(2.0, 1.0)), "output", chained=True)
-_PRODUCT = Rule(_pointwise(_Pass(2.0, 1.0)), "inputs", chained=True)
-_LINEAR = Rule(_pointwise(_Pass(1.0, 1.0)), chained=True)
+_FROM_INPUT = Rule(_pointwise(_OperatorPass(2.0, 1.0)), "input", chained=True)
+_FROM_OUTPUT = Rule(_pointwise(_OperatorPass(2.0, 1.0)), "output", chained=True)
+_PRODUCT = Rule(_pointwise(_OperatorPass(2.0, 1.0)), "inputs", chained=True)
+_LINEAR = Rule(_pointwise(_OperatorPass(1.0, 1.0)), chained=True)
 _SUM = Rule(_pointwise(None), chained=True)
 _FLAT = Rule(_pointwise(None), gradient=False, chained=True)
 _VIEW = Rule(_view, moves=False)
@@ -385,7 +385,7 @@ OPERATORS: Mapping[str, Rule] = {
     "scale": _LINEAR,
     "select": _LINEAR,
     "cast": _LINEAR,
-    "dropout": Rule(_pointwise(_Pass(1.0, 1.0), mask=True), "mask", chained=True),
+    "dropout": Rule(_pointwise(_OperatorPass(1.0, 1.0), mask=True), "mask", chained=True),
     "from-input": _FROM_INPUT,
     "from-output": _FROM_OUTPUT,
     "erf": _FROM_INPUT,

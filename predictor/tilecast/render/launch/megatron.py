@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilecast.frameworks import gradient_bytes, holds_fp8_alone
-from tilecast.models.layers import Numerics
+from tilecast.models.numerics import Numerics
 from tilecast.render.launch.setting import (
     Launch,
     Setting,

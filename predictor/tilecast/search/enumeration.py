@@ -1,4 +1,4 @@
-"""Every plan of a pool as columns. No formula lives here: `step` and `memory` price what this enumerates.
+"""Every divisible plan of a pool as columns.
 
 The space is pools x nodes x GPUs of a node x tensor x context x pipeline x data x expert x micro-batch x ZeRO stage x
 recomputation x sequence parallelism x virtual stages, under exact divisibility: a count of GPUs divides a node or fills
@@ -11,24 +11,19 @@ The order of rows is fixed, so that equal prices always choose the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from tilecast import frameworks, fuse, memory, models, step
-from tilecast.constants import Constants
-from tilecast.hardware import Gpu, Pool
-from tilecast.kernels import KernelTimes
+from tilecast import frameworks, fuse, models
+from tilecast.hardware import Pool
 from tilecast.memo import Memo
-from tilecast.memory import Footprint
-from tilecast.models import Sharded, traced
-from tilecast.spec import CHECKPOINTING, Floats, Framework, Ints, Model, Plans, Precision, SpecError, Workload
-from tilecast.step import StepTimes, blocks, placement
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
+from tilecast.models import traced
+from tilecast.models.families import FAMILIES
+from tilecast.search.engines import FRAMEWORKS, Abilities, Mask, abilities
+from tilecast.spec import CHECKPOINTING, Ints, Model, Plans, SpecError, Workload
+from tilecast.step import placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,241 +39,7 @@ class Limits:
     """Where there are more, node counts are left out until there are fewer: from all to powers of two alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A plan table with its prices on one pool, every column (n,)."""
-
-    plans: Plans
-    sharded: Sharded
-    times: StepTimes
-    footprint: Footprint
-    usable_bytes: float
-
-    @property
-    def step_s(self) -> Floats:
-        return self.times.total
-
-    @property
-    def launch_s(self) -> Floats:
-        return self.times.launch
-
-    @property
-    def memory_bytes(self) -> Floats:
-        return self.footprint.total
-
-    @property
-    def upper_bytes(self) -> Floats:
-        return self.footprint.upper
-
-    @property
-    def fits(self) -> Mask:
-        return self.footprint.total <= self.usable_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full."""
-
-    plans: Plans
-    sharded: Sharded
-    step_s: Floats
-    launch_s: Floats
-    """The part of the step that waits for the host."""
-    memory_bytes: Floats
-    upper_bytes: Floats
-    """The upper end of the memory's range."""
-    usable_bytes: float
-    is_bounded: bool
-    """Whether there were more plans than the limit, so that not every node count was tried."""
-    _steps: step.Steps | None
-    """What the prices were put together from; None of an empty table."""
-    _bills: memory.Bills
-
-    def __len__(self) -> int:
-        return len(self.plans)
-
-    @property
-    def fits(self) -> Mask:
-        return self.memory_bytes <= self.usable_bytes
-
-    def price(self, rows: Ints) -> Priced:
-        """Some of the rows in full, in the order given.
-
-        Raises:
-            IndexError: the table has no rows.
-        """
-        if self._steps is None:
-            raise IndexError("a table of no plans has no rows")
-        parts = self.plans.take(rows), self.sharded.take(rows), self._steps.rows(rows), self._bills.rows(rows)
-        return Priced(*parts, self.usable_bytes)
-
-
-Dimension = Literal["recomputation", "zero", "tensor", "expert"]
-"""What layers of one plan may differ in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What a training framework executes; a table of `frameworks.toml`."""
-
-    parallelism: Sequence[str]
-    """Degrees that may exceed one: data, tensor, pipeline, context, expert, virtual."""
-    zero_stages: Mapping[str, Sequence[int]]
-    """ZeRO stages of data parallelism `alone`, and those that go with each other degree; absent, any of `alone`."""
-    checkpointing: Sequence[str]
-    precisions: Sequence[str]
-    offload: Sequence[str]
-    source: str
-    sequence_parallel: Sequence[bool] = (False,)
-    """How norms and residuals may be split where tensor parallelism is on."""
-    per_layer: tuple[Dimension, ...] = ()
-    """What may differ from layer to layer."""
-    experts_fold_over_tensor: bool = True
-    """Whether tensor ranks may hold different experts, or only data ranks."""
-
-    def executes(self, plans: Plans) -> Mask:
-        """Whether it can run each plan, (n,)."""
-        modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
-        fine: Mask = np.isin(plans.checkpointing, modes) & (
-            np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
-        )
-        ranks = plans.data * plans.context
-        fine &= np.isin(plans.zero_stage, self.zero_stages["alone"]) | (ranks == 1)
-        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual"):
-            used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
-            stages = self.zero_stages.get(name, self.zero_stages["alone"])
-            allowed = (np.isin(plans.zero_stage, stages) | (ranks == 1)) if name in self.parallelism else False
-            fine &= ~used | allowed
-        return fine
-
-
-def _abilities(table: Mapping[str, Any]) -> Abilities:
-    told = {name: value for name, value in table.items() if name != "cells"}
-    return Abilities(**{**told, "per_layer": tuple(told.get("per_layer", ()))})
-
-
-FRAMEWORKS: Mapping[Framework, Abilities] = {
-    name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
-}
-"""Every training framework that is none over another, by name."""
-
-
-def abilities(framework: Framework) -> Abilities:
-    """What a framework executes: what its engine does."""
-    return FRAMEWORKS[engine(framework)]
-
-
-def engine(framework: Framework) -> Framework:
-    """The framework whose plans and command line it has."""
-    return cast("Framework", frameworks.FRAMEWORKS[framework].engine)
-
-
-def find(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Found:
-    """Every plan of a pool that divides and that the workload's framework executes, priced.
-
-    Raises:
-        SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
-            as the workload asks.
-    """
-    return _FOUND.get((workload, pool, limits), lambda: _found(workload, _space(workload, pool, limits), pool))
-
-
-def those(workload: Workload, plans: Plans, pool: Pool) -> Found:
-    """Given plans instead of those that `find` enumerates.
-
-    Raises:
-        SpecError: the pool's GPU cannot run the workload's precision.
-    """
-    return _found(workload, _Space.of(workload, plans, False, pool), pool)
-
-
-def fitting(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
-    """The plans that `find` finds and the pool's GPU holds; no step is priced.
-
-    Raises:
-        SpecError: as `find`.
-    """
-    pool.gpu.peak(workload.precision)
-    space = _space(workload, pool, limits)
-    needed, _, _ = space.needed(pool.gpu)
-    return space.plans.take(needed <= memory.usable_bytes(pool.gpu))
-
-
-def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
-    gpu = pool.gpu
-    alike = bool(gpu.mig), memory.reads_either(gpu)
-    key = workload, pool.gpus_per_node, pool.max_nodes, pool.domain, *alike, limits
-    return _SPACES.get(key, lambda: _Space.of(workload, *_enumerate(workload, pool, limits), pool))
-
-
-def _found(workload: Workload, space: _Space, pool: Pool) -> Found:
-    plans, steps = space.plans, None
-    step_s, launch_s = np.empty((2, len(plans)))
-    if len(plans):
-        priced = blocks.kernel_seconds(workload, space.sharded, pool.gpu)
-        steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
-        for rows in _chunks(plans):
-            times = steps.rows(rows)
-            step_s[rows], launch_s[rows] = times.total, times.launch
-    needed, upper, bills = space.needed(pool.gpu)
-    for column in (step_s, launch_s, needed, upper):
-        column.setflags(write=False)  # it is handed out more than once
-    usable = memory.usable_bytes(pool.gpu)
-    return Found(plans, space.sharded, step_s, launch_s, needed, upper, usable, space.is_bounded, steps, bills)
-
-
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """What a workload's plans are and cost on all pools of one shape."""
-
-    plans: Plans
-    is_bounded: bool
-    sharded: Sharded
-    alike: step.Alike
-    bills: memory.Bills
-    least_bytes: Floats
-    """What a plan cannot do without, and what an allocator with room holds, both without the GPU's context."""
-    reserved_bytes: Floats
-
-    @classmethod
-    def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        least, reserved = np.empty((2, len(plans)))
-        sharded = models.shard(workload, plans)
-        bills = memory.Bills.of(workload, sharded, plans, pool.gpu)
-        for rows in _chunks(plans):
-            bill = bills.rows(rows)
-            least[rows], reserved[rows] = bill.least, bill.reserved
-        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool), bills, least, reserved)
-
-    def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
-        """Bytes that each plan needs on a GPU, the upper end of their range, both (n,), and the bills behind them."""
-        bills = self.bills.on(gpu)
-        needed, upper = np.empty((2, len(self.plans)))
-        for rows in _chunks(self.plans):
-            context = bills.context_of(rows)
-            needed[rows] = self.least_bytes[rows] + context
-            upper[rows] = memory.upper_bytes(self.reserved_bytes[rows] + context, bills.error)
-        return needed, upper, bills
-
-
-_SPACES: Memo[tuple[Workload, int, int, int, bool, bool, Limits], _Space] = Memo(4)
-_FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
-
-
-def _chunks(plans: Plans) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, len(plans), CHUNK))
-
-
-CHUNK = 1 << 14
-"""Plans that are put together at once: their columns stay in the processor's second-level cache."""
-
-
-def variants(workload: Workload, precisions: Sequence[Precision]) -> tuple[Workload, ...]:
-    """The workload in each precision that its user allows, its own first."""
-    others = [name for name in dict.fromkeys(precisions) if name != workload.precision]
-    return (workload, *(replace(workload, precision=name) for name in others))
-
-
+NO_LIMITS = Limits()
 MAX_VIRTUAL = 4
 """More virtual stages than this send more than they save."""
 MAX_MICRO_TOKENS = 1 << 22
@@ -288,39 +49,13 @@ MIN_CONTEXT_TOKENS = 1024
 from 2,048 to 8,192 tokens on H100 and L4 had fewer."""
 
 
-def price(workload: Workload, plans: Plans, pool: Pool) -> Priced:
-    """Step time and memory of every plan on a pool.
-
-    Raises:
-        SpecError: the pool's GPU cannot run the workload's precision.
-    """
-    sharded = models.shard(workload, plans)
-    return price_sharded(workload, sharded, plans, pool)
-
-
-def price_sharded(
-    workload: Workload,
-    sharded: Sharded,
-    plans: Plans,
-    pool: Pool,
-    fitted: Constants | None = None,
-    timed: KernelTimes | None = None,
-) -> Priced:
-    """As `price`, with what is at hand already: the graph (which does not depend on the pool), other constants,
-    kernel times."""
-    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted, timed)
-    times = step.step(workload, sharded, plans, pool, priced, fitted)
-    bills = memory.footprint(workload, sharded, plans, pool.gpu)
-    return Priced(plans, sharded, times, bills, memory.usable_bytes(pool.gpu))
-
-
-def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = Limits()) -> Plans:
+def enumerate_plans(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
     """Every divisible plan of a pool that the workload's framework executes, as one table; empty if there is none.
 
     Raises:
         SpecError: no framework, or not the one of the workload, runs its precision, offloading or recomputation.
     """
-    return _enumerate(workload, pool, limits)[0]
+    return enumerate_bounded(workload, pool, limits)[0]
 
 
 def divisors(number: int) -> list[int]:
@@ -334,7 +69,7 @@ _Table: TypeAlias = dict[str, Ints]
 _WAYS: Memo[Workload, tuple[_Table, Mask]] = Memo(8)
 
 
-def _enumerate(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
+def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """The plans, and whether node counts were left out to keep them few."""
     ways, allowed = _WAYS.get(workload, lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
@@ -397,14 +132,12 @@ def splits_heads(workload: Workload, tensor: int) -> bool:
 def _splits_sequence(workload: Workload, context: int) -> bool:
     """Whether fused attention may be spread over so many ranks: each takes two pieces of a causal sequence, one of
     another (zig-zag), and enough tokens that sending keys and values can pay."""
-    if workload.model.family not in _CONTEXTUAL or "attention" not in fuse.passes(workload) or not workload.training:
+    model = workload.model
+    can_split = model.family in FAMILIES and FAMILIES[model.family].splits_sequence
+    if not can_split or "attention" not in fuse.passes(workload) or not workload.training:
         return False
-    pieces = 2 * context if workload.model.causal else context
+    pieces = 2 * context if model.causal else context
     return workload.sequence_length % pieces == 0 and workload.sequence_length // context >= MIN_CONTEXT_TOKENS
-
-
-_CONTEXTUAL = ("decoder", "encoder", "moe", "deepseek")
-"""Families of which each layer's queries and keys are of one sequence."""
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
@@ -414,7 +147,7 @@ def stages_are_full(workload: Workload, pipeline: int) -> bool:
     if model.trace is not None:
         return pipeline <= traced.pieces(model.trace)
     fullest = -(-model.layers // pipeline)
-    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and model.family != "encdec"
+    return model.hidden > 0 and fullest * (pipeline - 1) < model.layers and FAMILIES[model.family].has_stages
 
 
 def _batches(workload: Workload, splits: _Table) -> _Table:

@@ -1,0 +1,179 @@
+"""Pools from what the command line is given: GPUs by name, a file of nodes, or a cluster that kubectl reaches."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tilecast import calibration
+from tilecast.cli.reading import pair, read_text
+from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
+from tilecast.spec import SpecError
+
+if TYPE_CHECKING:
+    from tilecast.nodes import NodesReport
+
+
+def pool_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the job may run."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--nodes", metavar="FILE", help="nodes and GPUPools as kubectl prints them; - reads standard input"
+    )
+    where.add_argument("--gpus", metavar="GPU:N,…", help="pools by GPU and count, for instance h100-sxm:16,a100-80:8")
+    where.add_argument("--context", metavar="NAME", help="ask the cluster of this kubectl context")
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="corrections that `tilecast calibrate RUNS.csv` wrote, for every pool"
+    )
+
+
+ASSUMED = "assumed"
+"""Layer of what `--gpus` leaves open."""
+
+
+def pools(options: argparse.Namespace) -> Sequence[Pool]:
+    """The pools that the arguments name; nodes that no pool has are told on standard error.
+
+    Raises:
+        SpecError: none are named, or what is named cannot be read or holds no GPU.
+    """
+    told = options.calibration
+    table = _corrections(told) if told else None
+    if options.gpus:
+        found = _pools_of(options.gpus)
+        return found if table is None else [replace(pool, calibration=table) for pool in found]
+    report = nodes_report(options)
+    if table is not None:
+        report = report.calibrated(table)
+    for item in report.left_out:
+        amount = f"{len(item.nodes)} nodes" if len(item.nodes) > 1 else f"node {item.nodes[0]}"
+        print(f"tilecast: left out {amount}: {item.message}; {item.remedy}", file=sys.stderr)
+    return report.require()
+
+
+def _corrections(file: str) -> calibration.Calibration:
+    from tilecast.api import calibration as calibration_file
+
+    return calibration_file.read(read_text(file), file)
+
+
+def nodes_report(options: argparse.Namespace) -> NodesReport:
+    """What a job can use now of the nodes of `--nodes` or `--context`.
+
+    Raises:
+        SpecError: neither is given, or it cannot be read.
+    """
+    return _nodes_report(options.context, options.nodes)
+
+
+@cache
+def _nodes_report(context: str | None, file: str | None) -> NodesReport:
+    from tilecast import nodes
+    from tilecast.api import calibration as calibration_file
+
+    found = nodes.parse(*_cluster(context, file))
+    report = nodes.pools(*found, now=True)
+    seen = calibration_file.seen_in(found[1], report.pools)
+    return report.calibrated(calibration.fit([item.run for item in seen])) if seen else report
+
+
+def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
+    """What is assumed of the pools that `pools` named, and what is to be said of their nodes; a sentence each."""
+    if options.gpus:
+        shapes = "; ".join(map(_told_shape, pools))
+        return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
+    guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
+    notes = [
+        f"Assumed: {pool.inter.name} between nodes of {pool.name}, for neither a label, an instance type nor a GPUPool "
+        "names their network."
+        for pool in guessed
+    ]
+    remarks: dict[str, list[str]] = {}
+    for item in nodes_report(options).found:
+        for remark in item.remarks:
+            remarks.setdefault(remark, []).append(item.pool.name)
+    return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
+
+
+def _told_shape(pool: Pool) -> str:
+    """The nodes of a pool and what joins them."""
+    count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
+    wide = min(pool.domain, pool.max_gpus)
+    inside = [f"{pool.intra.name} {f'over {wide} GPUs' if wide > pool.gpus_per_node else 'inside'}"]
+    between = [f"{pool.inter.name} {'beyond' if wide > pool.gpus_per_node else 'between'}"] * (pool.max_nodes > 1)
+    typed = [f"as {pool.node_type}"] if pool.node_type else []
+    reached = [] if pool.gpu.mig else [*inside, *between]
+    return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
+
+
+def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
+    """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
+    if options.gpus:
+        return []
+    from tilecast import nodes
+
+    everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
+    return [node.labels for node in everyone if node.gpus or node.other_devices]
+
+
+@cache
+def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
+    """Nodes and pools as text, and what to call it; standard input is read once."""
+    if context:
+        return _kubectl(context), f"context {context}"
+    if file:
+        return read_text(file), file
+    raise SpecError("--nodes", "no pools are given", "give --nodes FILE, --gpus GPU:N,… or --context NAME")
+
+
+def _pools_of(text: str) -> list[Pool]:
+    """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
+    found = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
+    names = [pool.name for pool in found]
+    if len(set(names)) < len(names):
+        raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
+    return found
+
+
+def usual_pool(gpu: Gpu, count: int) -> Pool:
+    """So many GPUs as the instance type that usually has them holds them.
+
+    Raises:
+        SpecError: they do not fill its nodes.
+    """
+    usual = instances.usual_type(gpu)
+    whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
+    per_node = min(count, whole)
+    if count % per_node:
+        remedy = f"give a multiple of {per_node}, or fewer"
+        raise SpecError("--gpus", f"{gpu.name}:{count} does not fill nodes of {per_node} GPUs", remedy)
+    return Pool(
+        name=gpu.name,
+        gpu=gpu,
+        gpus_per_node=per_node,
+        max_nodes=count // per_node,
+        intra=find_link(gpu.intra_link),
+        inter=(usual and usual.inter) or instances.default_network(gpu, per_node),
+        node_type=usual.name if usual else "",
+        price_per_gpu_hour=usual.price_per_gpu_hour if usual else None,
+        currency=usual.currency if usual else "USD",
+        layers=dict.fromkeys(("gpusPerNode", "interNode"), ASSUMED),
+        usual_gpus_per_node=whole,
+    )
+
+
+def _kubectl(context: str) -> str:
+    command = ["kubectl", "--context", context, "get", "nodes,gpupools.tilecast.dev", "-o", "json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError as error:
+        raise SpecError("--context", "kubectl cannot be run", str(error.strerror or error)) from None
+    if done.returncode:
+        problem = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise SpecError("--context", f"kubectl failed: {problem}", "check the context, or pipe nodes into --nodes -")
+    return done.stdout

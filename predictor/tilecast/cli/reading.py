@@ -1,0 +1,82 @@
+"""Files, standard input and values of flags as the command line reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilecast.spec import SpecError
+
+
+def seconds(text: str) -> int:
+    """Whole seconds of `5400`, `90min`, `36h` or `14d`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
+    if found is None:
+        raise SpecError("--deadline", f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
+    return int(float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]])
+
+
+def amount(text: str) -> dict[str, Any]:
+    """Amount and currency of `5000` or `5000 EUR`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
+    if found is None:
+        raise SpecError(
+            "--budget", f"cannot read {text!r}", "write an amount, with a currency if it is not USD: 5000EUR"
+        )
+    return {"amount": float(found[1]), "currency": found[2] or "USD"}
+
+
+def pair(flag: str, text: str) -> tuple[str, int]:
+    """Name and count of `NAME:COUNT`.
+
+    Raises:
+        SpecError: the text is something else.
+    """
+    name, colon, count = text.strip().partition(":")
+    if not (name and colon and count.isdecimal() and len(count) <= 7 and 0 < int(count) <= 2**20):
+        raise SpecError(flag, f"cannot read {text!r}", "write NAME:COUNT, for instance h100-sxm:16")
+    return name, int(count)
+
+
+def read_text(name: str) -> str:
+    """The text of a file, or of standard input where the name is a dash.
+
+    Raises:
+        SpecError: it cannot be read, or is no text.
+    """
+    try:
+        if name == "-" and sys.stdin is None:
+            raise SpecError("-", "there is no standard input", "name a file")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(name, "cannot be read", str(error.strerror or error)) from None
+    except UnicodeDecodeError:
+        raise SpecError(name, "is not UTF-8 text", "give YAML or JSON") from None
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option's name."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_file(job: str) -> bool:
+    """Whether an argument means a file, there or not."""
+    return job == "-" or job.endswith((".yaml", ".yml", ".json")) or os.path.isfile(job)  # noqa: PTH113 (never raises)
+
+
+def shown_name(document: Mapping[str, object]) -> str:
+    """The name in a document's metadata; empty where there is none."""
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

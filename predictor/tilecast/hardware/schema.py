@@ -1,0 +1,259 @@
+"""The TOML files of facts: their schemas, and the values in SI units that they hold."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+
+from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, Protocol, Tier
+from tilecast.spec import PRECISIONS, Precision, SpecError
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+FileT = TypeVar("FileT", bound=_Facts)
+NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+
+
+class GpuFile(_Facts):
+    """The schema of `gpus/*.toml`, and of a GPU file that a user brings."""
+
+    name: str = Field(pattern=NAME)
+    product: str
+    architecture: str
+    compute_capability: PositiveFloat
+    sm_count: PositiveInt
+    memory_gib: PositiveFloat
+    memory_bandwidth_gb_per_s: PositiveFloat
+    l2_mib: PositiveFloat
+    l2_bandwidth_gb_per_s: PositiveFloat
+    boost_clock_mhz: PositiveFloat
+    tdp_w: PositiveFloat
+    intra_link: str
+    fp16_accumulate_tflops: PositiveFloat | None = None
+    bridge: str = ""
+    aliases: tuple[str, ...] = ()
+    peak_tflops: dict[Precision, PositiveFloat]
+    sustained_ratio: dict[Precision | Literal["attention"], float] = {}
+    sources: dict[str, str]
+
+    def gpu(self) -> Gpu:
+        """The same facts in SI units."""
+        return Gpu(
+            name=self.name,
+            product=self.product,
+            architecture=self.architecture,
+            compute_capability=self.compute_capability,
+            sm_count=self.sm_count,
+            memory_bytes=self.memory_gib * 2**30,
+            memory_bandwidth_bytes_per_s=self.memory_bandwidth_gb_per_s * 1e9,
+            l2_bytes=self.l2_mib * 2**20,
+            l2_bandwidth_bytes_per_s=self.l2_bandwidth_gb_per_s * 1e9,
+            boost_clock_hz=self.boost_clock_mhz * 1e6,
+            tdp_w=self.tdp_w,
+            peak_flops={name: self.peak_tflops[name] * 1e12 for name in PRECISIONS if name in self.peak_tflops},
+            sustained_ratio={**dict.fromkeys(PRECISIONS, 1.0), **dict[str, float](self.sustained_ratio.items())},
+            intra_link=self.intra_link,
+            fp16_accumulate_flops=(self.fp16_accumulate_tflops or 0.0) * 1e12,
+            bridge=self.bridge,
+            aliases=tuple(normalise(alias) for alias in (self.name, self.product, *self.aliases)),
+        )
+
+
+class MigProfileFile(_Facts):
+    """One profile of `mig.toml`."""
+
+    name: str = Field(pattern=r"^[1-9]g\.[0-9]+gb$")
+    compute: PositiveInt
+    memory: PositiveInt
+    sms: PositiveInt
+    memory_gib: PositiveFloat
+    instances: PositiveInt
+
+
+class MigGpuFile(_Facts):
+    """The GPUs that can be cut alike."""
+
+    names: tuple[str, ...]
+    compute_slices: PositiveInt
+    memory_slices: PositiveInt
+    source: str
+    profiles: tuple[MigProfileFile, ...]
+
+
+class MigFile(_Facts):
+    """The schema of `mig.toml`."""
+
+    gpu: tuple[MigGpuFile, ...]
+
+
+class ProtocolFile(_Facts):
+    """One protocol of a table of constants."""
+
+    start_us: PositiveFloat
+    hop_us: PositiveFloat
+    share: PositiveFloat
+
+
+class ConstantsFile(_Facts):
+    """Constants of one type of link: a table of `protocols.toml`, or a part of a link file."""
+
+    ll: ProtocolFile | None = None
+    ll128: ProtocolFile | None = None
+    simple: ProtocolFile
+    message: ProtocolFile | None = None
+    peer_us: PositiveFloat
+    own_share: float = Field(ge=0, le=1, default=0.0)
+    reduction_start_us: float = Field(ge=0, default=0.0)
+    spread: float = Field(ge=0)
+    source: str
+
+
+class TierFile(_Facts):
+    """A tier of a network."""
+
+    nodes: PositiveInt
+    oversubscription: float = Field(ge=1)
+
+
+class LinkFile(_Facts):
+    """The schema of `links/*.toml`, and of a link file that a user brings."""
+
+    name: str = Field(pattern=NAME)
+    kind: str
+    bandwidth_gb_per_s: PositiveFloat
+    efficiency: float = Field(gt=0, le=1)
+    protocols: str | ConstantsFile
+    """Name of a table of `protocols.toml`, or such a table."""
+    per_node: bool = False
+    nics: PositiveInt = 1
+    gpu_nics: PositiveInt = 1
+    switched: bool = True
+    wired: tuple[tuple[PositiveFloat, Annotated[float, Field(gt=0, le=1)]], ...] = ()
+    domain: int = Field(ge=0, default=0)
+    beyond: str | None = None
+    reduction_gb_per_s: float = Field(ge=0, default=0.0)
+    tiers: tuple[TierFile, ...] = ()
+    sources: dict[str, str]
+
+    @field_validator("wired")
+    @classmethod
+    def _unique(cls, wired: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if len({count for count, _ in wired}) < len(wired):
+            raise ValueError("a number of GPUs appears twice")
+        return wired
+
+    def link(self, known: Mapping[str, Link]) -> Link:
+        """The same facts in SI units; the link beyond a domain is among those that are known.
+
+        Raises:
+            SpecError: the table of protocols or the link beyond the domain is unknown, or that link is this one or
+                has another beyond itself.
+        """
+        if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
+            raise chained(self)
+        beyond = named(known, self.beyond, f"{self.name}: beyond") if self.beyond else None
+        constants = self.protocols
+        if isinstance(constants, str):
+            constants = named(protocols(), constants, f"{self.name}: protocols")
+        found = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
+        for name, one in found.items():
+            if one.share * self.efficiency > 1:
+                problem = f"{one.share:g} of {self.efficiency:g} of the bandwidth is more than all of it"
+                raise SpecError(f"{self.name}: protocols.{name}.share", problem, "lower it, or the efficiency")
+        return Link(
+            name=self.name,
+            kind=self.kind,
+            bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
+            efficiency=self.efficiency,
+            protocols={
+                name: Protocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in found.items()
+            },
+            peer_s=constants.peer_us * 1e-6,
+            own_share=constants.own_share,
+            per_node=self.per_node,
+            nics=self.nics,
+            gpu_nics=self.gpu_nics,
+            switched=self.switched,
+            wired=tuple(sorted(self.wired)),
+            domain=self.domain,
+            beyond=replace(beyond, domain=self.domain) if beyond else None,
+            reduction_bytes_per_s=self.reduction_gb_per_s * 1e9,
+            reduction_start_s=constants.reduction_start_us * 1e-6,
+            tiers=tuple(Tier(tier.nodes, tier.oversubscription) for tier in self.tiers),
+            spread=constants.spread,
+        )
+
+
+def normalise(product: str) -> str:
+    """A product string without the spelling differences of drivers, labels and tables.
+
+    >>> normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb")
+    True
+    """
+    text = "".join(ch if ch.isalnum() else "-" for ch in product.lower())
+    words = [word for word in text.split("-") if word not in ("", "nvidia", "tesla")]
+    return "-".join(words)
+
+
+def chained(item: LinkFile) -> SpecError:
+    """The error of a link whose `beyond` is itself or has another beyond it."""
+    problem = f"{item.beyond!r} is the link itself or has another beyond it"
+    return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
+
+
+NamedT = TypeVar("NamedT")
+
+
+def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
+    """The row of that name.
+
+    Raises:
+        SpecError: there is none; the message lists those that there are.
+    """
+    if name not in table:
+        raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
+    return table[name]
+
+
+@cache
+def protocols() -> Mapping[str, ConstantsFile]:
+    """The tables of `protocols.toml`, by name."""
+    table = tomllib.loads(files("tilecast.hardware").joinpath("protocols.toml").read_text(encoding="utf-8"))
+    return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
+
+
+def toml_files(folder: str) -> list[Traversable]:
+    """The files of facts in a folder beside this file, in the order of their names."""
+    entries = files("tilecast.hardware").joinpath(folder).iterdir()
+    return sorted((entry for entry in entries if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+
+
+def read_facts(path: Path | Traversable, schema: type[FileT]) -> FileT:
+    """A TOML file, checked against its schema.
+
+    Raises:
+        SpecError: it cannot be read, is not TOML, or breaks the schema; the message names the key.
+    """
+    try:
+        return schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(path.name, "is not TOML", str(error)) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SpecError(
+            f"{path.name}: {where}", first["msg"], f"see `tilecast.hardware.{schema.__name__}` for the schema"
+        ) from None

@@ -1,0 +1,115 @@
+"""How tensors are stored and kernels are cut, as a workload and its framework decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilecast import frameworks, fuse
+from tilecast.frameworks import Composed, Framework, Loss
+from tilecast.spec import Workload
+
+
+def _accumulates(workload: Workload, vector: str) -> bool:
+    """Whether products add gradients of weights to FP32 buffers: hand-written kernels of frameworks that keep such."""
+    framework = frameworks.of(workload)
+    fused = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
+    return vector != "fp32" and fused and framework.has_fp32_gradients(workload)
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """How tensors are stored and kernels are cut: what every layer part needs to know of the workload."""
+
+    matrix: str
+    """Precision of the matrix units."""
+    vector: str
+    """Precision of everything else: activations of FP8 and TF32 jobs stay in BF16 and FP32."""
+    element: float
+    """Bytes of one activation."""
+    autocast: bool
+    """Whether norms run in FP32 between casts: automatic mixed precision."""
+    composed: frozenset[Composed]
+    """Operators that are chains of element-wise ones, unless a compiler fuses them (`CHAINS`)."""
+    promotes: bool
+    """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
+    of sums with FP32 weights, and casts what a product reads."""
+    channels_last: bool
+    """Whether images lie pixel by pixel, as the convolutions of tensor cores read them. Others run between copies."""
+    flash: bool
+    """Whether attention is one fused kernel."""
+    fused_gate: bool
+    """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
+    loss: Loss
+    """What the cross-entropy keeps: `logit_bytes`."""
+    loss_chunks: float
+    """Into how many chunks the loss cuts the logits."""
+    product_input: float
+    """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    frozen_input: float
+    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
+    norm_extra: float
+    """Bytes that a norm keeps of each element besides its input and its output."""
+    score_extra: float
+    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
+    and the product behind it reads a cast of that, or of what dropout made of it."""
+    saves_operators: bool
+    """Whether selective recomputation keeps attention and every second product, not all but attention."""
+    training: bool
+    accumulates: bool
+    """Whether the GEMM of a weight's gradient adds it to an FP32 buffer, as Megatron's does."""
+    frozen: bool
+    """Whether base weights have no gradient (LoRA), so that their weight-gradient GEMMs disappear."""
+
+    @property
+    def unquantized(self) -> Numerics:
+        """The same for products that stay in 16 bits in an FP8 job: the router's and the head's (Megatron-Core,
+        transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's filter skips `output`)."""
+        return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
+
+    @classmethod
+    def of(cls, workload: Workload) -> Numerics:
+        passes, framework = fuse.passes(workload), frameworks.of(workload)
+        vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
+        element = 4.0 if vector == "fp32" else 2.0
+        # Kernels of one's own are Transformer Engine's, where the job is in FP8.
+        keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
+        quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
+        autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
+        return cls(
+            matrix=workload.precision,
+            vector=vector,
+            element=element,
+            autocast=vector in ("fp16", "bf16") and workload.training,
+            composed=framework.composed,
+            promotes=vector in ("fp16", "bf16") and workload.training and "norm" not in passes,
+            channels_last=workload.memory_format == "channelsLast",
+            flash="attention" in passes,
+            fused_gate="elementwise" in passes,
+            loss=_loss(workload, framework.loss),
+            loss_chunks=framework.loss_chunks,
+            frozen_input=framework.quantized_input_bytes if quantizes else 0.0,
+            product_input=1.0 if keeps_fp8 else element,
+            norm_extra=_norm_extra(workload, framework),
+            score_extra=(2.0 if workload.model.dropout else 4.0) if autocasts and "elementwise" not in passes else 0.0,
+            saves_operators=framework.selective == "operators",
+            training=workload.training,
+            accumulates=_accumulates(workload, vector),
+            frozen=workload.lora_rank > 0,
+        )
+
+
+def _loss(workload: Workload, usual: Loss) -> Loss:
+    """The loss of a workload: a compiler's or a hand-written one where it has such, else the framework's."""
+    if "loss" in fuse.passes(workload):
+        return "fused"
+    return "parallel" if workload.fused_kernels and usual == "eager" else usual
+
+
+def _norm_extra(workload: Workload, framework: Framework) -> float:
+    """Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in
+    PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
+    if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
+        return 0.0
+    if workload.model.rms_norm and "rmsnorm" in framework.composed:
+        return 4.0
+    return 2.0 if framework.weights == "autocast" else 0.0

@@ -1,0 +1,137 @@
+"""Stacks of equal layers: two of them are traced, the others copied from the second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilecast.spec import SpecError
+from tilecast.trace import Trace
+
+FEWEST_LAYERS = 4
+"""Fewer layers than this are not worth copying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A trace, and for each of its operators the path of the module that ran it."""
+
+    trace: Trace
+    paths: tuple[str, ...]
+
+
+def stacks(module: Any) -> list[tuple[str, int]]:
+    """(path, length) of the lists of layers that are built alike, longest first."""
+    import torch
+
+    found = []
+    for path, part in module.named_modules():
+        if not isinstance(part, torch.nn.ModuleList | torch.nn.Sequential) or len(part) < FEWEST_LAYERS:
+            continue
+        if len({_recipe(layer) for layer in part}) == 1:
+            found.append((path, len(part)))
+    return sorted((one for one in found if one[0]), key=lambda one: -one[1])
+
+
+def _recipe(layer: Any) -> str:
+    """All that decides what a layer computes, so far as it can be read off: types, options, shapes of weights."""
+    parts = []
+    for path, part in layer.named_modules():
+        plain = {key: value for key, value in vars(part).items() if not key.startswith("_")}
+        weights = [(name, tuple(one.shape)) for name, one in part.named_parameters(recurse=False)]
+        hooked = bool(part._forward_hooks or part._forward_pre_hooks)
+        parts.append(f"{path} {type(part)} {sorted(plain.items(), key=lambda one: one[0])!r} {weights} {hooked}")
+    shared = len(list(layer.parameters())) != sum(len(list(p.parameters(recurse=False))) for p in layer.modules())
+    return "\n".join([*parts, str(shared)])
+
+
+def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported]) -> Trace | None:
+    """The trace with two layers of a stack, the others copied from the second; None where that is not safe.
+    `export` traces the module as it is."""
+    path, count = stack
+    parent_path, _, name = path.rpartition(".")
+    parent = module.get_submodule(parent_path)
+    layers = getattr(parent, name)
+    weights = [id(one) for layer in layers for one in layer.parameters()]
+    if len(set(weights)) != len(weights):
+        return None
+    setattr(parent, name, type(layers)(list(layers)[:2]) if _is_list(layers) else type(layers)(*list(layers)[:2]))
+    try:
+        short = export()
+    except SpecError as error:
+        if "does not know" in error.problem:
+            raise
+        return None
+    finally:
+        setattr(parent, name, layers)
+    return _lengthened(short, path, count - 2)
+
+
+def _is_list(layers: Any) -> bool:
+    import torch
+
+    return isinstance(layers, torch.nn.ModuleList)
+
+
+def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
+    """Append `more` copies of the second of two equal layers; None if they differ or do not follow one another."""
+    first, second = (
+        [at for at, where in enumerate(short.paths) if f"{where}.".startswith(f"{path}.{number}.")] for number in (0, 1)
+    )
+    trace_ = short.trace
+    if not first or len(first) != len(second) or second != list(range(first[-1] + 1, first[-1] + 1 + len(second))):
+        return None
+    if first != list(range(first[0], first[-1] + 1)):
+        return None
+    same: dict[str, str] = {}
+    parameters = set(trace_.parameters)
+    for before, after in zip(first, second, strict=True):
+        one, two = trace_.operators[before], trace_.operators[after]
+        if (one.kind, dict(one.attributes), len(one.inputs), len(one.outputs)) != (
+            two.kind, dict(two.attributes), len(two.inputs), len(two.outputs)
+        ):  # fmt: skip
+            return None
+        for left, right in zip((*one.inputs, *one.outputs), (*two.inputs, *two.outputs), strict=True):
+            if trace_.shapes.get(left) != trace_.shapes.get(right) or same.setdefault(right, left) != left:
+                return None
+    made = {name for at in first for name in trace_.operators[at].outputs}
+    for right, left in same.items():
+        is_own = (right in parameters and left in parameters) or right == left
+        if not is_own and right not in made and not any(right in trace_.operators[at].outputs for at in second):
+            return None
+    shapes, operators = dict(trace_.shapes), list(trace_.operators[: second[-1] + 1])
+    weights = list(trace_.parameters)
+    latest = {name: name for name in same}
+    own = [name for name in same if name in parameters and same[name] != name]
+    for number in range(more):
+        # What the second layer read of the first, a copy reads of the layer before it.
+        names = {right: latest[back] for right in same if (back := _made_by_next(right, same, made)) is not None}
+        fresh = {name: f"{name}#{number + 3}" for name in own}
+        weights += list(fresh.values())
+        fresh |= {name: f"{name}#{number + 3}" for at in second for name in trace_.operators[at].outputs}
+        names |= fresh
+        shapes |= {new: trace_.shapes[old] for old, new in fresh.items()}
+        for at in second:
+            one = trace_.operators[at]
+            operators.append(
+                replace(
+                    one,
+                    inputs=tuple(names.get(name, name) for name in one.inputs),
+                    outputs=tuple(names.get(name, name) for name in one.outputs),
+                )
+            )
+        latest = {name: fresh.get(name, latest[name]) for name in latest}
+    rest = trace_.operators[second[-1] + 1 :]
+    if any(name in made for name in (*trace_.outputs, *(source for one in rest for source in one.inputs))):
+        return None
+    operators += [replace(one, inputs=tuple(latest.get(name, name) for name in one.inputs)) for one in rest]
+    outputs = tuple(latest.get(name, name) for name in trace_.outputs)
+    return replace(trace_, shapes=shapes, operators=tuple(operators), parameters=tuple(weights), outputs=outputs)
+
+
+def _made_by_next(name: str, same: Mapping[str, str], made: set[str]) -> str | None:
+    """The tensor of the second layer that plays the part of `name`, which the first layer made."""
+    if name not in made:
+        return None
+    return next((right for right, left in same.items() if left == name), None)

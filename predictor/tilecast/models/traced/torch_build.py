@@ -1,0 +1,118 @@
+"""Models to trace: from a function of the user's or from timm, with weights that nobody fills."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilecast.spec import SpecError
+
+TIMM = "timm/"
+"""What the names of timm's models follow in a target."""
+TIMM_BATCH = 2
+"""Samples of the batch with which those are traced; sizes scale from there."""
+LARGEST_FILLED = 4096
+"""Arrays of more floats than this are weights, whose values nothing but training reads."""
+
+
+class BuildError(SpecError):
+    """A `build()` that failed."""
+
+
+def built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
+    """What `build()` returns, as a module and a tuple of inputs."""
+    import torch
+
+    try:
+        module, inputs = build()
+    except Exception as error:
+        raise BuildError(target, f"build() failed: {first_line(error)}", "let it return (module, inputs)") from None
+    inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    if not isinstance(module, torch.nn.Module) or not any(isinstance(one, torch.Tensor) for one in inputs):
+        raise SpecError(target, "build() did not return (module, inputs)", "return a Module and a tuple of tensors")
+    return module, inputs
+
+
+def unfilled() -> Any:
+    """A context in which methods that fill a large array of floats in place leave it as it is: its pages are never
+    touched, so that weights take no memory and their initialisation no time."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    skipped = {
+        getattr(torch.Tensor, name)
+        for name in ("normal_", "uniform_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_", "copy_", "div_")
+    }
+
+    class Unfilled(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            first: Any = args[0] if args else None
+            if func in skipped and first.is_floating_point() and first.numel() > LARGEST_FILLED:
+                return first
+            return func(*args, **(kwargs or {}))
+
+    return Unfilled()
+
+
+def first_line(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+def builder_of(target: str) -> Callable[[], Any]:
+    """The function that MODULE:FUNCTION names.
+
+    Raises:
+        SpecError: it names none, or cannot be imported.
+    """
+    name, _, function = target.partition(":")
+    if not (name and function):
+        raise SpecError(target, "names no function", "write MODULE:FUNCTION, for instance my_module:build")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(name), function)
+    except Exception as error:
+        raise SpecError(target, f"cannot be imported: {first_line(error)}", "run it where Python finds it") from None
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise SpecError(target, "is not a function", "name one that returns (module, inputs)")
+    made: Callable[[], Any] = found
+    return made
+
+
+def timm_builder(target: str) -> Callable[[], Any]:
+    """A function that builds timm's model `timm/NAME` or `timm/NAME@SIZE`.
+
+    Raises:
+        SpecError: timm is missing or has no such model, or the size is none.
+    """
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise SpecError(target, "needs timm", "run `pip install 'tilecast[vision]'`") from None
+    import torch
+
+    name, _, size = target.removeprefix(TIMM).partition("@")
+    if size and not (size.isdecimal() and int(size)):
+        raise SpecError(target, f"{size!r} is no size of images", "write timm/NAME@SIZE, the size in pixels")
+    if not timm.is_model(name):
+        raise SpecError(target, "timm has no such model", "name one of timm.list_models()")
+
+    def build() -> tuple[Any, tuple[Any, ...]]:
+        sized: tuple[dict[str, int], ...] = ({"img_size": int(size)}, {}) if size else ({},)
+        for options in sized:
+            try:
+                made = timm.create_model(name, **options)
+            except TypeError:  # the model takes any size of image, and no word about it
+                continue
+            break
+        channels, _, side = made.default_cfg["input_size"]
+        side = int(size) if size else side
+        return made.train(), (torch.zeros(TIMM_BATCH, channels, side, side),)
+
+    return build

@@ -1,0 +1,158 @@
+"""What each block costs under each strategy, alone and behind its neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import collectives, memory, overlap
+from tilecast.constants import Constants
+from tilecast.graph import Block
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.spec import CHECKPOINTING, Floats, Ints, Plans, Workload
+from tilecast.step import passes, placement, replicas, weights
+from tilecast.step.blocks import KernelSeconds
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Blocks (K, in the graph's order) under strategies (S), columns (K, S). Seconds of a step where not said
+    otherwise."""
+
+    alone_s: Floats
+    """What does not depend on neighbours."""
+    forward_s: Floats
+    backward_s: Floats
+    """One micro-batch: what a neighbour's exchanges hide behind."""
+    once: tuple[Floats, Floats]
+    """Exchanges once a step, behind the forward and behind the backward pass."""
+    each: tuple[Floats, Floats]
+    """Exchanges of one micro-batch, likewise."""
+    moved_bytes: Floats
+    """What a rank holds of the input, and of what else it reads."""
+    held_bytes: Floats
+    working_bytes: Floats
+
+    def rooms(self, block: int, *, pairs: bool = False) -> tuple[Floats, Floats]:
+        """The passes of a block, (S,), or as a column, (S, 1)."""
+        forward, backward = self.forward_s[block], self.backward_s[block]
+        return (forward[:, None], backward[:, None]) if pairs else (forward, backward)
+
+    def take(self, rows: Ints) -> Costs:
+        """The chosen strategies."""
+        return Costs(
+            self.alone_s[:, rows], self.forward_s[:, rows], self.backward_s[:, rows],
+            (self.once[0][:, rows], self.once[1][:, rows]), (self.each[0][:, rows], self.each[1][:, rows]),
+            self.moved_bytes[:, rows], self.held_bytes[:, rows], self.working_bytes[:, rows],
+        )  # fmt: skip
+
+
+def block_costs(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+) -> Costs:
+    """Each block of the graph, once, under each plan: `step`'s and `memory`'s prices of a graph of that block alone."""
+    graph = sharded.graph
+    repeats = plans.gradient_accumulation
+    straggle = replicas.straggle(plans, fitted)
+    copied_bytes_per_s, reshards = (
+        weights.copied_bytes_per_s(pool.gpu, fitted),
+        weights.reshards_weights(workload, plans),
+    )
+    one_bucket, ones, nil = overlap.Caps.whole(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
+    rows = []
+    for times in priced.blocks:
+        is_layer, alone = alone_block(sharded, times.block)
+        gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
+            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+        )
+        update_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
+        whole = weights.Held.of(workload, alone, plans)
+        copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
+        sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
+        active = (plans.replicas > 1) & (alone.stage("parameters", plans) > 0)
+        stage = np.where(active, plans.zero_stage, -1)
+        bill = memory.footprint(workload, alone, plans, pool.gpu)
+        inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
+        rows.append((
+            repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
+            gpu_s + stall_s + exchange_s - backward_s,
+            backward_s,
+            np.where((stage == 1) | ((stage == 2) & ~reshards), sync.updated_s, nil),
+            np.select([stage == 0, stage == 1], [sync.reduce_s, sync.scatter_s], nil),
+            np.where((stage == 3) | ((stage == 2) & reshards), sync.gather_s, nil),
+            np.select([stage == 2, stage == 3], [sync.scatter_s, sync.gather_s + sync.scatter_s], nil),
+            sharded.gather(inputs + times.block.remembered_bytes),
+            bill.parameters + bill.gradients + bill.optimizer + bill.activations * (1 + memory.FRAGMENTATION),
+            bill.working * (1 + memory.FRAGMENTATION) + bill.buffers,
+        ))  # fmt: skip
+    alone_s, forward_s, backward_s, *exchanged, moved, held, working = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    once, each = (exchanged[0], exchanged[1]), (exchanged[2], exchanged[3])
+    return Costs(alone_s, forward_s, backward_s, once, each, moved, held, working)
+
+
+def exposed_seconds(
+    workload: Workload,
+    plans: Plans,
+    costs: Costs,
+    rooms: tuple[Floats, Floats] | None,
+    block: int,
+    pool: Pool,
+    fitted: Constants,
+) -> Floats:
+    """Seconds of a step that a block's exchanges add behind the block before it (none: behind nothing): what does not
+    hide, and what hiding slows down. `rooms` are the passes of the block before, (S,) for the same strategies or (S, 1)
+    for every pair of strategies; the result is of the shape they broadcast to with (S,)."""
+    share = float(overlap.hides(workload))
+    slowdown = fitted.slowdown * replicas.contention(pool)
+    total = np.zeros(len(plans))
+    for index in (0, 1):
+        room = 0.0 if rooms is None else rooms[index] * share
+        for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
+            visible = np.maximum(busy - room, 0.0)
+            total = total + times * (visible + slowdown * (busy - visible))
+    return np.asarray(total * replicas.straggle(plans, fitted))
+
+
+def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
+    """Seconds of a step in which a block's input, and backward its gradient, move from the layout of the strategy
+    before (row) to its own (column), (S, S).
+
+    Spread over all ranks they are exchanged where the tensor or context degree changes. Where tensor ranks hold them
+    whole (no sequence parallelism) they are gathered besides: forward on the way in, the gradient backward on the way
+    out."""
+    count = len(plans)
+    before, after = np.repeat(np.arange(count), count), np.tile(np.arange(count), count)
+    tensor = plans.tensor.astype(float)
+    whole = (plans.tensor > 1) & (plans.sequence_parallel == 0)
+    spread_bytes = (moved_bytes / np.where(whole, tensor, 1.0))[after]
+    degree = (plans.tensor[before] != plans.tensor[after]) | (plans.context[before] != plans.context[after])
+    differ = degree | (whole[before] != whole[after])
+
+    def one(collective: str, ranks: Floats, size: Floats) -> Floats:
+        group = placement.group_of(ranks, np.ones(count * count), plans.take(after), pool)
+        return collectives.seconds(collective, size, group, pool.intra, pool.inter)
+
+    holders = plans.tensor * plans.context
+    ranks = np.lcm(holders[before], holders[after]).astype(float)
+    seconds = np.where(degree, 2 * one("all_to_all", ranks, spread_bytes), 0.0)
+    for end in (before, after):
+        gathered = one("all_gather", tensor[end], spread_bytes * tensor[end])
+        seconds = seconds + np.where(differ & whole[end], gathered, 0.0)
+    return np.asarray(seconds * plans.gradient_accumulation[after], float).reshape(count, count)
+
+
+def alone_block(sharded: Sharded, block: Block) -> tuple[bool, Sharded]:
+    """Whether a block is a layer, and the graph of that block once and nothing else."""
+    is_layer = number_of(sharded.graph.layers, block) >= 0
+    one = (replace(block, repeat=1, positions=()),)
+    layers, last = (one, ()) if is_layer else ((), one)
+    return is_layer, Sharded(replace(sharded.graph, first=(), layers=layers, last=last, stages=None), sharded.index)
+
+
+def number_of(blocks: tuple[Block, ...], block: Block) -> int:
+    """The place of this very block; -1 where it is not among them."""
+    return next((index for index, other in enumerate(blocks) if other is block), -1)

@@ -1,0 +1,103 @@
+"""A pipeline cut where its stages cost most alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast import chain, constants, memory, models
+from tilecast.constants import Constants
+from tilecast.hardware import Pool
+from tilecast.models import Sharded
+from tilecast.perlayer.costs import alone_block, number_of
+from tilecast.spec import Floats, Ints, Plan, Plans, Workload
+from tilecast.step import blocks, passes, replicas, weights
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCut:
+    """A pipeline cut where its stages cost most alike. `layers` counts those of each stage; `even_s` is the step of the
+    cut with equally many layers, `step_s` of this one, both priced alike."""
+
+    plan: Plan
+    layers: tuple[int, ...]
+    step_s: float
+    even_s: float
+
+
+def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | None:
+    """The cut of a pipeline's layers whose costliest stage costs least, of those that fit.
+
+    The first stage holds the embedding and the last one the head, and stage k of p keeps min(m, p - k) of m
+    micro-batches. With T the costliest stage, the step is (m - 1) T + the sum of all, which no cut changes.
+
+    Returns:
+        None where nothing can be cut: one stage, interleaved stages, or nothing that fits.
+    """
+    if plan.pipeline == 1 or plan.virtual_stages > 1 or not workload.training:
+        return None
+    plans = Plans.of(plan)
+    sharded, fitted = models.shard(workload, plans), constants.shipped()
+    graph = sharded.graph
+    order = [number_of(graph.blocks, block) for block in graph.sequence()]
+    seconds, static, kept, working = _blocks(workload, sharded, plan, pool, fitted)
+    ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
+    depth = len(order) - sum(ends)
+
+    def folded(column: Floats) -> Floats:
+        """Of each layer, (L,); that of the ends added to the first and the last."""
+        every = column[order]
+        layers = every[ends[0] : ends[0] + depth].copy()
+        layers[0] += every[: ends[0]].sum()
+        layers[-1] += every[ends[0] + depth :].sum()
+        return layers
+
+    def between(column: Floats) -> Floats:
+        upto = np.concatenate([[0.0], np.cumsum(folded(column))])
+        return np.asarray(upto[None, :] - upto[:, None])
+
+    count = plan.pipeline
+    alive = np.minimum(plan.gradient_accumulation, count - np.arange(count))[:, None, None]
+    spread = 1 + memory.FRAGMENTATION
+    room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
+    cost = folded(seconds)
+    first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
+    if first is None or depth % count:
+        return None
+    straggle = float(replicas.straggle(plans, fitted)[0])
+    repeats = plan.gradient_accumulation
+
+    def slowest(starts: Ints) -> float:
+        return float(np.add.reduceat(cost, starts).max())
+
+    even = np.arange(count) * (depth // count)
+    return PipelineCut(
+        plan=plan,
+        layers=tuple(np.diff([*first, depth]).tolist()),
+        step_s=((repeats - 1) * slowest(first) + cost.sum()) * straggle,
+        even_s=((repeats - 1) * slowest(even) + cost.sum()) * straggle,
+    )
+
+
+def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted: Constants) -> Floats:
+    """Of each block once, (K,): seconds of a micro-batch, and the bytes that weights and their like hold, that a
+    micro-batch keeps, and that the block works with; (4, K)."""
+    plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
+    priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
+    columns = np.zeros((4, len(priced.blocks)))
+    for number, times in enumerate(priced.blocks):
+        is_layer, alone = alone_block(sharded, times.block)
+        gpu_s, stall_s, exchange_s, _ = passes.block_seconds(
+            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+        )
+        held = weights.Held.of(workload, alone, whole)
+        copied_s = weights.copied_seconds(workload, held, plans, weights.copied_bytes_per_s(pool.gpu, fitted))
+        bill = memory.footprint(workload, alone, whole, pool.gpu)
+        columns[:, number] = (
+            (gpu_s + stall_s + exchange_s + copied_s)[0],
+            (bill.parameters + bill.gradients + bill.optimizer)[0],
+            bill.activations[0],
+            (bill.working + bill.buffers / (1 + memory.FRAGMENTATION))[0],
+        )
+    return columns

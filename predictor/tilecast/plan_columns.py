@@ -1,0 +1,83 @@
+"""The columns of a plan, once: what each is called in tables, documents and flags, and how people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PlanColumn:
+    """A column of `spec.Plans`, a field of `spec.Plan`."""
+
+    name: str
+    key: str
+    """Its key in documents: camelCase, without the unit words of the code."""
+    description: str
+    """What it counts or says, as schemas tell it."""
+    detail: str = ""
+    """What schemas add to that for a plan that is whole."""
+    flag: str = ""
+    """What people write for it, `tp` in `tp=2`; empty for what follows from the rest."""
+    words: str = ""
+    """What sentences call it."""
+    example: str = ""
+    """How the short form of a plan shows it, and what that means."""
+    legend: str = ""
+    least: int = 1
+    most: int = 2**20
+    off: int | str | bool | None = None
+    """Its value in a whole plan that leaves it out, where it can be open; None for one that is never open."""
+
+
+PLAN_COLUMNS: Mapping[str, PlanColumn] = {
+    column.name: column
+    for column in (
+        PlanColumn(
+            "data", "data", "Replicas that see different samples", flag="dp",
+            example="dp16", legend="data parallel over 16 replicas",
+        ),
+        PlanColumn(
+            "zero_stage", "zeroStage", "What data-parallel ranks shard", ": 1 optimizer, 2 gradients, 3 weights",
+            flag="zero", words="ZeRO stage", least=0, most=3, off=0,
+            example="zero1, zero2, fsdp", legend="ZeRO stage 1, 2 or 3 over them",
+        ),
+        PlanColumn(
+            "tensor", "tensor", "GPUs that share each layer", flag="tp", example="tp2", legend="tensor parallel",
+        ),
+        PlanColumn(
+            "sequence_parallel", "sequenceParallel", "Whether tensor ranks also share what lies between layers",
+            flag="sp", least=0, most=1, off=False,
+            example="sp", legend="norms and residuals split by sequence over the tensor ranks",
+        ),
+        PlanColumn(
+            "pipeline", "pipeline", "Stages of consecutive layers", flag="pp", example="pp2", legend="pipeline stages",
+        ),
+        PlanColumn(
+            "virtual_stages", "virtualStages", "Pieces of the model that each stage holds", flag="vp",
+            example="vp2", legend="virtual stages of each pipeline rank",
+        ),
+        PlanColumn(
+            "context", "context", "GPUs that share one sequence", flag="cp", example="cp2", legend="context parallel",
+        ),
+        PlanColumn(
+            "expert", "expert", "GPUs that share the experts", flag="ep", example="ep8", legend="expert parallel",
+        ),
+        PlanColumn(
+            "micro_batch", "microBatchSize", "Samples of one forward pass", " on one GPU", flag="mb",
+            words="micro-batch", example="mb2", legend="samples of one micro-batch",
+        ),
+        PlanColumn(
+            "gradient_accumulation", "gradientAccumulation", "Micro-batches of one rank and optimizer step",
+        ),
+        PlanColumn(
+            "checkpointing", "activationCheckpointing", "What is recomputed", flag="ac", words="recomputation",
+            off="none", example="ac-sel, ac-full",
+            legend="attention, or every layer, computed again in the backward pass",
+        ),
+    )
+}  # fmt: skip
+"""Every column by its name, in the order in which people read them."""
+
+BY_FLAG: Mapping[str, PlanColumn] = {column.flag: column for column in PLAN_COLUMNS.values() if column.flag}
+"""The columns that people state, by what they write."""

@@ -1,0 +1,73 @@
+"""What each training framework executes, from the tables of `frameworks.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast import frameworks
+from tilecast.spec import CHECKPOINTING, Framework, Plans
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Dimension = Literal["recomputation", "zero", "tensor", "expert"]
+"""What layers of one plan may differ in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a training framework executes; a table of `frameworks.toml`."""
+
+    parallelism: Sequence[str]
+    """Degrees that may exceed one: data, tensor, pipeline, context, expert, virtual."""
+    zero_stages: Mapping[str, Sequence[int]]
+    """ZeRO stages of data parallelism `alone`, and those that go with each other degree; absent, any of `alone`."""
+    checkpointing: Sequence[str]
+    precisions: Sequence[str]
+    offload: Sequence[str]
+    source: str
+    sequence_parallel: Sequence[bool] = (False,)
+    """How norms and residuals may be split where tensor parallelism is on."""
+    per_layer: tuple[Dimension, ...] = ()
+    """What may differ from layer to layer."""
+    experts_fold_over_tensor: bool = True
+    """Whether tensor ranks may hold different experts, or only data ranks."""
+
+    def executes(self, plans: Plans) -> Mask:
+        """Whether it can run each plan, (n,)."""
+        modes = [CHECKPOINTING.index(mode) for mode in self.checkpointing]
+        fine: Mask = np.isin(plans.checkpointing, modes) & (
+            np.isin(plans.sequence_parallel, self.sequence_parallel) | (plans.tensor == 1)
+        )
+        ranks = plans.data * plans.context
+        fine &= np.isin(plans.zero_stage, self.zero_stages["alone"]) | (ranks == 1)
+        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual"):
+            used = getattr(plans, "virtual_stages" if name == "virtual" else name) > 1
+            stages = self.zero_stages.get(name, self.zero_stages["alone"])
+            allowed = (np.isin(plans.zero_stage, stages) | (ranks == 1)) if name in self.parallelism else False
+            fine &= ~used | allowed
+        return fine
+
+
+def _abilities(table: Mapping[str, Any]) -> Abilities:
+    told = {name: value for name, value in table.items() if name != "cells"}
+    return Abilities(**{**told, "per_layer": tuple(told.get("per_layer", ()))})
+
+
+FRAMEWORKS: Mapping[Framework, Abilities] = {
+    name: _abilities(frameworks.TABLES[name]) for name in get_args(Framework) if name in frameworks.ENGINES
+}
+"""Every training framework that is none over another, by name."""
+
+
+def abilities(framework: Framework) -> Abilities:
+    """What a framework executes: what its engine does."""
+    return FRAMEWORKS[engine(framework)]
+
+
+def engine(framework: Framework) -> Framework:
+    """The framework whose plans and command line it has."""
+    return cast("Framework", frameworks.FRAMEWORKS[framework].engine)

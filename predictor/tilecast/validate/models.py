@@ -1,0 +1,160 @@
+"""Models of rows of measured runs: the preset of the row's name, its stated dimensions, and what its notes say."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilecast import models
+from tilecast.spec import Model, SpecError
+from tilecast.validate.cells import Row, UnreadRow, integer, noted, real
+
+_DIMENSIONS = (("n_layers", "layers"), ("hidden", "hidden"), ("n_heads", "heads"), ("n_kv_heads", "kv_heads"),
+         ("ffn_hidden", "ffn_hidden"), ("vocab", "vocab"))  # fmt: skip
+
+
+def model_of(row: Row) -> Model:
+    """The preset of the row's name, with the dimensions that the row states; or those dimensions alone."""
+    stated = {ours: value for theirs, ours in _DIMENSIONS if (value := integer(row, theirs))}
+    try:
+        known = models.preset(_preset_name(row))
+    except SpecError:
+        return _from_dimensions(row, stated)
+    if not stated or known.hidden == 0:
+        return _noted_dimensions(row, _as_long(known, integer(row, "seq_len")))
+    if stated.get("hidden", known.hidden) != known.hidden or stated.get("heads", known.heads) != known.heads:
+        return replace(_from_dimensions(row, stated), dropout=known.dropout)
+    if known.family != "decoder":
+        stated.pop("vocab", None)
+    return replace(known, **{"kv_heads": known.kv_heads, **stated})  # type: ignore[arg-type]
+
+
+def _drawn_size(model: Model, least: int, most: int, drawn: int) -> dict[str, float]:
+    """The size of the largest of `drawn` images, for which all ranks wait: short sides are drawn from a range, the long
+    side is 4/3 of it, or 3/2 where there are many (COCO's images are 640 x 480 and 640 x 427), and both are padded to
+    multiples of 32. And the largest size: detectors bound the long side at 5/3 of the longest short one, 1333 pixels
+    for 800."""
+    if "image_width" not in model.extra:
+        return {}
+    side = least + drawn / (drawn + 1) * (most - least)
+    ratio = 4 / 3 if drawn < _MANY else 3 / 2
+    return {"image": _padded(side), "image_width": _padded(side * ratio), "largest_image": _padded(most),
+            "largest_image_width": _padded(most * 5 / 3)}  # fmt: skip
+
+
+def _padded(pixels: float) -> float:
+    return 32.0 * math.ceil(pixels / 32)
+
+
+_MANY = 8
+"""Images of which one is likely as wide as 3/2 of its height."""
+
+
+def _as_long(model: Model, length: int | None) -> Model:
+    """The model over samples of the stated length, where it runs over a sequence, a flat image of height 1."""
+    if not length or model.extra.get("image") != 1:
+        return model
+    return replace(model, extra={**model.extra, "image_width": float(length)})
+
+
+_IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore", 85742.0), ("ms1mv", 85742.0))
+"""Identities of data sets of faces (insightface, recognition/_datasets_), by a word of their names."""
+
+
+def _noted_dimensions(row: Row, model: Model) -> Model:
+    """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
+    or the rows and the width of tables and the number of dense layers behind them."""
+    found: dict[str, float] = {}
+    notes = row.get("notes", "").lower()
+    if "identities" in model.extra:
+        found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
+        if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
+            found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
+    scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
+    if scales and 32 <= int(scales[1]) <= int(scales[2]):
+        drawn = integer(row, "global_batch") or 2
+        found |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
+    if model.family == "wide-deep":
+        return _with_tables(model, notes)
+    return replace(model, extra={**model.extra, **found})
+
+
+def _with_tables(model: Model, notes: str) -> Model:
+    """Wide & Deep with the vocabulary, the embedding's width and the depth that notes state."""
+    extra = dict(model.extra)
+    width = float(noted(r"embedding width (\d+)", notes) or extra["width"])
+    if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
+        extra |= {"table_weights": float(rows[1]) * width, "width": width, "wide_weights": float(rows[1])}
+    if depth := noted(r"(\d+) hidden layers", notes):
+        kept = {name: value for name, value in extra.items() if not re.fullmatch(r"deep\d+", name)}
+        extra = kept | {f"deep{number}": extra["deep1"] for number in range(1, min(depth, 64) + 1)}
+    return replace(model, extra=extra)
+
+
+def _from_dimensions(row: Row, stated: dict[str, int]) -> Model:
+    family = row.get("family", "")
+    gated = row.get("gated_mlp", "") in ("1", "1.0")
+    notes = row.get("notes", "").lower()
+    if family not in ("decoder", "encoder", "moe", "encdec") or not (stated.get("hidden") and stated.get("vocab")):
+        raise UnreadRow("unknown-model")
+    if not stated.get("layers"):
+        stated["layers"] = _layers(row, stated, gated)
+    table: dict[str, object] = {
+        "name": row.get("model_name", ""),
+        "family": family,
+        **stated,
+        "heads": stated.get("heads") or _usual_heads(stated["hidden"]),
+        "gated_mlp": gated,
+        "rms_norm": gated,
+        "rotary": gated,
+        "bias": not gated,
+        "tied_embeddings": not gated,
+        "dropout": not gated and family != "moe",
+        "causal": family != "encoder",
+        "positions": 0 if gated else (integer(row, "seq_len") or 0),
+    }
+    table |= {name: value for name, pattern in _IN_NOTES if (value := noted(pattern, notes))}
+    if family == "moe" and "experts" not in table:
+        raise UnreadRow("unknown-model")
+    if family == "encoder":
+        table |= {"embedding_norm": 1, "token_types": 2, "final_norm": 0, "head_transform": 1, "pooler": 1}
+        table["head_share"] = 0.15625
+    try:
+        return models.model_from(table)
+    except SpecError:
+        raise UnreadRow("unknown-model") from None
+
+
+_IN_NOTES = (("head_dim", r"head_dim (\d+)"), ("experts", r"(\d+) experts"), ("top_k", r"top-?_?k ?=? ?(\d+)"))
+"""Dimensions that the tables have no column for, as their notes write them."""
+
+
+def _layers(row: Row, stated: Mapping[str, int], gated: bool) -> int:
+    """Layers of a dense transformer from its published parameter count: 4 h^2 of attention and 2 (gated: 3) h f of
+    MLP each, beside one embedding."""
+    billions = real(row, "params_b")
+    if billions is None:
+        raise UnreadRow("unknown-model")
+    parameters, hidden = billions * 1e9, stated["hidden"]
+    each = 4 * hidden**2 + (3 if gated else 2) * hidden * stated.get("ffn_hidden", 4 * hidden)
+    layers = round((parameters - stated["vocab"] * hidden) / each)
+    if row.get("family") == "moe" or layers < 1:
+        raise UnreadRow("unknown-model")
+    return layers
+
+
+def _usual_heads(hidden: int) -> int:
+    """As many heads of about 128 as divide the width."""
+    return max(heads for heads in range(1, max(1, hidden // 128) + 1) if hidden % heads == 0)
+
+
+def _preset_name(row: Row) -> str:
+    """The model's name, and a classifier on top where an encoder is timed without an optimizer (benchmarks of a
+    Hugging Face BERT)."""
+    name = row.get("model_name", "")
+    classifier = f"{name}-classifier"
+    if row.get("family") == "encoder" and row.get("optimizer") == "none" and models.is_preset(classifier):
+        return classifier
+    return name

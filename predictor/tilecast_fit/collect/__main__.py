@@ -1,0 +1,7 @@
+"""`python -m collect`, beside this folder."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,28 @@
+"""A kind of job: one template, as a Job of batch/v1 has it, and a number of replicas."""
+
+from collections.abc import Iterator
+
+from tilecast.api.fields import Document, FieldChange
+from tilecast.jobs.interface import JobKind, Pods, template
+from tilecast.jobs.quantities import whole_count
+
+
+class ZetaJob(JobKind):
+    """Its pods are `spec.replicas` of `spec.template`."""
+
+    kind = "ZetaJob"
+    plural = "zetajobs"
+    finished = ("Done",)
+
+    def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
+        spec = document["spec"]
+        yield template("", ("spec", "template", "spec"), whole_count(spec.get("replicas", 1)), spec["template"]["spec"])
+
+    def is_active(self, status: Document) -> bool:
+        return bool(status.get("active"))
+
+    def resize(self, document: Document, pods: int) -> list[FieldChange]:
+        return [FieldChange(("spec", "replicas"), pods)]
+
+
+KIND = ZetaJob()
