@@ -2,6 +2,7 @@
 
 python bench/calibration.py RUNS.csv ...          # errors after 0, 3, 10, 30 observations
 python bench/calibration.py --fit RUNS.csv ...    # the figures of predictor/tilecast/calibration.toml
+python bench/calibration.py --unrelated RUNS.csv ...    # what ten runs of other jobs do to a job's forecast
 """
 
 import argparse
@@ -12,7 +13,7 @@ import numpy as np
 from tilecast import calibration
 from tilecast.calibration import LEVELS, Run
 from tilecast.validate import runs as tables
-from tilecast.validate.calibration import measured, report
+from tilecast.validate.calibration import measured, report, unrelated
 
 
 def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
@@ -35,11 +36,17 @@ def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--unrelated", action="store_true")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
     found = measured([row for path in options.files for row in tables.read_table(path)])
     if options.fit:
         for name, (spread, groups) in deviations(list(found.runs)).items():
             print(f"{name:<10}{spread:7.3f}  {groups} groups")
+    elif options.unrelated:
+        for spread in (0.0, 0.03, 0.06, 0.08, 0.1, 0.12):
+            known = {**calibration.deviations(), calibration.SOFTWARE: spread}
+            sources, raw, corrected = unrelated(found, known=known)
+            print(f"software {spread:.2f}: {sources} sources, error {raw:.2%} without, {corrected:.2%} with ten runs")
     else:
         print(report(found))

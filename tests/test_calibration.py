@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tilecast import calibration, models, search
 from tilecast.advise import Request, advise
+from tilecast.api import calibration as calibration_file
 from tilecast.calibration import LEAST, Calibration, Correction, Run, current, drifted, fit, left_out, relative_error
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import Workload
@@ -51,6 +52,34 @@ def test_twenty_reports_of_a_workload_bring_its_next_forecast_within_five_percen
     table = fit([replace(RUN, observations=20)])
     assert 1.3 * at(table, RUN) == pytest.approx(1.0, abs=0.05)
     assert 1.0 / 1.3 < at(table, OTHER) < 0.95, "another workload follows, not as far"
+
+
+def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
+    runs = [replace(RUN, workload=f"w{n}", framework="megatron") for n in range(6)]
+    plain = [replace(RUN, pool="q", workload=f"p{n}", framework="ddp", predicted_s=1.0) for n in range(6)]
+    table = fit([*runs, *plain])
+    assert table.crossed("megatron", "decoder") < 0.97
+    assert table.crossed("ddp", "decoder") > 1.03
+    assert table.crossed("megatron", "cnn") == table.crossed("jax", "decoder") == 1.0
+    assert fit(runs[:2]).software == (), "two reports are too few"
+    asked = replace(WORKLOAD, framework="megatron")
+    on_t4 = table.of("t4", asked, 8).ratio
+    assert on_t4 == pytest.approx(table.at(("t4",)).ratio * table.crossed("megatron", "decoder"))
+    assert table.columns("t4", asked, np.array([8]))[0].tolist() == pytest.approx([on_t4])
+    assert table.differs(replace(table, software=()))
+    assert calibration_file.read(calibration_file.write(table), "ours.json") == table
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(factors, min_size=10, max_size=10), st.sampled_from(["", "megatron"]))
+def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(found: list[float], framework: str) -> None:
+    runs = [
+        replace(RUN, gpu="t4", family="cnn", scale="1", workload=f"w{n}", predicted_s=factor, framework=framework)
+        for n, factor in enumerate(found)
+    ]
+    table = fit(runs)
+    moved = math.log(table.at(calibration.group(OTHER)).ratio * table.crossed("ddp", OTHER.family))
+    assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in found)
 
 
 def test_many_runs_bring_every_forecast_of_the_group_within_five_percent() -> None:

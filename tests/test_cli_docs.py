@@ -37,6 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "all_reduce_perf.log").write_text(LOG)
     (table,) = re.findall(r"^```csv\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "runs.csv").write_text(table)
+    (runs,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "measured.json").write_text(runs)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -58,6 +60,9 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert (folder / kind).read_text().startswith("<svg")
     elif verb == "trace":
         assert json.loads((folder / kind).read_text())["operators"]
+    elif words[:2] == ["validate", "transfer"]:
+        raw, corrected = (float(cell.rstrip("%")) for cell in out.splitlines()[-1].split()[5:7])
+        assert corrected < raw
     elif verb == "validate" and kind == "html":
         assert "2 rows, 2 predicted, 0 refused" in out and out.endswith("</html>\n")
     elif verb == "validate":

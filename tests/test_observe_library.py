@@ -115,6 +115,66 @@ def test_what_is_skipped_is_no_step(operator: Operator, settings: ReporterSettin
     }
 
 
+def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: Operator, settings: ReporterSettings) -> None:
+    clock = Clock()
+
+    def loader() -> Iterator[int]:
+        for number in range(6):
+            clock.now += 100.0 if number == 0 else 0.4
+            yield number
+
+    with StepTimer(warmup_steps=1, interval_s=3600, settings=settings, clock=clock) as timer:
+        seen = []
+        for number in timer.loading(loader()):
+            seen.append(number)
+            clock.now += 0.6
+            timer.step()
+    assert seen == list(range(6))
+    body = operator.reports[0][2]
+    assert (body["stepSeconds"], body["inputSeconds"]) == pytest.approx((1.0, 0.4)), "the first wait is warm-up"
+
+
+def test_a_loader_fails_as_it_would_alone(settings: ReporterSettings) -> None:
+    def loader() -> Iterator[int]:
+        yield 1
+        raise OSError("disk")
+
+    with StepTimer(settings=replace(settings, url="")) as timer, pytest.raises(OSError, match="disk"):
+        list(timer.loading(loader()))
+
+
+def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
+    operator: Operator, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = SimpleNamespace(now=False)
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            return
+
+        def query(self) -> bool:
+            return passed.now
+
+        def elapsed_time(self, end: Event) -> float:
+            return 250.0
+
+    cuda = SimpleNamespace(Event=Event, is_available=lambda: True, is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    clock = Clock()
+    timer = StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock)
+    timer.start()
+    for number in timer.loading(range(200)):
+        passed.now = number > 150
+        clock.now += 1.0
+        timer.step()
+    monkeypatch.delitem(sys.modules, "torch")
+    timer.stop()
+    assert operator.reports[0][2]["inputSeconds"] == pytest.approx(0.25 * (64 + 200 - 151) / 200, abs=0.02)
+
+
 def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=0.02, settings=settings, clock=clock) as timer:

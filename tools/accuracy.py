@@ -50,6 +50,12 @@ TABLES = (
     ),
     Table("Training steps: NeuSight", "Eager PyTorch in FP32 on nine GPUs.", "runs", ("e2e/neusight_dev.csv",)),
     Table(
+        "One run for another",
+        "Each row forecast from one other row of its source and model, with constants fitted without the source:"
+        " `gain` is the corrected error over the raw one, with an interval from resampling the sources.",
+        "transfer", ("e2e/*.csv", "second/e2e/published2.csv"),
+    ),
+    Table(
         "Kernels", "Matrix products, attention, convolutions and element-wise kernels, of every library of the tables.",
         "kernels", ("kernels/*/*.csv*", "neusight/kernels_*.csv.gz", "second/kernels/*.csv*"),
     ),

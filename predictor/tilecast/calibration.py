@@ -2,9 +2,10 @@
 
 The logarithm of raw forecast over measurement is the sum of independent deviations, each shared by the runs of one
 group: of the cluster, of a GPU, of a precision and model family on it, of a range of GPU counts, of one workload, and
-of the run alone. `calibration.toml` says how large each is. Given the runs seen so far, the expected deviation of a new
-run is the best linear unbiased prediction (Henderson 1975; Robinson, Statistical Science 6, 1991): every group is
-shrunk towards the coarser one that holds it, and towards 0, by exactly as much as its runs leave open.
+of the run alone; and, across all GPUs, of a framework and model family. `calibration.toml` says how large each is.
+Given the runs seen so far, the expected deviation of a new run is the best linear unbiased prediction (Henderson 1975;
+Robinson, Statistical Science 6, 1991): every group is shrunk towards the coarser one that holds it, and towards 0, by
+exactly as much as its runs leave open. What a job's own runs teach of it elsewhere is `transfer`'s.
 
 A group counts only once it has `LEAST` observations, so that nothing moves on one. Runs far from the others are drawn
 in (Huber's weights). Where the newest runs of a pool contradict its older ones, the older ones no longer count.
@@ -24,6 +25,7 @@ from importlib.resources import files
 from typing import TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tilecast.spec import Floats, Ints, Workload
 
@@ -83,6 +85,8 @@ class Run:
     predicted_s: float
     observed_s: float
     observations: int = 1
+    framework: str = ""
+    """As `framework_of` names it; empty where that is not known, and then the run shares nothing by it."""
 
     @property
     def deviation(self) -> float:
@@ -92,6 +96,15 @@ class Run:
 
 LEVELS: tuple[tuple[str, int], ...] = (("cluster", 0), ("gpu", 1), ("kind", 3), ("scale", 4), ("workload", 5))
 """The deviation that the runs of a group share, and how much of a key names the group."""
+
+
+SOFTWARE = "software"
+"""The deviation that runs of one framework and model family share over all GPUs, crossed with those of `LEVELS`."""
+
+
+def framework_of(workload: Workload) -> str:
+    """What the runs of a workload's framework have in common, where it names none too."""
+    return workload.framework or "none"
 
 
 def group(run: Run) -> Key:
@@ -120,6 +133,8 @@ class Calibration:
     """Corrections by group; a group without one takes that of the next coarser. Without any, forecasts stay."""
 
     corrections: tuple[Correction, ...] = ()
+    software: tuple[Correction, ...] = ()
+    """By framework and model family, on every GPU, beside the other."""
 
     @property
     def runs(self) -> int:
@@ -135,22 +150,31 @@ class Calibration:
         """What applies to a workload on so many GPUs of a kind."""
         if not self.corrections:
             return Correction()
-        return self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
+        found = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
+        return replace(found, ratio=found.ratio * self.crossed(framework_of(workload), workload.model.family))
+
+    def crossed(self, framework: str, family: str) -> float:
+        """The ratio of a framework and family, which the others are multiplied by."""
+        return next((item.ratio for item in self.software if item.group == (framework, family)), 1.0)
 
     def columns(self, gpu: str, workload: Workload, gpus: Ints) -> tuple[Floats, Floats]:
         """Ratio and width for each GPU count, (n,) each."""
         ratio, width = np.ones(len(gpus)), np.ones(len(gpus))
         if self.corrections:
             named = digest(workload)
+            crossed = self.crossed(framework_of(workload), workload.model.family)
             least = 0.0
             for most, name in SCALES:
                 rows = (gpus > least) & (gpus <= most)
                 one = self.at((gpu, workload.precision, workload.model.family, name, named))
-                ratio[rows], width[rows], least = one.ratio, one.width, most
+                ratio[rows], width[rows], least = one.ratio * crossed, one.width, most
         return ratio, width
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
         """Whether a forecast or its range would change by more than the tolerance, or runs became twice as many."""
+        names = {item.group for item in (*self.software, *other.software)}
+        if any(abs(math.log(self.crossed(*name) / other.crossed(*name))) > tolerance for name in names):
+            return True
         keys = {item.group for item in (*self.corrections, *other.corrections)}
         return any(_differ(self.at(key), other.at(key), tolerance) for key in keys)
 
@@ -183,7 +207,11 @@ def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibr
     if found is None:
         return Calibration()
     keys = sorted({group(run)[:depth] for run in found.runs for _, depth in LEVELS})
-    return Calibration(tuple(one for key in keys if (one := found.correction(key)) is not None))
+    names = sorted({(run.framework, run.family) for run in found.runs if run.framework})
+    return Calibration(
+        tuple(one for key in keys if (one := found.correction(key)) is not None),
+        tuple(one for name in names if (one := found.crossed(name)) is not None),
+    )
 
 
 def left_out(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
@@ -239,6 +267,16 @@ def _mad(residuals: Floats) -> float:
     return 1.4826 * float(np.median(np.abs(residuals)))
 
 
+def _crossed(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
+    """Which runs share the deviation of a framework and family that was observed often enough, (n, n); a run of a known
+    framework has one of its own in any case."""
+    named = np.array([bool(run.framework) for run in runs])
+    reports = np.array([run.observations for run in runs])
+    _, of = np.unique([f"{run.framework}|{run.family}" for run in runs], return_inverse=True)
+    enough = np.bincount(of, reports)[of] >= LEAST
+    return np.asarray((of[:, None] == of[None]) & (named & enough)[:, None]) | np.diag(named)
+
+
 @dataclass(frozen=True, slots=True)
 class _Fit:
     """Runs with their inverse covariance."""
@@ -271,6 +309,7 @@ class _Fit:
             holds = np.array([counts[depth, key[:depth]] >= LEAST for key in keys])
             covariance += variance * ((member[:, None] == member[None]) & holds[:, None])
             covariance += np.diag(variance * ~holds)
+        covariance += known[SOFTWARE] ** 2 * _crossed(runs)
         inverse = np.linalg.inv(covariance)
         deviation = np.array([run.deviation for run in runs])
         drawn = deviation
@@ -315,6 +354,16 @@ class _Fit:
             own=own,
             observations=self.counts[len(key), key],
         )
+
+    def crossed(self, name: tuple[str, str]) -> Correction | None:
+        """That of a framework and family on every GPU; None where too little was observed of it."""
+        own = np.array([(run.framework, run.family) == name for run in self.runs])
+        observations = sum(run.observations for run, mine in zip(self.runs, own, strict=True) if mine)
+        if observations < LEAST:
+            return None
+        expected = self.known[SOFTWARE] ** 2 * float(own @ self.inverse @ self.drawn)
+        ratio = min(max(math.exp(-expected), 1 / MOST), MOST)
+        return Correction(name, float(f"{ratio:.4g}"), 1.0, len(self.runs), int(own.sum()), observations)
 
     def _spread(self) -> float:
         """How much wider than assumed the runs really lie: their errors' 90 % quantile in units of the assumed one,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 log = logging.getLogger("tilecast_observe")
 
@@ -63,7 +63,17 @@ class ReporterSettings:
         )
 
 
-Take = Callable[[int], Optional["tuple[float, int]"]]
+@dataclass(frozen=True)
+class Taken:
+    """Steps since the last report: their median and their number, and what a step waited for data in the mean, where a
+    loader is timed. Seconds."""
+
+    seconds: float
+    steps: int
+    input_seconds: float | None = None
+
+
+Take = Callable[[int], Taken | None]
 
 
 class Reporter:
@@ -71,7 +81,7 @@ class Reporter:
 
     Args:
         settings: where to.
-        take: given the least number of new steps, their median in seconds and their number, or None.
+        take: given the least number of new steps, what was measured of them, or None.
         interval_s: seconds between two reports.
     """
 
@@ -117,7 +127,7 @@ class Reporter:
             is_last = self._ended.wait(self._interval_s)
             try:
                 if (found := self._take(1 if is_last else LEAST_STEPS)) is not None:
-                    self._report(*found)
+                    self._report(found)
             except Exception as error:
                 if not self._is_told:
                     log.warning("a step time was not reported, training goes on: %s", error)
@@ -125,16 +135,17 @@ class Reporter:
             if is_last:
                 return
 
-    def _report(self, seconds: float, steps: int) -> None:
-        self._steps += steps
+    def _report(self, found: Taken) -> None:
+        self._steps += found.steps
         peak = _peak_memory_bytes()
-        self._text = self._exposition(seconds, peak)
+        self._text = self._exposition(found, peak)
         if self._settings.metrics_file:
             _replace(Path(self._settings.metrics_file), self._text)
         if self._settings.url and self._settings.job:
             said = {
-                "stepSeconds": seconds,
-                "steps": steps,
+                "stepSeconds": found.seconds,
+                "steps": found.steps,
+                "inputSeconds": found.input_seconds,
                 "peakMemoryBytes": peak,
                 "gpu": _gpu_name(),
                 "gpus": self._settings.gpus,
@@ -154,13 +165,16 @@ class Reporter:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             answer.read()
 
-    def _exposition(self, seconds: float, peak: int | None) -> str:
+    def _exposition(self, found: Taken, peak: int | None) -> str:
         """The Prometheus text format, version 0.0.4."""
         labels = f'{{namespace="{_escaped(self._settings.namespace)}",trainingjob="{_escaped(self._settings.job)}"}}'
         metrics = [
-            ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(seconds)),
+            ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(found.seconds)),
             ("tilecast_steps_total", "counter", "Optimizer steps measured since the start.", str(self._steps)),
         ]
+        if found.input_seconds is not None:
+            text = "Mean time of a step that the GPU waited for data."
+            metrics.append(("tilecast_input_seconds", "gauge", text, repr(found.input_seconds)))
         if peak is not None:
             text = "Most GPU memory that PyTorch allocated on this rank."
             metrics.append(("tilecast_peak_memory_bytes", "gauge", text, str(peak)))
@@ -191,7 +205,7 @@ class Reporter:
         return server
 
 
-def _torch_cuda() -> Any:
+def torch_cuda() -> Any:
     """`torch.cuda` where the training uses it; never imported here."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -199,12 +213,12 @@ def _torch_cuda() -> Any:
 
 
 def _peak_memory_bytes() -> int | None:
-    cuda = _torch_cuda()
+    cuda = torch_cuda()
     return None if cuda is None else int(cuda.max_memory_allocated())
 
 
 def _gpu_name() -> str | None:
-    cuda = _torch_cuda()
+    cuda = torch_cuda()
     return None if cuda is None else str(cuda.get_device_name())
 
 

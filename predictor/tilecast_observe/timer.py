@@ -7,11 +7,12 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tilecast_observe.reporter import Reporter, ReporterSettings, log
+from tilecast_observe.loading import Batch, Waits
+from tilecast_observe.reporter import Reporter, ReporterSettings, Taken, log
 
 if TYPE_CHECKING:
     from typing import Self
@@ -48,6 +49,7 @@ class StepTimer:
         self._lock = threading.Lock()
         self._steps: deque[float] = deque(maxlen=KEPT)
         self._count = 0
+        self._waits = Waits(clock)
         self._reporter: Reporter | None = None
         try:
             self._reporter = Reporter(settings or ReporterSettings.of(os.environ), self._take, interval_s)
@@ -66,6 +68,13 @@ class StepTimer:
         with self._lock:
             self._steps.append(now - before)
             self._count += 1
+
+    def loading(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader, the time that the GPU waits for each of them reported beside the step.
+
+        `for batch in timer.loading(loader):` instead of `for batch in loader:`. What the loader raises is raised.
+        """
+        return self._waits.over(loader, lambda: self._mark is not None and self._left == 0)
 
     def skip(self) -> None:
         """What happens until the next step ends is no training: an evaluation, a checkpoint."""
@@ -91,12 +100,13 @@ class StepTimer:
     ) -> None:
         self.stop()
 
-    def _take(self, least: int) -> tuple[float, int] | None:
-        """The median in seconds and the number of steps since the last call that returned any; None below `least`."""
+    def _take(self, least: int) -> Taken | None:
+        """What was measured since the last call that returned any; None below `least` steps."""
         with self._lock:
             if self._count < least:
                 return None
             steps, count = list(self._steps), self._count
             self._steps.clear()
             self._count = 0
-        return statistics.median(steps), count
+        seconds, waited = statistics.median(steps), self._waits.take()
+        return Taken(seconds, count, None if waited is None else min(waited / count, seconds))

@@ -62,6 +62,8 @@ class StepReport:
     driver: str | None = None
     plan: Stated | None = None
     annotation: str | None = None
+    input_seconds: float | None = None
+    """What of the step went by waiting for data."""
 
 
 class _Body(ApiModel):
@@ -69,6 +71,7 @@ class _Body(ApiModel):
 
     step_seconds: float = Field(description="Median step.")
     steps: int | None = Field(default=None, ge=1, le=10**9)
+    input_seconds: float | None = Field(default=None, ge=0, lt=1e9)
     peak_memory_bytes: int | None = Field(default=None, ge=0, le=2**50)
     gpu: str | None = Field(default=None, max_length=128)
     gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS)
@@ -95,9 +98,12 @@ def from_body(body: bytes, node: str | None) -> StepReport:
         one = check(_Body, found, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
+    if one.input_seconds is not None and one.input_seconds > one.step_seconds:
+        raise Refused("invalid", 422, f"inputSeconds: {one.input_seconds:g} is more than stepSeconds; send its part")
     return StepReport(
         seconds=positive(one.step_seconds),
         source="put",
+        input_seconds=one.input_seconds,
         steps=one.steps,
         peak_memory_bytes=one.peak_memory_bytes,
         gpu=one.gpu,
@@ -237,6 +243,7 @@ class Window:
             node=observed.node,
             driver=observed.driver,
             annotation=observed.annotation,
+            input_seconds=observed.input_seconds,
         )
         return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
@@ -254,6 +261,7 @@ class Window:
         latest = self.latest
         return ObservedStep.within(
             step_seconds=figures(self.seconds),
+            input_seconds=None if latest.input_seconds is None else figures(latest.input_seconds),
             samples=self.samples,
             source=latest.source,
             time=self.time,
@@ -271,7 +279,7 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
-    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
+    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "input_seconds")
     missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))

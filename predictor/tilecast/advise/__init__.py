@@ -118,14 +118,22 @@ def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> s
     model, the constants and the version. What is free now and which layer told a fact decide nothing."""
     inputs = {
         "request": asdict(replace(request, name="")),
-        "pools": [
-            asdict(replace(pool, free_gpus=None, layers={})) for pool in sorted(pools, key=lambda pool: pool.name)
-        ],
+        "pools": [_deciding(pool) for pool in sorted(pools, key=_name)],
         "model": model_sha256,
         "constants": constants.digest(),
         "version": __version__,
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _deciding(pool: Pool) -> dict[str, object]:
+    """What of a pool decides an advice; what runs teach where there are some."""
+    facts = asdict(replace(pool, free_gpus=None, layers={}))
+    if not pool.own.runs:
+        del facts["own"]
+    if not pool.calibration.software:
+        del facts["calibration"]["software"]
+    return facts
 
 
 def _name(pool: Pool) -> str:

@@ -305,6 +305,7 @@ class Details:
             fits_now=None if pool.free_gpus is None else plan.gpus <= pool.free_gpus,
             reason="",
             correction=float(priced.times.correction[place]),
+            carried=float(priced.times.carried[place]),
         )
 
 

@@ -99,7 +99,10 @@ class Offer:
     """Whether so many GPUs of the pool are free now; None where that is not known."""
     reason: str
     correction: float = 1.0
-    """What the step was multiplied by because of runs seen on the cluster; `step_s` over it is the raw forecast."""
+    """What the step was multiplied by because of measured runs; `step_s` over it is the raw forecast, but for what is
+    waited for input."""
+    carried: float = 1.0
+    """The share of the job's own runs in that."""
 
     @property
     def gpus(self) -> int:

@@ -35,6 +35,9 @@ class DetailedOffer(Recommendation):
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
     gpu: str = Field(description="Name of the pool's GPU.")
     memory: dict[str, int] = Field(description="The bill of the fullest GPU in bytes; it sums to memoryBytes.used.")
+    own_runs_ratio: float | None = Field(
+        default=None, gt=0, description="What the job's own measured runs (--measured) multiply its step by."
+    )
 
 
 class AppliedChange(ApiModel):

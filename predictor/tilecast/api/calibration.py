@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import Field, ValidationError
 
 from tilecast.api.base import ApiModel, StatusModel, check
-from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
+from tilecast.calibration import SCALES, Calibration, Correction, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
 
@@ -32,6 +32,7 @@ class RunRecord(StatusModel):
     predicted_seconds: float = Field(gt=0, le=1e9, description="Raw forecast of its step.")
     observed_seconds: float = Field(gt=0, le=1e9, description="Median of its measured steps.")
     observations: int = Field(ge=1, le=10**9, description="Reports that the median is of.")
+    framework: str = Field(default="", max_length=32, description="Framework that it trained with; none names none.")
     time: str = Field(max_length=32, description="When the last of them arrived, RFC 3339.")
 
 
@@ -89,7 +90,7 @@ def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
             continue
         run = Run(
             pool, gpu, one.precision, one.family, one.scale, one.workload,
-            one.predicted_seconds, one.observed_seconds, one.observations,
+            one.predicted_seconds, one.observed_seconds, one.observations, one.framework,
         )  # fmt: skip
         runs.append(Seen(one.uid, one.time, run))
     return runs
@@ -120,6 +121,7 @@ def records(runs: Iterable[Seen]) -> list[RunRecord]:
             predicted_seconds=float(f"{item.run.predicted_s:.6g}"),
             observed_seconds=float(f"{item.run.observed_s:.6g}"),
             observations=item.run.observations,
+            **({"framework": item.run.framework} if item.run.framework else {}),
             time=item.time,
         )
         for item in newest
@@ -149,7 +151,8 @@ _WORKLOAD = 5
 
 def write(table: Calibration) -> str:
     """A calibration as a JSON file."""
-    return json.dumps({"corrections": [asdict(item) for item in table.corrections]}, indent=1) + "\n"
+    parts = {"corrections": table.corrections, "software": table.software}
+    return json.dumps({name: [asdict(item) for item in part] for name, part in parts.items()}, indent=1) + "\n"
 
 
 class _Row(ApiModel):
@@ -163,6 +166,7 @@ class _Row(ApiModel):
 
 class _File(ApiModel):
     corrections: list[_Row]
+    software: list[_Row] = Field(default_factory=list)
 
 
 def read(text: str, name: str) -> Calibration:
@@ -177,11 +181,11 @@ def read(text: str, name: str) -> Calibration:
         document = None
     if not isinstance(document, Mapping):
         raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
-    rows = check(_File, document, name).corrections
-    return Calibration(
-        tuple(Correction(_key(row.group), row.ratio, row.width, row.runs, row.own, row.observations) for row in rows)
+    found = check(_File, document, name)
+    return Calibration(_corrections(found.corrections), _corrections(found.software))
+
+
+def _corrections(rows: Sequence[_Row]) -> tuple[Correction, ...]:
+    return tuple(
+        Correction(tuple(row.group), row.ratio, row.width, row.runs, row.own, row.observations) for row in rows
     )
-
-
-def _key(group: Sequence[str]) -> Key:
-    return tuple(group)

@@ -167,6 +167,9 @@ class ObservedStep(StatusModel):
     """The measured step."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
+    input_seconds: float | None = Field(
+        default=None, ge=0, description="What of a step the GPU waited for data, as the newest report that says it."
+    )
     samples: int = Field(ge=1, description="Reports so far.")
     source: str = Field(max_length=32, description="Where the newest came from: put, annotation, prometheus, trainJob.")
     time: str = Field(max_length=32, description="When the newest arrived.", json_schema_extra={"format": "date-time"})

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilecast import search
-from tilecast.advise import Advice, Baseline, Offer, Request, advise
-from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, pool_inputs, reading
+from tilecast.advise import Advice, Baseline, Offer, Request, advise, measured
+from tilecast.cli import EXIT_NO_RECOMMENDATION, EXIT_OK, inputs, measurements, pool_inputs, reading
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
 from tilecast.render import launch as launched
@@ -34,8 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pool_inputs.pool_arguments(parser)
     parser.add_argument(
         "--baseline",
-        metavar="POOL:N[:PLAN]",
-        help="what you would run today, priced as a row of its own; PLAN for instance tp=2,dp=4,zero=1,mb=1",
+        metavar="POOL:N[:PLAN][=STEP]",
+        help="what you would run today, priced as a row of its own; PLAN for instance tp=2,dp=4,zero=1,mb=1; with a "
+        "STEP as measured, what --measured POOL:N makes of it",
     )
     parser.add_argument(
         "--plan",
@@ -46,10 +47,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measured",
-        type=float,
-        metavar="SECONDS",
-        help="a step as measured: of --baseline, or else of --plan; names the "
-        "line of the forecast that is most probably off",
+        action="append",
+        default=[],
+        metavar="POOL:N[/PLAN]=STEP",
+        help="a step of the job as measured (1.9s, 450ms), which corrects the forecast on every pool; may be repeated; "
+        "@FILE.json brings many. SECONDS alone are of --baseline, or else of --plan, and name the line of the forecast "
+        "that is most probably off",
     )
     parser.add_argument("--explain", action="store_true", help="operators, roofline, exchanges and memory of the plan")
     parser.add_argument(
@@ -75,21 +78,26 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
     request, pools = job.request(), pool_inputs.pools(options)
+    options.seconds, stated = measurements.read(options.measured)
     if options.baseline:
-        request = replace(request, baseline=_baseline(options.baseline))
+        where, step = measurements.baseline(options.baseline)
+        request = replace(request, baseline=_baseline(where))
+        stated = [*stated, *step]
+    own = measured.known(request, measurements.resolved(stated, pools))
+    pools = measured.taught(request, pools, own)
     if options.plan is not None:
         request = _planned(request, options.plan)
     notes = pool_inputs.pool_notes(options, pools)
     requests = kept_to(request, options.launch) if options.launch else (request,)
     if job.source is None:
-        advice = _noted(_best(requests, pools), notes)
+        advice = measured.told(_noted(_best(requests, pools), notes), own)
         text = _text(options, advice, pools)
     else:
         from tilecast.jobs.candidates import settled
 
         narrowed = [job.source.narrowed(one, pools, pool_inputs.node_labels(options)) for one in requests]
         found = narrowed[0][1]
-        advice = _noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes)
+        advice = measured.told(_noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes), own)
         is_manifest = options.output == "yaml"
         text = _manifest(options, job.source, advice, found) if is_manifest else _text(options, advice, found.pools)
     sys.stdout.write(text)
@@ -229,12 +237,12 @@ class _Extra:
 
 def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_Extra]:
     found = []
-    if options.measured is not None:
+    if options.seconds is not None:
         from tilecast.diagnose import diagnose
         from tilecast.render import diagnose as diagnosed
 
         ran = _that_ran(options, advice)
-        held = diagnose(ran.workload, ran.plan, ran.pool, options.measured)
+        held = diagnose(ran.workload, ran.plan, ran.pool, options.seconds)
         found.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
     if options.explain:
         from tilecast.explain import explain
@@ -259,8 +267,8 @@ def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_E
 
 def _that_ran(options: argparse.Namespace, advice: Advice) -> Offer:
     """The offer that `--measured` is about."""
-    if not 0 < options.measured < 1e9:
-        raise SpecError("--measured", f"{options.measured:g} is no step time", "give seconds, more than 0")
+    if not 0 < options.seconds < 1e9:
+        raise SpecError("--measured", f"{options.seconds:g} is no step time", "give seconds, more than 0")
     if options.baseline:
         if advice.baseline is None:
             raise SpecError("--measured", "the baseline cannot be priced", "see why without --measured")

@@ -133,14 +133,19 @@ def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
 
 def _pools_of(text: str) -> list[Pool]:
     """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
-    found = [_usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
+    found = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
     names = [pool.name for pool in found]
     if len(set(names)) < len(names):
         raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
     return found
 
 
-def _usual_pool(gpu: Gpu, count: int) -> Pool:
+def usual_pool(gpu: Gpu, count: int) -> Pool:
+    """So many GPUs as the instance type that usually has them holds them.
+
+    Raises:
+        SpecError: they do not fill its nodes.
+    """
     usual = instances.usual_type(gpu)
     whole = usual.gpus if usual else instances.default_gpus_per_node(gpu)
     per_node = min(count, whole)

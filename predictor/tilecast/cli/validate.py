@@ -1,4 +1,4 @@
-"""`tilecast validate`: forecasts against measured steps, kernels and collectives."""
+"""`tilecast validate`: forecasts against measured steps, kernels and collectives, and runs against each other."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("runs", "tables of measured training steps"),
         ("kernels", "tables of measured kernels"),
         ("collectives", "tables of measured collectives"),
+        ("transfer", "what one run of those tables is worth for the others of its source and model"),
     ):
         kind = kinds.add_parser(name, help=help_)
         kind.add_argument("files", nargs="+", type=Path, metavar="FILE")
+        if name == "transfer":
+            continue
         kind.add_argument("--rows", type=Path, metavar="OUT.csv", help="write one forecast per input row")
         if name == "runs":
             kind.add_argument("-o", "--output", choices=("table", "html"), default="table")
@@ -55,4 +58,10 @@ def _collectives(options: argparse.Namespace) -> str:
     return collectives.run(options.files, options.rows, track=track)
 
 
-_REPORTS = {"runs": _runs, "kernels": _kernels, "collectives": _collectives}
+def _transfer(options: argparse.Namespace) -> str:
+    from tilecast.validate import transfer
+
+    return transfer.report(transfer.subjects(options.files, track))
+
+
+_REPORTS = {"runs": _runs, "kernels": _kernels, "collectives": _collectives, "transfer": _transfer}

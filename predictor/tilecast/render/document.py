@@ -137,6 +137,7 @@ def _detailed(offer: Offer | None) -> dict[str, Any] | None:
         "plan": str(offer.plan),
         "gpu": offer.pool.gpu.name,
         "memory": {name: round(value) for name, value in offer.memory.items()},
+        "ownRunsRatio": figures(offer.carried) if offer.pool.own.runs else None,
     }
     return recommendation(offer) | _present(more)
 

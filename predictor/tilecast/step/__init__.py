@@ -27,6 +27,7 @@ from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, mic
 from tilecast.step.placement import joined
 from tilecast.step.replicas import Shared, at_stage, contention, gradient_sync, shared_by_degrees
 from tilecast.step.weights import HOST_BYTES_PER_S, copied_bytes_per_s, copied_seconds, fetch_seconds, once_seconds
+from tilecast.transfer import Place, Transfer, node_samples
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
@@ -45,19 +46,29 @@ class StepTimes:
     spread: Floats
     """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
     correction: Floats
-    """What the parts were multiplied by because of runs seen on the pool's cluster, (n,)."""
+    """What the parts were multiplied by because of runs seen on the pool's cluster, and of the job's own, (n,)."""
+    carried: Floats
+    """The share of the job's own runs in that factor, (n,)."""
     width: Floats
-    """Factor on the half-width of the whole step's range, for the same reason, (n,)."""
+    """Factor on the half-width of the whole step's range, for the same reasons, (n,)."""
+    least: Floats
+    """Seconds of all kernels at the peak of compute or memory, (n,)."""
 
     @property
     def total(self) -> Floats:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
 
-    def corrected(self, ratio: Floats, width: Floats, least_s: Floats) -> StepTimes:
-        """The same, every part times the ratio, but no step below `least_s` for that, columns (n,)."""
-        correction = np.maximum(ratio, np.minimum(least_s / self.total, 1.0))
+    def corrected(self, ratio: Floats, carried: Floats, width: Floats) -> StepTimes:
+        """The same, every part times both ratios, but no step below `least` for that, columns (n,)."""
+        floor = np.minimum(self.least / self.total, 1.0)
+        without = np.maximum(ratio, floor)
+        correction = np.maximum(without * carried, floor)
         parts = {name: getattr(self, name) * correction for name in PARTS}
-        return replace(self, **parts, correction=correction, width=width)
+        return replace(self, **parts, correction=correction, carried=correction / without, width=width)
+
+    def waiting(self, waited_s: Floats) -> StepTimes:
+        """The same, with so many seconds more of waiting for input, (n,)."""
+        return replace(self, input=self.input + waited_s)
 
     def bounded(self, least_s: Floats) -> StepTimes:
         """The same, no step below `least_s`, (n,): what is missing is waited for as input."""
@@ -132,6 +143,9 @@ class Steps:
     gpus_per_node: int
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
+    own: Transfer
+    """The job's own runs."""
+    place: Place
 
     @classmethod
     def of(
@@ -171,6 +185,8 @@ class Steps:
             pool.calibration.columns(pool.gpu.name, workload, at(alike.split.first)[1].gpus)
             if pool.calibration.corrections
             else None,
+            pool.own,
+            Place.of(pool.gpu.name, pool.gpu.architecture, workload),
         )
 
     def rows(self, rows: slice | Rows) -> StepTimes:
@@ -204,11 +220,17 @@ class Steps:
             input=fed,
             spread=micro.spread[place],
             correction=ones,
+            carried=ones,
             width=ones,
+            least=repeats / stages * micro.roofline_s[place],
         )
-        if self.calibrated is not None:
-            ratio, width = (column[split][place] for column in self.calibrated)
-            found = found.corrected(ratio, width, repeats / stages * micro.roofline_s[place])
+        ratio, width = (ones, ones) if self.calibrated is None else (one[split][place] for one in self.calibrated)
+        if self.own.runs:
+            carried, narrowed = self.own.columns(self.place, plans)
+            waited = self.own.waited_s(plans, self.gpus_per_node)
+            found = found.corrected(ratio, carried, width * narrowed).waiting(waited)
+        elif self.calibrated is not None:
+            found = found.corrected(ratio, ones, width)
         if self.workload.input_samples_per_s is None:
             return found
         return found.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
@@ -251,5 +273,4 @@ def _input_seconds(graph: Graph, plans: Plans, compute: Floats) -> Floats:
 def _delivered_seconds(plans: Plans, gpus_per_node: int, samples_per_s: float) -> Floats:
     """Seconds in which the input pipelines of a plan's nodes, each at so many samples a second, deliver the samples of
     a step, (n,). Loaders work ahead, so this bounds the step and adds nothing else to it."""
-    samples = plans.data * plans.micro_batch * plans.gradient_accumulation
-    return np.asarray(samples / (np.ceil(plans.gpus / gpus_per_node) * samples_per_s))
+    return node_samples(plans, gpus_per_node) / samples_per_s

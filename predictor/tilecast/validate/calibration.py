@@ -5,8 +5,9 @@ Every `source` of a runs table stands for a cluster, and every GPU of a source f
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy.typing as npt
 from tilecast import calibration
 from tilecast.calibration import Calibration, Run
 from tilecast.spec import Floats, SpecError
+from tilecast.validate import Track, residuals, scores, untracked
 from tilecast.validate import runs as tables
-from tilecast.validate import scores
 from tilecast.validate.cells import Row
-from tilecast.validate.table import read
+from tilecast.validate.runs import Forecast
+from tilecast.validate.table import Case, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +31,21 @@ class MeasuredRuns:
     runs: tuple[Run, ...]
     half_width: Floats
     """Of the range without any run, as a logarithm."""
+    cases: tuple[Case, ...]
+    forecasts: tuple[Forecast, ...]
 
 
-def measured(rows: Sequence[Row]) -> MeasuredRuns:
+def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
     """The graded rows of runs tables as runs of pools, forecast with constants fitted without their source."""
-    forecasts = tables.forecast(rows)
+    forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
-    widths = {
-        id(row): 0.5 * np.log(item.upper_s / item.lower_s)
-        for row, item in zip(rows, forecasts, strict=True)
-        if item.upper_s and item.lower_s
-    }
-    found = []
+    of_row = {id(row): item for row, item in zip(rows, forecasts, strict=True)}
+    kept = [of_row[id(row)] for row in scored.rows]
+    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in kept]
+    found, cases = [], []
     for row, predicted, seconds in zip(scored.rows, scored.left_out_s, scored.measured_s, strict=True):
         case = read(row)
+        cases.append(case)
         found.append(
             Run(
                 pool=f"{row.get('source', '')} {case.pool.gpu.name}",
@@ -53,9 +56,10 @@ def measured(rows: Sequence[Row]) -> MeasuredRuns:
                 workload=calibration.digest(case.workload),
                 predicted_s=float(predicted),
                 observed_s=float(seconds),
+                framework=calibration.framework_of(case.workload),
             )
         )
-    return MeasuredRuns(scored.rows, tuple(found), np.array([widths[id(row)] for row in scored.rows]))
+    return MeasuredRuns(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np
     table = calibration.fit([found.runs[index] for index in seen])
     held = [found.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
-    ratio = np.array([item.ratio for item in one])
+    crossed = [table.crossed(run.framework, run.family) for run in held]
+    ratio = np.array([item.ratio for item in one]) * crossed
     half = found.half_width[rest] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in held])
     predicted = np.array([run.predicted_s for run in held]) * ratio
@@ -118,6 +123,33 @@ def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np
         float(np.mean(covered)),
         float(np.mean(np.expm1(half))),
     )
+
+
+def unrelated(
+    found: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
+) -> tuple[int, float, float]:
+    """What runs of other jobs of a source, a model each, do to a job's forecast: how many sources have enough of them,
+    and the mean absolute relative error without and with `count` of them drawn at random, sources counting alike."""
+    of_source: dict[str, list[int]] = {}
+    for index, row in enumerate(found.rows):
+        of_source.setdefault(residuals.source_of(row), []).append(index)
+    raw, corrected = [], []
+    for number, (_, members) in enumerate(sorted(of_source.items())):
+        errors = []
+        for model in sorted({found.rows[index].get("model_name", "") for index in members}):
+            own = [index for index in members if found.rows[index].get("model_name", "") == model]
+            others = [index for index in members if index not in own]
+            for draw in range(draws if len(others) >= count else 0):
+                seen = np.random.default_rng((number, draw)).permutation(others)[:count]
+                table = calibration.fit([found.runs[index] for index in seen], known)
+                for run in (found.runs[index] for index in own):
+                    ratio = table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family)
+                    errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
+        if errors:
+            without, with_ = np.mean(errors, axis=0)
+            raw.append(without)
+            corrected.append(with_)
+    return len(raw), float(np.mean(raw)), float(np.mean(corrected))
 
 
 COUNTS = (0, 3, 10, 30)

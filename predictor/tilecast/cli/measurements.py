@@ -1,0 +1,144 @@
+"""`--measured` and the step behind `--baseline`: measured steps as people write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import Field
+
+from tilecast.advise.measured import Measurement
+from tilecast.api.base import ApiModel, check
+from tilecast.cli import pool_inputs, reading
+from tilecast.hardware import Pool, find_gpu
+from tilecast.spec import SpecError, Stated
+
+_STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
+_UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
+_REMEDY = "write for instance a100-80:8=1.9s, or a100-80:8/tp=2,dp=4=450ms"
+
+
+class MeasuredStep(ApiModel):
+    """An entry of a file of measured steps. Its parts are those of a report of `tilecast_observe`."""
+
+    pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
+    gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
+    plan: str | None = Field(default=None, max_length=128, description="Its plan, as tables print it.")
+    step_seconds: float = Field(gt=0, lt=1e9, description="The step as measured.")
+    input_seconds: float = Field(default=0.0, ge=0, lt=1e9, description="Seconds of it spent waiting for data.")
+
+
+class _File(ApiModel):
+    runs: list[MeasuredStep] = Field(min_length=1, max_length=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A measured step before its pool was looked up."""
+
+    pool: str
+    gpus: int
+    plan: Stated | None
+    seconds: float
+    waited_s: float = 0.0
+    field: str = "--measured"
+
+
+def read(texts: Sequence[str]) -> tuple[float | None, list[Said]]:
+    """What the flag's values say: the seconds of one that names no pool, and the steps of those that do.
+
+    Raises:
+        SpecError: a text is neither, or a file is none of measured steps.
+    """
+    seconds: float | None = None
+    found: list[Said] = []
+    for text in texts:
+        if text.startswith("@"):
+            found += _file(text[1:])
+        elif "=" in text:
+            found.append(_said(text, "--measured"))
+        elif seconds is None and len(texts) == 1:
+            seconds = _plain(text)
+        else:
+            raise SpecError("--measured", f"{text[:40]!r} names no pool beside another measurement", _REMEDY)
+    return seconds, found
+
+
+def baseline(text: str) -> tuple[str, list[Said]]:
+    """The baseline without its measured step, and that step where one is given."""
+    head, equals, step = text.rpartition("=")
+    if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _is_key(head)):
+        return text, []
+    where, _, plan = head.partition(":")[2].partition(":")
+    said = _said(f"{head.partition(':')[0]}:{where}{'/' if plan else ''}{plan}={step}", "--baseline")
+    return head, [said]
+
+
+def _is_key(head: str) -> bool:
+    """Whether what stands before the last equals sign ends in a key of a plan, so that the sign is the plan's own."""
+    return re.search(r"[:,][a-z]+$", head) is not None
+
+
+def _plain(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError("--measured", f"cannot read {text[:40]!r}", _REMEDY) from None
+
+
+def _said(text: str, field: str) -> Said:
+    head, _, step = text.rpartition("=")
+    found = _STEP.fullmatch(step.strip())
+    if found is None:
+        raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
+    where, _, plan = head.partition("/")
+    pool, gpus = reading.pair(field, where)
+    return Said(pool, gpus, Stated.parse(plan, field) if plan else None, float(found[1]) * _UNITS[found[2]], 0.0, field)
+
+
+def _file(name: str) -> list[Said]:
+    if not name:
+        raise SpecError("--measured", "@ names no file", "write @FILE.json")
+    try:
+        document: Any = json.loads(reading.read_text(name))
+    except ValueError:
+        raise SpecError(
+            name, "is no JSON", 'give {"runs": [{"pool": "a100-80", "gpus": 8, "stepSeconds": 1.9}]}'
+        ) from None
+    runs = check(_File, document if isinstance(document, Mapping) else {"runs": document}, name).runs
+    return [
+        Said(
+            one.pool,
+            one.gpus,
+            Stated.parse(one.plan, f"{name}: plan") if one.plan else None,
+            one.step_seconds,
+            one.input_seconds,
+            name,
+        )
+        for one in runs
+    ]
+
+
+def resolved(said: Sequence[Said], pools: Sequence[Pool]) -> list[Measurement]:
+    """The steps with their pools: those that are considered, or the usual nodes of a GPU that they name.
+
+    Raises:
+        SpecError: a name is neither that of a pool nor of a GPU.
+    """
+    named = {pool.name: pool for pool in pools}
+    found = []
+    for one in said:
+        pool = named.get(one.pool) or _usual(one)
+        found.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.waited_s, one.field))
+    return found
+
+
+def _usual(one: Said) -> Pool:
+    try:
+        gpu = find_gpu(one.pool)
+    except SpecError as error:
+        raise SpecError(one.field, f"there is no pool or GPU {one.pool!r}", error.remedy) from None
+    return replace(pool_inputs.usual_pool(gpu, one.gpus), name=one.pool)

@@ -1,0 +1,158 @@
+"""What a job's own measured runs teach about its forecasts on every other GPU, count and plan.
+
+The logarithm of raw forecast over measurement, less what the cluster's other runs explain (`calibration`), is a sum of
+deviations that runs of one job share: of the job wherever it runs; of how its plan cuts the model; of that and of what
+is computed; of the GPU's architecture; of one and the same setting; and of the run alone. `calibration.toml` says how
+large each is. They cross: runs on two GPUs share what their plans have alike, runs of two plans what their GPUs have.
+What is expected of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975; Robinson, Statistical
+Science 6, 1991), so a run moves its own job everywhere, by as much as what the two share deserves, and no other job.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecast.spec import Floats, Ints, Plan, Plans, Workload
+
+MOST = 3.0
+"""A correction beyond this factor is no error of a forecast but another job; it stays at the factor."""
+LEVELS = ("job", "split", "shape", "architecture", "setting")
+"""The deviations that runs of one job share, as `alike` has them."""
+SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
+"""What of a plan says how it cuts the model; the rest says how many copies there are, and of how many samples."""
+Mask: TypeAlias = npt.NDArray[np.bool_]
+WHOLE = tuple(item.name for item in fields(Plans))
+"""Every column of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A GPU and what a job computes there, as far as a deviation of its forecast may go with it."""
+
+    gpu: str
+    architecture: str
+    precision: str
+    sequence_length: int
+    global_batch: int
+
+    @classmethod
+    def of(cls, gpu: str, architecture: str, workload: Workload) -> Place:
+        """That of a workload on a GPU."""
+        return cls(gpu, architecture, workload.precision, workload.sequence_length, workload.global_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A measured run of the job."""
+
+    place: Place
+    plan: Plan
+    deviation: float
+    """log(predicted / observed), of the forecast as it is without the job's own runs."""
+    reports: int = 1
+    """Medians of steps that the measurement is the median of."""
+    waited_s: float = 0.0
+    """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter; the deviation is of
+    the step without them."""
+    gpus_per_node: int = 1
+    said: tuple[str, ...] = WHOLE
+    """Columns of its plan that are known; in the others any plan may be as it was."""
+
+
+def alike(own: Own, place: Place, plans: Plans) -> Mask:
+    """Which of the deviations, a row for each of `LEVELS`, a run shares with each of the plans at a place, (5, n)."""
+    seen, ran = own.place, Plans.of(own.plan)
+    shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
+    every = np.ones(len(plans), dtype=bool)
+    same = {name: every if name not in own.said else getattr(plans, name) == getattr(ran, name) for name in WHOLE}
+    split = np.all([same[name] for name in SPLIT], axis=0)
+    whole = np.all(list(same.values()), axis=0) & (plans.gpus == ran.gpus)
+    return np.stack(
+        [every, split, split & shape, every & (seen.architecture == place.architecture), whole & (seen == place)]
+    )
+
+
+@cache
+def deviations() -> Mapping[str, float]:
+    """The standard deviations that ship with Tilecast, what tells the two kinds of jobs apart, and `narrowing`."""
+    text = files("tilecast").joinpath("calibration.toml").read_text(encoding="utf-8")
+    return {name: float(value) for name, value in tomllib.loads(text)["job"].items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The runs of one job, and what they make of its forecasts; without any, forecasts stay as they are."""
+
+    runs: tuple[Own, ...] = ()
+
+    def columns(self, place: Place, plans: Plans, known: Mapping[str, float] | None = None) -> tuple[Floats, Floats]:
+        """What the steps of plans are multiplied by, and what the half-width of their ranges is, (n,) each.
+
+        Args:
+            place: the GPU, and what is computed there.
+            plans: the plans, (n,).
+            known: other figures than `deviations()`.
+        """
+        if not self.runs:
+            return np.ones(len(plans)), np.ones(len(plans))
+        ran = Plans.of(*(one.plan for one in self.runs))
+        among = np.stack([self._alike(one.place, ran.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1)
+        deviation, reports = (np.array([getattr(one, name) for one in self.runs]) for name in ("deviation", "reports"))
+        return corrected(known or deviations(), among[:, :, 0], self._alike(place, plans), deviation, reports)
+
+    def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
+        """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""
+        each = [one.waited_s / node_samples(Plans.of(one.plan), one.gpus_per_node)[0] for one in self.runs]
+        return float(np.mean(each)) * node_samples(plans, gpus_per_node)
+
+    def _alike(self, place: Place, plans: Plans) -> Mask:
+        """What each run shares with each of the plans at a place, (5, k, n)."""
+        return np.stack([alike(one, place, plans) for one in self.runs], axis=1)
+
+
+def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
+    """Samples of a step that each node loads, (n,)."""
+    samples = plans.data * plans.micro_batch * plans.gradient_accumulation
+    return np.asarray(samples / np.ceil(plans.gpus / gpus_per_node))
+
+
+def corrected(
+    known: Mapping[str, float], among: Mask, shared: Mask, deviation: Floats, reports: Ints
+) -> tuple[Floats, Floats]:
+    """What steps are multiplied by, and what the half-width of their ranges is, (…, n) each. Leading axes are as many
+    jobs.
+
+    Deviations of most jobs are small and some are large: a job is of one kind or of the other, in which all that its
+    runs share has another variance, and both predictions count by how likely the runs are under them. Ranges are
+    those of the mean variance, so that they depend on which runs there are and not on what they say.
+
+    Args:
+        known: figures as `deviations` has them.
+        among: which of `LEVELS` the runs share with each other, (5, …, k, k).
+        shared: which they share with what is asked for, (5, …, k, n).
+        deviation: of the runs, (…, k).
+        reports: of the runs, (…, k).
+    """
+    variance = np.array([known[name] ** 2 for name in LEVELS])
+    covariance, wanted = (np.tensordot(variance, one, 1) for one in (among, shared))
+    noise = known["run"] ** 2 + known["report"] ** 2 / reports
+    odds, expected = [], []
+    for scale, share in ((known["small"], known["usual"]), (known["large"], 1 - known["usual"])):
+        whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
+        weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
+        odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))
+        expected.append(scale * (weighed[..., None] * wanted).sum(-2))
+    unusual = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
+    mean = (1 - unusual) * expected[0] + unusual * expected[1]
+    whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
+    explained = (wanted * np.linalg.solve(whole, wanted)).sum(-2) / (variance.sum() + known["run"] ** 2)
+    left = 1.0 - np.clip(explained, 0.0, 1.0)
+    return np.clip(np.exp(-mean), 1 / MOST, MOST), np.asarray(left ** known["narrowing"])

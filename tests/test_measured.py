@@ -1,0 +1,143 @@
+"""`--measured POOL:N=STEP`: a run that somebody has corrects the forecast on every pool."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tilecast import models, search
+from tilecast.calibration import Calibration, Correction
+from tilecast.cli import main
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.spec import Plan, Plans, Workload
+from tilecast.transfer import Own, Place, Transfer
+
+JOB = ["advise", "gpt2-xl", "--seq", "1024", "--batch", "64"]
+POOLS = ["--gpus", "h100-sxm:16,l4:8"]
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())
+
+
+def advised(capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    assert main([*JOB, *POOLS, *more, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, SCHEMA, jsonschema.Draft202012Validator)
+    return found
+
+
+def by_pool(document: Any) -> dict[str, Any]:
+    return {one["pool"]: one for one in (document["recommendation"], *document["alternatives"])}
+
+
+def test_a_slow_run_elsewhere_makes_every_forecast_slower_and_surer(capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = by_pool(advised(capsys)), by_pool(advised(capsys, "--measured", "a100-80:8=0.8s"))
+    for pool in ("h100-sxm", "l4"):
+        old, new = before[pool], after[pool]
+        assert new["plan"] == old["plan"]
+        assert 1.1 < new["ownRunsRatio"] < 1.4
+        assert new["stepSeconds"]["target"] == pytest.approx(
+            old["stepSeconds"]["target"] * new["ownRunsRatio"], rel=1e-3
+        )
+        assert sum(new["breakdown"].values()) == pytest.approx(new["stepSeconds"]["target"], rel=1e-3)
+        widths = [one["stepSeconds"]["upperBound"] / one["stepSeconds"]["lowerBound"] for one in (old, new)]
+        assert widths[1] < widths[0] ** 0.7
+        assert f"x{new['ownRunsRatio']:.2f} from your run on 8 a100-80" in new["reason"]
+        assert "ownRunsRatio" not in old
+
+
+def test_the_step_that_was_measured_is_forecast_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    found = advised(capsys, "--baseline", "h100-sxm:8:dp8,mb8=0.4s")
+    assert found["baseline"]["plan"] == "dp8,mb8"
+    assert found["baseline"]["stepSeconds"]["target"] == pytest.approx(0.4, rel=0.05)
+
+
+def test_a_plan_that_ran_says_less_of_one_that_is_cut_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    any_plan = by_pool(advised(capsys, "--measured", "a100-80:8=1.9s"))["h100-sxm"]["ownRunsRatio"]
+    other = by_pool(advised(capsys, "--measured", "a100-80:8/fsdp8,mb1=1.9s"))["h100-sxm"]["ownRunsRatio"]
+    assert 1 < other < any_plan
+
+
+def test_a_loader_stays_as_slow_on_every_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "measured.json"
+    run = {"pool": "a100-80", "gpus": 8, "plan": "zero1-dp8,mb8", "stepSeconds": 0.97, "inputSeconds": 0.4}
+    path.write_text(json.dumps({"runs": [run]}))
+    found = by_pool(advised(capsys, "--measured", f"@{path}", "--max-gpus", "8"))
+    for one in found.values():
+        assert one["breakdown"]["input"] == pytest.approx(0.4, rel=0.01)
+        assert one["ownRunsRatio"] == pytest.approx(1.0, abs=0.03), "the rest was as forecast"
+    assert found["h100-sxm"]["stepSeconds"]["target"] < 0.75
+
+
+def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> None:
+    workload = Workload(models.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    gpu = find_gpu("h100-sxm")
+    pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
+    plan = Plan(data=8, micro_batch=8)
+    own = Own(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=3.0, reports=30)
+    raw = search.price(workload, Plans.of(plan), pool)
+    fast = search.price(workload, Plans.of(plan), replace(pool, own=Transfer((own,))))
+    assert fast.step_s[0] == pytest.approx(max(raw.times.least[0], raw.step_s[0] / 3), rel=1e-6)
+    assert fast.times.correction[0] == pytest.approx(fast.times.carried[0])
+
+
+def test_runs_of_the_cluster_and_of_the_job_count_both() -> None:
+    workload = Workload(models.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
+    gpu = find_gpu("h100-sxm")
+    table = Calibration((Correction(("h100-sxm",), ratio=1.2, width=0.5, runs=7, own=7),))
+    pool = Pool("p", gpu, 8, 1, find_link(gpu.intra_link), find_link("infiniband-ndr-8x400"))
+    plan = Plan(data=8, micro_batch=8)
+    own = Transfer((Own(Place.of(gpu.name, gpu.architecture, workload), plan, deviation=-0.2, reports=30),))
+    raw, seen, both = (
+        search.price(workload, Plans.of(plan), one)
+        for one in (pool, replace(pool, calibration=table), replace(pool, calibration=table, own=own))
+    )
+    assert both.step_s[0] == pytest.approx(raw.step_s[0] * 1.2 * both.times.carried[0])
+    assert 1.1 < both.times.carried[0] < 1.23
+    assert both.times.width[0] < seen.times.width[0] == 0.5
+
+
+def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, *POOLS, "--measured", "a100-80:8=700ms", "--measured", "l4:8=4s"]) == 0
+    screen = capsys.readouterr().out
+    assert "from your 2 runs" in screen
+    assert "How sure?  your 2 runs; 0 runs seen on this cluster: " in screen
+    assert "Your run on 8 a100-80 (" in screen and "took 0.7 s" in screen and "Your run on 8 l4 (" in screen
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (["a100-80:8=1ms"], "faster than the roofline"),
+        (["a100-80:8=1900"], "times the forecast"),
+        (["a100-80:8=0s"], "no step time"),
+        (["a100-80:8=fast"], "no step time"),
+        (["a100-80=2s"], "cannot read"),
+        (["sofa:8=2s"], "no pool or GPU"),
+        (["a100-80:8/tp=3=2s"], "do not make 8 GPUs"),
+        (["a100-80:8/dp8,mb8=0.7s", "a100-80:8/dp8,mb8=1.9s"], "take 1.9 s here and 0.7 s there"),
+        (["a100-80:8=0.7s", "0.7"], "names no pool"),
+        (["@/nowhere.json"], "nowhere.json"),
+        (["@"], "names no file"),
+    ],
+)
+def test_an_impossible_measurement_is_one_line(said: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [word for one in said for word in ("--measured", one)]
+    assert main([*JOB, *POOLS, *flags]) == 2
+    error = capsys.readouterr().err
+    assert why in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"runs": []}', '{"runs": [{"pool": "l4", "gpus": 0, "stepSeconds": 1}]}', '[{"pool": "l4"}]']
+)
+def test_a_file_of_something_else_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "measured.json"
+    path.write_text(text)
+    assert main([*JOB, *POOLS, "--measured", f"@{path}"]) == 2
+    error = capsys.readouterr().err
+    assert "measured.json" in error and error.count("\n") == 1

@@ -1,0 +1,180 @@
+"""What a job's own run makes of its forecasts elsewhere: the laws, and what pairs of measured runs say of them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast.cli import main
+from tilecast.spec import Plan, Plans
+from tilecast.transfer import MOST, Own, Place, Transfer
+from tilecast.validate import runs as tables
+from tilecast.validate import transfer
+
+A100 = Place("a100-80", "ampere", "bf16", 2048, 64)
+H100 = replace(A100, gpu="h100-sxm", architecture="hopper")
+PLAN = Plan(data=8, zero_stage=3, micro_batch=4, gradient_accumulation=2)
+
+places = st.builds(
+    Place,
+    st.sampled_from(["a100-40", "a100-80", "h100-sxm"]),
+    st.sampled_from(["ampere", "hopper"]),
+    st.sampled_from(["bf16", "fp16"]),
+    st.sampled_from([1024, 2048]),
+    st.sampled_from([32, 64]),
+)
+plans = st.builds(
+    Plan, data=st.sampled_from([1, 8]), tensor=st.sampled_from([1, 2]), micro_batch=st.sampled_from([1, 4])
+)
+owns = st.builds(Own, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30))
+
+
+def at(found: Transfer, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
+    ratio, width = found.columns(place, Plans.of(plan))
+    return float(ratio[0]), float(width[0])
+
+
+def test_without_runs_forecasts_stay() -> None:
+    assert at(Transfer(), H100) == (1.0, 1.0)
+
+
+@settings(max_examples=100)
+@given(owns, places, plans)
+def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: Own, place: Place, plan: Plan) -> None:
+    ratio, width = at(Transfer((own,)), place, plan)
+    moved = -math.log(ratio)
+    assert 0 <= moved * math.copysign(1, own.deviation) <= abs(own.deviation)
+    assert moved != 0 or abs(own.deviation) < 1e-9
+    assert 0 < width < 1
+
+
+@settings(max_examples=100)
+@given(st.lists(owns, min_size=1, max_size=6), places, plans)
+def test_a_range_never_widens_with_another_run(found: list[Own], place: Place, plan: Plan) -> None:
+    widths = [at(Transfer(tuple(found[:count])), place, plan)[1] for count in range(len(found) + 1)]
+    assert all(later <= before * (1 + 1e-9) for before, later in itertools.pairwise(widths))
+
+
+@settings(max_examples=50)
+@given(st.lists(owns, min_size=1, max_size=6), places, plans)
+def test_no_correction_is_larger_than_a_forecast_can_be_off(found: list[Own], place: Place, plan: Plan) -> None:
+    assert 1 / MOST <= at(Transfer(tuple(found)), place, plan)[0] <= MOST
+
+
+def test_a_run_moves_the_more_the_more_it_shares() -> None:
+    found = Transfer((Own(A100, PLAN, 0.3, reports=20),))
+    other = replace(PLAN, tensor=2, data=4)
+    moved = [
+        -math.log(at(found, *where)[0])
+        for where in (
+            (replace(H100, sequence_length=8192), other),
+            (H100, other),
+            (replace(H100, sequence_length=8192), PLAN),
+            (H100, PLAN),
+            (replace(A100, gpu="a100-40"), PLAN),
+            (A100, PLAN),
+        )
+    ]
+    assert moved == sorted(moved)
+    assert moved[0] > 0
+    assert moved[-1] > 0.9 * 0.3, "its own step is what was measured"
+
+
+def test_runs_that_agree_say_more_than_one() -> None:
+    one = Own(A100, PLAN, 0.3)
+    more = (one, Own(replace(A100, gpu="l4", architecture="ada-lovelace"), PLAN, 0.3))
+    assert at(Transfer(more), H100)[0] < at(Transfer((one,)), H100)[0] < 1.0
+
+
+ROW = {
+    "source": "s", "gpu": "A100-SXM4-80GB", "gpus_per_node": "8", "n_gpus": "8", "framework": "x",
+    "model_name": "m", "family": "decoder", "n_layers": "24", "hidden": "2048", "n_heads": "16", "n_kv_heads": "16",
+    "ffn_hidden": "8192", "gated_mlp": "0", "vocab": "51200", "seq_len": "2048", "micro_batch_per_gpu": "2",
+    "grad_accum": "4", "global_batch": "64", "precision": "bf16", "dp": "8", "tp": "1", "pp": "1", "zero_stage": "1",
+    "activation_checkpointing": "none", "flash_attention": "1", "optimizer": "adamw", "split_group": "g",
+}  # fmt: skip
+ROWS = [
+    {**ROW, "id": "a"},
+    {**ROW, "id": "b", "gpu": "H100-SXM-80GB"},
+    {**ROW, "id": "c", "n_gpus": "16", "dp": "16", "global_batch": "128"},
+    {**ROW, "id": "d", "tp": "2", "dp": "4", "grad_accum": "8"},
+    {**ROW, "id": "e", "model_name": "other", "gpu": "H100-SXM-80GB"},
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Runs that all took a third longer than forecast."""
+    path = tmp_path / "runs.csv"
+    steps = [item.seconds for item in tables.forecast(ROWS)]
+    with path.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, [*ROWS[0], "step_time_s_derived"])
+        writer.writeheader()
+        writer.writerows(
+            {**row, "step_time_s_derived": f"{1.33 * (step or 1):.6g}"} for row, step in zip(ROWS, steps, strict=True)
+        )
+    return path
+
+
+def test_pairs_are_of_one_source_and_model(table: Path) -> None:
+    found = transfer.subjects([table])
+    ids = [row["id"] for row in found.measured.rows]
+    named = {
+        kind: {f"{ids[one]}{ids[other]}" for one, other in zip(*both, strict=True)}
+        for kind, both in transfer.pairs(found).items()
+    }
+    assert named == {
+        "other GPU": {"ab", "ba", "bc", "cb", "bd", "db"},
+        "other count": {"ac", "ca", "cd", "dc"},
+        "other plan": {"ad", "da"},
+    }
+
+
+def test_a_deviation_that_all_runs_share_is_corrected(table: Path) -> None:
+    found = transfer.subjects([table])
+    for kind, both in transfer.pairs(found).items():
+        told = transfer.line(found, transfer.held(found, kind, *both))
+        assert told.errors["raw"] == pytest.approx(0.248, abs=0.001)
+        assert told.errors["scaled"] < 0.001 < told.errors["corrected"] < told.errors["raw"]
+        assert told.interval == pytest.approx((told.gain, told.gain)), "one source cannot vary"
+        assert told.width < 1
+
+
+def test_the_command_prints_a_line_for_each_kind(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "transfer", str(table)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "5 measured runs of 1 sources"
+    assert [line[:11].strip() for line in told[3:]] == ["other GPU", "other count", "other plan"]
+
+
+def test_a_table_without_measured_steps_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("id,gpu,n_gpus,precision\na,t4,1,fp16\n")
+    assert main(["validate", "transfer", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.data
+@pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
+def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
+    folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
+    found = transfer.subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
+    told = {
+        kind: transfer.line(found, transfer.held(found, kind, *both)) for kind, both in transfer.pairs(found).items()
+    }
+    other = told["other GPU"]
+    assert other.errors["corrected"] < 0.92 * other.errors["raw"]
+    assert other.errors["corrected"] < other.errors["scaled"] < other.errors["bandwidth"]
+    assert told["other count"].gain < 0.72
+    assert told["other plan"].gain < 0.9
+    assert all(item.covered[1] >= 0.85 for item in told.values())
+    assert np.isfinite(other.interval).all()
