@@ -20,7 +20,7 @@ class Waits:
 
     Where PyTorch uses a GPU, an event before and one behind the call for a batch say so: the host's wait that hides
     behind queued kernels is none of the GPU's. They are asked for once the GPU has passed them, so nothing waits for
-    it. Elsewhere the host's clock counts. Two events take some ten microseconds.
+    it. Elsewhere the host's clock counts.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
