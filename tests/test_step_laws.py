@@ -37,6 +37,19 @@ def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
     return {**times.parts(0), "total": float(times.total[0])}
 
 
+@pytest.mark.parametrize("plan", [Plan(data=16, micro_batch=4), Plan(data=16, zero_stage=3), Plan(data=8, tensor=2)])
+@pytest.mark.parametrize("name", ["intra", "inter"])
+def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
+    """Neither where the exchanges wait for that link, nor where they wait for the other one."""
+    found, before = pool("h100-sxm", "efa-3200"), np.inf
+    for factor in (0.1, 0.3, 0.6, 1.0, 2.0):
+        link = getattr(found, name)
+        faster = replace(link, bandwidth_bytes_per_s=factor * link.bandwidth_bytes_per_s)
+        total = seconds(JOB, plan, replace(found, **{name: faster}))["total"]
+        assert total <= before * (1 + 1e-12)
+        before = total
+
+
 @pytest.mark.parametrize(
     ("facts", "name"),
     [

@@ -10,7 +10,7 @@ import numpy as np
 from tilecast import collectives, frameworks, overlap
 from tilecast.collectives import Group
 from tilecast.constants import Constants
-from tilecast.hardware import Pool
+from tilecast.hardware import Pool, find_link
 from tilecast.models import Sharded
 from tilecast.spec import Columns, Floats, Plans, Workload
 from tilecast.step.passes import MicroBatch
@@ -162,9 +162,11 @@ _FED = 0.147
 
 
 def contention(pool: Pool) -> float:
-    """How much of a GPU's memory bandwidth the link inside a node can take, against A100 on NVLink, at most the same: a
-    bus that brings little disturbs little."""
-    return min(pool.intra.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
+    """How much of a GPU's memory bandwidth the link that the product has inside a node can take, against A100 on NVLink,
+    at most the same: a bus that brings little disturbs little. It is no matter of the pool's own links, of which a
+    faster one would otherwise make steps slower whose exchanges wait for another."""
+    link = find_link(pool.gpu.intra_link)
+    return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
 
 
 def gradient_sync(
