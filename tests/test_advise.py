@@ -18,6 +18,7 @@ from tilecast.advise import Baseline, Constraints, Request, advise, choose, rank
 from tilecast.advise.boards import settle
 from tilecast.api import documents, training_job
 from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.models import huggingface
 from tilecast.objectives import OBJECTIVES
 from tilecast.render.document import FORMATS, document, to_json
 from tilecast.spec import SpecError, Workload
@@ -257,3 +258,12 @@ def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
     assert gain > 1.1 and not even.notes
     for other in (replace(job, batches=(48, 60)), replace(job, objective="cost")):
         assert not any("divide" in text for text in advise(other, h100).notes)
+
+
+def test_a_simpler_plan_that_is_faster_and_cheaper_is_advised() -> None:
+    """A slow host takes longer with it, which decides between plans that are alike, not against both criteria."""
+    config = json.loads((ROOT / "tests" / "configs.json").read_text())["openbmb/MiniCPM3-4B"]["config"]
+    workload = Workload(huggingface.model(config), 2048, 64)
+    best = advise(Request("x", workload), [pool("h100-sxm", 64, 6.9)]).best
+    assert best is not None
+    assert (best.plan.tensor, best.plan.pipeline, best.plan.checkpointing) == (1, 1, "none")

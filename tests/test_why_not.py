@@ -268,7 +268,7 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
                 if change is not None and change.input == "pool.gpus":
                     assert int(change.value) in (4, 8, 16, 24, 32, 40, 48, 56, 64), change
                     _, after = apply(change, request, part)
-                    assert (after.gpus_per_node, after.max_gpus) == (8, int(change.value))
+                    assert (after.gpus_per_node, after.max_gpus) == (min(8, int(change.value)), int(change.value))
 
 
 def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:

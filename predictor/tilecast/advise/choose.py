@@ -3,7 +3,8 @@
 Of the plans that tie with the best those stay that have memory to spare, then those that are not clearly behind in
 the criterion that the objective leaves open (price where time counts, time where price counts), then those that are
 not clearly behind on a slow host. Of what is left the plan is taken that a practitioner tries first: data parallelism
-before ZeRO before tensor parallelism before pipelines, nothing recomputed, fewer GPUs.
+before ZeRO before tensor parallelism before pipelines, nothing recomputed, fewer GPUs. One that is tried before it and
+is behind it in neither criterion is taken instead, whatever a slow host makes of it.
 """
 
 from __future__ import annotations
@@ -81,11 +82,13 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     tight = some.tight[places]
     places = places if tight.all() else places[~tight]
     other, cautious = some.other(request), _cautious(some, request)
-    for column in (other, cautious):
-        places = tied.least(places, column)
+    places = tied.least(places, other)
     columns = simplicity(some.take(places))
-    order = np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))
-    place = int(places[order[0]])
+    ordered = places[np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))]
+    careful = ordered[np.isin(ordered, tied.least(places, cautious))][0]
+    no_worse = (value[near][ordered] <= value[near[careful]]) & ~(other[ordered] > other[careful])
+    place = int(ordered[no_worse][0])
+    preferred = simplicity(some.take(np.array([place])))
     return Choice(
         found=found,
         kept=kept,
@@ -93,7 +96,7 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
         value=float(value[near[place]]),
         best=best,
         other=float(other[place]),
-        preference=tuple(int(column[order[0]]) for column in columns),
+        preference=tuple(int(column[0]) for column in preferred),
         ties=ties,
         details=details,
         place=place,
