@@ -201,6 +201,15 @@ def test_two_nodes_without_nvlink_shard_or_split_but_not_both(name: str, model: 
     assert best is not None and ways(best.plan) + (best.plan.zero_stage > 0) <= 2, best.plan
 
 
+@pytest.mark.parametrize("name", ["l40s", "a10g"])
+def test_many_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
+    """llama-3-70b on 64 L40S was tp2,pp4,cp4: nobody measured three ways without NVLink, on however many GPUs."""
+    gpu = find_gpu(name)
+    pool = Pool(name, gpu, 8, 8, find_link(gpu.intra_link), find_link("ethernet-100"))
+    best = advise(Request("70b", Workload(models.preset("llama-3-70b"), 4096, 256), "time"), [pool]).best
+    assert best is not None and ways(best.plan) <= 2, best.plan
+
+
 @pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090", "a30", "a10g"])
 def test_nodes_without_nvlink_are_not_split_in_three_ways(name: str) -> None:
     """llama-3.1-8b on eight RTX 3090 was tp2,pp2,cp2 for a tenth that no measured run bears out."""

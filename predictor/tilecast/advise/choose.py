@@ -177,9 +177,9 @@ def sensible(request: Request, found: Field, kept: Mask) -> Mask:
     """Of the rows kept those that need no excuse; whoever asks for a plan, or for a degree of tensor parallelism, gets
     it.
 
-    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample; a small
-    replica is split in two ways at most; and tensor parallelism stays on GPUs that NVLink joins, where the node
-    has any. A rule that leaves nothing does not count.
+    A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample; a
+    replica that is small, or without NVLink, is split in two ways at most; and tensor parallelism stays on GPUs that
+    NVLink joins, where the node has any. A rule that leaves nothing does not count.
     """
     if request.plan is not None:
         return kept
@@ -205,20 +205,21 @@ def island(found: Field) -> int:
 
 MOST_WAYS = 2
 LEAST_SPLIT = 32
-"""Ways among tensor, pipeline and context parallelism to split a replica of fewer GPUs than that. Of the 3,460 measured
-steps that are at hand 32 split it in three, none of fewer than 32 GPUs (four nodes), so a gain that is forecast for a
-smaller one rests on nothing that was measured."""
+"""Ways among tensor, pipeline and context parallelism to split a replica of fewer GPUs than that, or of any number
+without NVLink. Of the 3,460 measured steps that are at hand 32 split it in three, none of fewer than 32 GPUs (four
+nodes) and none without NVLink, so a gain that is forecast for another one rests on nothing that was measured."""
 
 
 def tangled(found: Field) -> Mask:
-    """Which plans split a small replica in more ways than that, (n,). Within a node without NVLink sharding counts as
+    """Which plans split such a replica in more ways than that, (n,). Within a node without NVLink sharding counts as
     one of them: no measured run shards what tensor parallelism and a pipeline split over a bus."""
     plans, pool = found.plans, found.pool
     degrees = np.stack([plans.tensor, plans.pipeline, plans.context])
     replica, ways = degrees.prod(axis=0), (degrees > 1).sum(axis=0)
     if pool.intra.kind != "nvlink":
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
-    return np.asarray((replica < LEAST_SPLIT) & (ways > MOST_WAYS))
+    small = (replica < LEAST_SPLIT) | (pool.intra.kind != "nvlink")
+    return np.asarray(small & (ways > MOST_WAYS))
 
 
 def _held(found: Field, share: float) -> Mask:

@@ -162,9 +162,9 @@ _FED = 0.147
 
 
 def contention(pool: Pool) -> float:
-    """How much of a GPU's memory bandwidth the link that the product has inside a node can take, against A100 on NVLink,
-    at most the same: a bus that brings little disturbs little. It is no matter of the pool's own links, of which a
-    faster one would otherwise make steps slower whose exchanges wait for another."""
+    """How much of a GPU's memory bandwidth the link that the product has inside a node can take, against A100 on
+    NVLink, at most the same: a bus that brings little disturbs little. It is no matter of the pool's own links, of
+    which a faster one would otherwise make steps slower whose exchanges wait for another."""
     link = find_link(pool.gpu.intra_link)
     return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
 
