@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tilecast.cli import main
 from tilecast.spec import Plan, Plans
-from tilecast.transfer import MOST, Own, Place, Transfer
+from tilecast.transfer import MOST, JobRun, JobRuns, Place
 from tilecast.validate import runs as tables
 from tilecast.validate import transfer
 
@@ -35,22 +35,22 @@ places = st.builds(
 plans = st.builds(
     Plan, data=st.sampled_from([1, 8]), tensor=st.sampled_from([1, 2]), micro_batch=st.sampled_from([1, 4])
 )
-owns = st.builds(Own, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30))
+owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30))
 
 
-def at(found: Transfer, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
+def at(found: JobRuns, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
     ratio, width = found.columns(place, Plans.of(plan))
     return float(ratio[0]), float(width[0])
 
 
 def test_without_runs_forecasts_stay() -> None:
-    assert at(Transfer(), H100) == (1.0, 1.0)
+    assert at(JobRuns(), H100) == (1.0, 1.0)
 
 
 @settings(max_examples=100)
 @given(owns, places, plans)
-def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: Own, place: Place, plan: Plan) -> None:
-    ratio, width = at(Transfer((own,)), place, plan)
+def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: JobRun, place: Place, plan: Plan) -> None:
+    ratio, width = at(JobRuns((own,)), place, plan)
     moved = -math.log(ratio)
     assert 0 <= moved * math.copysign(1, own.deviation) <= abs(own.deviation)
     assert moved != 0 or abs(own.deviation) < 1e-9
@@ -59,19 +59,19 @@ def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: Ow
 
 @settings(max_examples=100)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_a_range_never_widens_with_another_run(found: list[Own], place: Place, plan: Plan) -> None:
-    widths = [at(Transfer(tuple(found[:count])), place, plan)[1] for count in range(len(found) + 1)]
+def test_a_range_never_widens_with_another_run(found: list[JobRun], place: Place, plan: Plan) -> None:
+    widths = [at(JobRuns(tuple(found[:count])), place, plan)[1] for count in range(len(found) + 1)]
     assert all(later <= before * (1 + 1e-9) for before, later in itertools.pairwise(widths))
 
 
 @settings(max_examples=50)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_no_correction_is_larger_than_a_forecast_can_be_off(found: list[Own], place: Place, plan: Plan) -> None:
-    assert 1 / MOST <= at(Transfer(tuple(found)), place, plan)[0] <= MOST
+def test_no_correction_is_larger_than_a_forecast_can_be_off(found: list[JobRun], place: Place, plan: Plan) -> None:
+    assert 1 / MOST <= at(JobRuns(tuple(found)), place, plan)[0] <= MOST
 
 
 def test_a_run_moves_the_more_the_more_it_shares() -> None:
-    found = Transfer((Own(A100, PLAN, 0.3, reports=20),))
+    found = JobRuns((JobRun(A100, PLAN, 0.3, reports=20),))
     other = replace(PLAN, tensor=2, data=4)
     moved = [
         -math.log(at(found, *where)[0])
@@ -90,9 +90,9 @@ def test_a_run_moves_the_more_the_more_it_shares() -> None:
 
 
 def test_runs_that_agree_say_more_than_one() -> None:
-    one = Own(A100, PLAN, 0.3)
-    more = (one, Own(replace(A100, gpu="l4", architecture="ada-lovelace"), PLAN, 0.3))
-    assert at(Transfer(more), H100)[0] < at(Transfer((one,)), H100)[0] < 1.0
+    one = JobRun(A100, PLAN, 0.3)
+    more = (one, JobRun(replace(A100, gpu="l4", architecture="ada-lovelace"), PLAN, 0.3))
+    assert at(JobRuns(more), H100)[0] < at(JobRuns((one,)), H100)[0] < 1.0
 
 
 ROW = {

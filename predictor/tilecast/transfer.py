@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class JobRun:
     """A measured run of the job."""
 
     place: Place
@@ -67,7 +67,7 @@ class Own:
     """Columns of its plan that are known; in the others any plan may be as it was."""
 
 
-def alike(own: Own, place: Place, plans: Plans) -> Mask:
+def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
     """Which of the deviations, a row for each of `LEVELS`, a run shares with each of the plans at a place, (5, n)."""
     seen, ran = own.place, Plans.of(own.plan)
     shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
@@ -88,10 +88,10 @@ def deviations() -> Mapping[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class JobRuns:
     """The runs of one job, and what they make of its forecasts; without any, forecasts stay as they are."""
 
-    runs: tuple[Own, ...] = ()
+    runs: tuple[JobRun, ...] = ()
 
     def columns(self, place: Place, plans: Plans, known: Mapping[str, float] | None = None) -> tuple[Floats, Floats]:
         """What the steps of plans are multiplied by, and what the half-width of their ranges is, (n,) each.

@@ -29,7 +29,7 @@ NOT_OBSERVED = Fit(
 STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast is frozen"))
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a recommendation sends its job."""
 
     pool: str
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 class _Shown:
     """What a job shows of its recommendation, and since when."""
 
-    place: Place
+    place: Destination
     fit: Fit
     since_s: float
 
@@ -75,7 +75,7 @@ class Capacity:
         """What nobody uses of a pool; None where that is not known."""
         return self._free.get(pool)
 
-    def fit(self, job: Key, place: Place | None) -> Fit:
+    def fit(self, job: Key, place: Destination | None) -> Fit:
         """Whether a job's recommendation could start now; it is due again when that changes."""
         if place is None:
             self.forget(job)
@@ -121,7 +121,7 @@ class Capacity:
                 hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
-    def _fit(self, place: Place) -> Fit:
+    def _fit(self, place: Destination) -> Fit:
         """Whether a recommendation could start now. It says no numbers, which would change by the minute."""
         there, free = self._nodes.get(place.pool), self._free.get(place.pool)
         if there is not None and place.nodes > there:

@@ -15,7 +15,7 @@ from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View, annotations_digest, seconds, stamp, status_digest
 from tilecast_operator.controllers import capacity
-from tilecast_operator.controllers.capacity import Capacity, Place
+from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import mode_of
@@ -196,7 +196,7 @@ class TrainingJobs:
         if is_current and is_whole and not has_started and best is not None:
             digest = await self._advisor.inputs_hash(question)
             if digest is not None and digest == before.inputs_hash:
-                fit = self._capacity.fit(key, Place(best.pool, best.nodes, best.gpus_per_node))
+                fit = self._capacity.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
                 await self._write(key, seen, amended(view, before, is_off, fit, self._context.now()))
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
@@ -227,7 +227,7 @@ class TrainingJobs:
         return is_other
 
 
-def _place(answer: Answer) -> Place | None:
+def _place(answer: Answer) -> Destination | None:
     """Where an answer sends its job."""
     best = None if isinstance(answer, Declined) else answer.best
-    return None if best is None else Place(best.pool.name, best.nodes, best.gpus_per_node)
+    return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)

@@ -10,7 +10,7 @@ from tilecast.advise.ran import ran
 from tilecast.advise.values import Advice, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, SpecError, Stated
-from tilecast.transfer import WHOLE, Own, Place, Transfer
+from tilecast.transfer import WHOLE, JobRun, JobRuns, Place
 
 SLIP = 10.0
 """A step so many times its forecast, or so many times shorter, is one of another unit."""
@@ -46,13 +46,13 @@ class Known:
         """What its step is multiplied by to be the one that was measured, waiting for the loader aside."""
         return (self.measurement.seconds - self.measurement.waited_s) / self.forecast_s
 
-    def own(self, request: Request) -> Own:
+    def own(self, request: Request) -> JobRun:
         """The same for transfer."""
         pool = self.measurement.pool
         place = Place.of(pool.gpu.name, pool.gpu.architecture, request.workload)
         plan = self.measurement.plan
         said = tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None)
-        return Own(
+        return JobRun(
             place,
             self.plan,
             -math.log(self.ratio),
@@ -88,7 +88,7 @@ def _known(request: Request, one: Measurement) -> Known:
         told = f"{one.seconds:g} s, {one.waited_s:g} s of them waiting, is no step time"
         raise SpecError(one.field, told, "give seconds, more than 0")
     try:
-        held = ran(request, replace(one.pool, own=Transfer()), one.gpus, one.plan)
+        held = ran(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
     except SpecError as error:
         raise SpecError(one.field, error.problem, error.remedy) from None
     spent = one.seconds - one.waited_s
@@ -103,7 +103,7 @@ def _known(request: Request, one: Measurement) -> Known:
 
 def taught(request: Request, pools: Sequence[Pool], found: Sequence[Known]) -> tuple[Pool, ...]:
     """The pools as the job's own runs correct them."""
-    own = Transfer(tuple(item.own(request) for item in found))
+    own = JobRuns(tuple(item.own(request) for item in found))
     return tuple(replace(pool, own=own) for pool in pools)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecast.calibration import Calibration
 from tilecast.spec import Precision, SpecError
-from tilecast.transfer import Transfer
+from tilecast.transfer import JobRuns
 
 LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
 """Precisions whose tensor cores GeForce products hold back where they accumulate in FP32."""
@@ -201,7 +201,7 @@ class Pool:
     """GPUs that nothing uses now; None where that is not known. It decides no ranking."""
     calibration: Calibration = field(default_factory=Calibration)
     """What the cluster's own runs teach about forecasts on this pool."""
-    own: Transfer = field(default_factory=Transfer)
+    own: JobRuns = field(default_factory=JobRuns)
     """What the job's own runs, here or elsewhere, teach about its forecasts."""
     usual_gpus_per_node: int = 0
     """GPUs of a whole node, where the pool was said to have a part of one; 0 where its nodes are what they are."""

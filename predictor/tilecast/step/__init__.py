@@ -27,7 +27,7 @@ from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, mic
 from tilecast.step.placement import joined
 from tilecast.step.replicas import Shared, at_stage, contention, gradient_sync, shared_by_degrees
 from tilecast.step.weights import HOST_BYTES_PER_S, copied_bytes_per_s, copied_seconds, fetch_seconds, once_seconds
-from tilecast.transfer import Place, Transfer, node_samples
+from tilecast.transfer import JobRuns, Place, node_samples
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
@@ -143,7 +143,7 @@ class Steps:
     gpus_per_node: int
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
-    own: Transfer
+    own: JobRuns
     """The job's own runs."""
     place: Place
 

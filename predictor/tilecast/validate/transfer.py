@@ -21,7 +21,7 @@ import numpy as np
 
 from tilecast import calibration
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.transfer import Mask, Own, Place, alike, corrected, deviations
+from tilecast.transfer import JobRun, Mask, Place, alike, corrected, deviations
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
@@ -133,7 +133,7 @@ def pairs(found: Subjects) -> dict[str, tuple[Ints, Ints]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PairErrors:
     """Pairs of a kind with what each way of forecasting makes of them, (P,) each."""
 
     kind: str
@@ -151,7 +151,7 @@ def shared(found: Subjects, seen: Ints, asked: Ints) -> Mask:
     """Which of the levels of deviations the rows of each pair have in common, (5, P)."""
     return np.concatenate(
         [
-            alike(Own(found.places[one], found.plans[one], 0.0), found.places[other], Plans.of(found.plans[other]))
+            alike(JobRun(found.places[one], found.plans[one], 0.0), found.places[other], Plans.of(found.plans[other]))
             for one, other in zip(seen, asked, strict=True)
         ],
         axis=1,
@@ -166,7 +166,7 @@ def corrections(shared: Mask, deviation: Floats, known: Mapping[str, float] | No
     return both[0][:, 0], both[1][:, 0]
 
 
-def held(found: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None) -> Held:
+def held(found: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None) -> PairErrors:
     """Forecast the rows that are asked for, each by one run that was seen."""
     ratio, width = corrections(shared(found, seen, asked), found.deviation[seen], known)
     raw, measured = found.predicted_s, found.observed_s
@@ -180,7 +180,7 @@ def held(found: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str
     }
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
     half = found.measured.half_width[asked]
-    return Held(
+    return PairErrors(
         kind,
         seen,
         asked,
@@ -212,7 +212,7 @@ class Line:
     covered: tuple[float, float]
 
 
-def line(found: Subjects, item: Held, table: str = "") -> Line:
+def line(found: Subjects, item: PairErrors, table: str = "") -> Line:
     """The pairs of a table's rows, or of all, in one line."""
     rows = np.array([not table or found.table[row] == table for row in item.asked])
     asked = item.asked[rows]
