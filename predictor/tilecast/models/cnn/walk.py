@@ -119,7 +119,7 @@ class Operators(Tensor):
         self.read()
         window = (1 if self.flat else kernel, kernel, kernel)
         self.size = self.after(window, stride, padding)
-        ratio = float(np.mean(self.elements / before))
+        ratio = float(np.mean(self.elements / before)) if len(before) else 1.0
         if not average:
             self.keep(self.elements * 8.0 / self.numerics.element)
         self.ops += layers.pool("pool", self.numerics, before, ratio)
