@@ -84,11 +84,12 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     other, cautious = some.other(request), _cautious(some, request)
     places = tied.least(places, other)
     columns = simplicity(some.take(places))
-    ordered = places[np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))]
+    order = np.lexsort((some.step_s[places], cautious[places], *columns[::-1]))
+    ordered = places[order]
     careful = ordered[np.isin(ordered, tied.least(places, cautious))][0]
-    no_worse = (value[near][ordered] <= value[near[careful]]) & ~(other[ordered] > other[careful])
-    place = int(ordered[no_worse][0])
-    preferred = simplicity(some.take(np.array([place])))
+    no_worse = (value[near[ordered]] <= value[near[careful]]) & ~(other[ordered] > other[careful])
+    first = order[no_worse][0]
+    place = int(places[first])
     return Choice(
         found=found,
         kept=kept,
@@ -96,7 +97,7 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
         value=float(value[near[place]]),
         best=best,
         other=float(other[place]),
-        preference=tuple(int(column[0]) for column in preferred),
+        preference=tuple(int(column[first]) for column in columns),
         ties=ties,
         details=details,
         place=place,
@@ -216,10 +217,10 @@ def tangled(found: Field) -> Mask:
     plans, pool = found.plans, found.pool
     degrees = np.stack([plans.tensor, plans.pipeline, plans.context])
     replica, ways = degrees.prod(axis=0), (degrees > 1).sum(axis=0)
-    if pool.intra.kind != "nvlink":
+    has_bus = pool.intra.kind != "nvlink"
+    if has_bus:
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
-    small = (replica < LEAST_SPLIT) | (pool.intra.kind != "nvlink")
-    return np.asarray(small & (ways > MOST_WAYS))
+    return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
 def _held(found: Field, share: float) -> Mask:
