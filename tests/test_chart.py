@@ -18,7 +18,7 @@ import yaml
 from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm, HelmError, ensure_or_fail
 from operator_process import Operator
-from test_releases import RELEASES
+from test_releases import RELEASES, crds_of_today
 from tilecast_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -93,15 +93,6 @@ def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [document for document in documents if document["kind"] == kind]
 
 
-def crd_files() -> dict[str, dict[str, Any]]:
-    documents = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
-    return {document["metadata"]["name"]: document for document in documents}
-
-
-def test_an_upgrade_is_rendered_where_no_cluster_answers(helm: Helm) -> None:
-    assert "Deployment" in {item["kind"] for item in rendered(helm, "--is-upgrade", "--set=image.repository=r")}
-
-
 def test_lint_finds_nothing(helm: Helm) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART))
 
@@ -126,8 +117,8 @@ def test_a_mistyped_value_is_refused_by_name(helm: Helm, setting: str, named: st
 def test_crds_are_no_part_of_the_release(helm: Helm) -> None:
     assert of_kind(rendered(helm), "CustomResourceDefinition") == []
     shown = [document for document in yaml.safe_load_all(helm("show", "crds", str(CHART))) if document]
-    assert {crd["metadata"]["name"]: crd for crd in shown} == crd_files()
-    assert crd_files().keys() >= {"trainingjobs.tilecast.dev", "gpupools.tilecast.dev"}
+    assert {crd["metadata"]["name"]: crd for crd in shown} == crds_of_today()
+    assert crds_of_today().keys() >= {"trainingjobs.tilecast.dev", "gpupools.tilecast.dev"}
 
 
 def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
@@ -505,7 +496,7 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     assert set(OBJECT_NAMES) <= set(left(own_cluster))
     installer("uninstall", "--wait", "--timeout=120s")
     assert left(own_cluster) == sorted([*CRD_NAMES, *OBJECT_NAMES])
-    own_cluster.kubectl("delete", "crd", *crd_files())
+    own_cluster.kubectl("delete", "crd", *crds_of_today())
     wait_for(lambda: left(own_cluster) == [] or None, "nothing to be left", 60)
 
 
@@ -532,7 +523,7 @@ def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cl
 
     installer("uninstall", "--wait", "--timeout=120s")
     assert stored_job(own_cluster)["spec"].items() >= NEWEST_FIELDS.items()
-    own_cluster.kubectl("delete", "crd", *crd_files())
+    own_cluster.kubectl("delete", "crd", *crds_of_today())
 
 
 def test_an_upgrade_never_deletes_crds(installer: Helm, helm: Helm, own_cluster: Cluster) -> None:
@@ -540,13 +531,13 @@ def test_an_upgrade_never_deletes_crds(installer: Helm, helm: Helm, own_cluster:
     with pytest.raises(HelmError, match="kubectl annotate crd") as refused:
         installer("upgrade", str(CHART), "--reset-then-reuse-values")
     assert "would delete the CRD" in str(refused.value)
-    own_cluster.kubectl("annotate", "crd", *crd_files(), "helm.sh/resource-policy=keep")
+    own_cluster.kubectl("annotate", "crd", *crds_of_today(), "helm.sh/resource-policy=keep")
     bring_crds(helm, own_cluster)
     own_cluster.apply(json.dumps(JOB))
     installer("upgrade", str(CHART), "--reset-then-reuse-values")
     assert stored_job(own_cluster)["spec"]["model"] == JOB["spec"]["model"]
     installer("uninstall", "--wait", "--timeout=120s")
-    own_cluster.kubectl("delete", "crd", *crd_files())
+    own_cluster.kubectl("delete", "crd", *crds_of_today())
 
 
 def bring_crds(helm: Helm, cluster: Cluster) -> None:
@@ -561,7 +552,7 @@ def stored_job(cluster: Cluster) -> dict[str, Any]:
 
 OBJECT_NAMES = ["gpupool.tilecast.dev/ours", "gpupool.tilecast.dev/t4", "trainingjob.tilecast.dev/ours"]
 """One of them discovered while `helm test` ran."""
-CRD_NAMES = [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in crd_files()]
+CRD_NAMES = [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in crds_of_today()]
 JOB = {
     "apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "ours", "namespace": "default"},
     "spec": {
