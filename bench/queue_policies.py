@@ -1,0 +1,483 @@
+"""What a plan of the whole queue is worth: arrivals of a trace replayed, by four references and by the plan.
+
+python bench/queue_policies.py DATA [--setting a|b] [--seeds 20] [--jobs 150] [--warm 0] [--loads 40,80,120]
+    [--csv FILE] [--plot FILE.png]
+python bench/queue_policies.py --exact 200
+
+The second form plans so many small random queues, those of tests/test_queue.py, and says by every policy how far the
+plans are behind the best of all plans.
+
+DATA holds `second/queue` and `e2e`. In setting (a) every job runs on one K80, P100 or V100 at the rate that was
+measured there for its type and batch; types without a model are left out and counted. In setting (b) jobs are drawn
+from published training runs on up to 8 GPUs, and run on A100, H100, L4 or T4 as measured where a row is of that GPU,
+else by the forecast times a deviation that is drawn from those of all rows, by constants that were fitted without their
+sources; arrivals are the trace's. Placements see forecasts, or as `perfect` what jobs take. A load of 100 % is the
+least time in which the pools can do all of the work, over the time in which it arrives.
+Placements that are calibrated see forecasts as runs before correct them: of jobs that ended or ran for ten minutes, and
+of none that is still to come. Others are corrected by `tilecast.calibration`, as an operator does; with `own steps` a
+workload that ran on the pool before takes the median of the steps that were measured there. The first jobs, as many as
+`--warm` says, run and are learned from, by every placement, and count in no figure but the last end and the cost.
+Order and admission are Kueue's (`BestEffortFIFO`); nothing that runs is preempted or moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import heapq
+import math
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from queue_learning import Arrival, State, StepLearner, measured_run, scaled
+from tilecast import models
+from tilecast.advise import Constraints, Request
+from tilecast.calibration import LEAST, Run, digest, framework_of, scale
+from tilecast.cli.pool_inputs import usual_pool
+from tilecast.hardware import find_gpu
+from tilecast.queue.columns import alone_s, columns
+from tilecast.queue.options import capacity, job_options
+from tilecast.queue.policies import POLICIES
+from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem
+from tilecast.queue.relaxation import Classes, peak
+from tilecast.queue.solver import solve
+from tilecast.queue.timeline import Nodes, Tasks, starts
+from tilecast.spec import Model, Workload
+from tilecast.validate import runs
+from tilecast.validate import table as table_of_runs
+from tilecast.validate.cells import integer, real
+
+GPUS = {"V100": "v100-sxm", "P100": "p100", "K80": "k80"}
+"""GPUs of the table, in the order in which a queue's flavors would list them: the fastest first."""
+EACH = 4
+"""GPUs of every pool."""
+EFFORT = 4_000
+
+
+Placement = Callable[[State, int], None]
+"""Puts a job that arrived, and whatever else waits, into `place`; one that is not there takes any pool with room."""
+
+
+def own_best(state: State, job: int) -> None:
+    state.place[job] = min(state.arrivals[job].options, key=lambda item: item.seconds)
+
+
+def cheapest(state: State, job: int) -> None:
+    state.place[job] = min(state.arrivals[job].options, key=lambda item: (item.cost or 0.0, item.seconds))
+
+
+def any_room(state: State, job: int) -> None:
+    pass
+
+
+def earliest(state: State, job: int) -> None:
+    state.learn(state.running)
+
+    def ends(option: JobOption) -> float:
+        pool = next(item for item in state.pools if item.name == option.pool)
+        here = [(state.left(one), state.place[one].gpus) for one in state.running if state.place[one].pool == pool.name]
+        queue = [state.place[one] for one in state.waiting if one != job and state.place[one].pool == pool.name]
+        here += [(item.seconds, item.gpus) for item in queue]
+        tasks = Tasks([gpus for _, gpus in here] + [option.gpus], [left for left, _ in here] + [option.seconds])
+        return starts(pool, tasks)[-1] + option.seconds
+
+    state.place[job] = min(state.options(job), key=ends)
+
+
+def planned(state: State, job: int) -> None:
+    state.learn(state.running)
+    jobs = []
+    for one in state.running:
+        option = state.place[one]
+        ratio = state.left(one) / option.seconds
+        rest = replace(option, seconds=option.seconds * ratio, cost=(option.cost or 0.0) * ratio)
+        present = option.pool, option.gpus
+        jobs.append(
+            QueuedJob(str(one), (rest,), state.arrivals[one].at_s - state.now, present=present, is_running=True)
+        )
+    for one in state.waiting:
+        known = state.place.get(one)
+        present_ = None if known is None else (known.pool, known.gpus)
+        arrival = state.arrivals[one]
+        jobs.append(QueuedJob(str(one), state.options(one), arrival.at_s - state.now, present=present_))
+    plan = solve(QueueProblem(tuple(jobs), tuple(state.pools)), effort=EFFORT, is_bounded=False)
+    for item, row in zip(plan.columns.problem.jobs, plan.option, strict=True):
+        if not item.is_running:
+            state.place[int(item.name)] = plan.columns.options[row]
+
+
+def replay(
+    arrivals: Sequence[Arrival], pools: Sequence[PoolCapacity], placement: Placement, learner: StepLearner | None = None
+) -> tuple[list[float], list[str]]:
+    """When each job ends, and where it ran."""
+    nodes = {pool.name: Nodes(pool.gpus_per_node, pool.free) for pool in pools}
+    state = State(0.0, arrivals, pools, [], {}, learner=learner)
+    ends: list[tuple[float, int, list[int]]] = []
+    finish, where, coming = [math.inf] * len(arrivals), [""] * len(arrivals), 0
+    while coming < len(arrivals) or ends:
+        state.now = min(arrivals[coming].at_s if coming < len(arrivals) else math.inf, ends[0][0] if ends else math.inf)
+        while ends and ends[0][0] <= state.now:
+            _, job, taken = heapq.heappop(ends)
+            nodes[where[job]].give(state.place[job].gpus, taken)
+            state.learn([job])
+            del state.running[job]
+        while coming < len(arrivals) and arrivals[coming].at_s <= state.now:
+            state.waiting.append(coming)
+            placement(state, coming)
+            coming += 1
+        for job in tuple(state.waiting):
+            ways = [state.place[job]] if job in state.place else by_pool(arrivals[job].options, pools)
+            option = next((way for way in ways if nodes[way.pool].has_room(way.gpus)), None)
+            if option is None:
+                continue
+            state.place[job], where[job] = option, option.pool
+            finish[job] = state.now + arrivals[job].seconds[option.pool]
+            heapq.heappush(ends, (finish[job], job, nodes[option.pool].take(option.gpus)))
+            state.running[job] = state.now
+            state.waiting.remove(job)
+    return finish, where
+
+
+def by_pool(options: Sequence[JobOption], pools: Sequence[PoolCapacity]) -> list[JobOption]:
+    names = [pool.name for pool in pools]
+    return sorted(options, key=lambda item: names.index(item.pool))
+
+
+Knowledge = Literal["forecasts", "calibrated", "own steps", "perfect"]
+WAYS: Mapping[str, tuple[Placement, Knowledge]] = {
+    "plan, forecasts only": (planned, "forecasts"),
+    "plan, calibrated": (planned, "calibrated"),
+    "plan, own steps": (planned, "own steps"),
+    "plan, perfect knowledge": (planned, "perfect"),
+    "own best pool": (own_best, "forecasts"),
+    "earliest completion": (earliest, "forecasts"),
+    "earliest, own steps": (earliest, "own steps"),
+    "Kueue's order of flavors": (any_room, "forecasts"),
+    "cheapest pool": (cheapest, "forecasts"),
+}
+"""Placements, and what they know of steps."""
+BASES = ("plan, forecasts only", "plan, own steps")
+"""Placements by whose mean completion those of all are divided."""
+
+
+# Setting (a): K80, P100 and V100.
+
+MODELS = {"ResNet-18": "resnet-18-cifar", "ResNet-50": "resnet-50", "Transformer": "transformer-base", "LM": "lstm-ptb"}
+
+
+def model(kind: str) -> Model:
+    """The model of a job type. LM is PyTorch's example of a language model with its defaults, over WikiText-2."""
+    known = models.preset(MODELS[kind])
+    return replace(known, extra={**known.extra, "cells": 200.0, "vocabulary": 33278.0}) if kind == "LM" else known
+
+
+def forecasts(kinds: Sequence[tuple[str, int]]) -> dict[tuple[str, int], dict[str, tuple[JobOption, Run]]]:
+    """One step of each type and batch on one GPU of each pool, and what is recorded of it, as if it were so."""
+    pools = [usual_pool(find_gpu(gpu), 1) for gpu in GPUS.values()]
+    names = {gpu: name for name, gpu in GPUS.items()}
+    table = {}
+    for kind, batch in kinds:
+        adaptive = "adam" if kind == "Transformer" else "sgd"
+        length = 32 if kind == "Transformer" else 1
+        work = Workload(
+            model=model(kind), sequence_length=length, global_batch=batch, precision="fp32", optimizer=adaptive, steps=1
+        )
+        options = job_options(Request("job", work, constraints=Constraints(gpus=1)), pools)
+        table[kind, batch] = {
+            names[item.pool]: (replace(item, pool=names[item.pool]), recorded(work, names[item.pool], item))
+            for item in options
+        }
+    return table
+
+
+def recorded(work: Workload, gpu: str, option: JobOption) -> Run:
+    """What an operator records of a run that takes what was forecast; a run has three reports at least."""
+    family, seconds = work.model.family, option.step_s
+    return Run(
+        option.pool, gpu, work.precision, family, scale(option.gpus), digest(work), seconds, seconds,
+        observations=LEAST, framework=framework_of(work),
+    )  # fmt: skip
+
+
+def measured(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
+    """Seconds of a step by type, batch and GPU."""
+    table: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    with (folder / "gavel_throughputs.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            if row["n_gpus"] == "1" and row["placement"] == "packed" and float(row["steps_per_s"]) > 0:
+                table[row["job_type"], int(row["batch_size"] or 0)][row["gpu"]] = 1 / float(row["steps_per_s"])
+    return table
+
+
+Drawn: TypeAlias = tuple[tuple[JobOption, ...], tuple[JobOption, ...], dict[str, float], dict[str, Run], float]
+
+
+def trace(folder: Path, count: int, seed: int) -> tuple[list[tuple[str, int, int, float]], Counter[str]]:
+    """Type, batch, steps and arrival of consecutive jobs of the trace, from a place of it that the seed draws, and the
+    types that were left out."""
+    with (folder / "trace_0.csv").open() as lines:
+        rows = [
+            (row["job_type"], int(row["batch_size"] or 0), int(row["steps"]), float(row["arrival_s"]))
+            for row in csv.DictReader(lines)
+        ]
+    able = [row for row in rows if row[0] in MODELS]
+    first = int(np.random.default_rng(seed).integers(0, len(able) - count))
+    return able[first : first + count], Counter(row[0] for row in rows if row[0] not in MODELS)
+
+
+def jobs_of(
+    rows: Sequence[tuple[str, int, int, float]],
+    table: Mapping[tuple[str, int], Mapping[str, tuple[JobOption, Run]]],
+    known: Mapping[tuple[str, int], Mapping[str, float]],
+) -> list[Drawn]:
+    """Options by forecast and by measurement, seconds and records by pool, and arrival of each job."""
+    jobs = []
+    for kind, batch, steps, at in rows:
+        seconds = {gpu: steps * step for gpu, step in known[kind, batch].items()}
+        ways = [item for gpu, (item, _) in table[kind, batch].items() if gpu in seconds]
+        runs = {
+            gpu: measured_run(run, seconds[gpu] / (steps * item.seconds))
+            for gpu, (item, run) in table[kind, batch].items()
+            if gpu in seconds
+        }
+        guessed = tuple(scaled(item, item.seconds * steps) for item in ways)
+        real = tuple(scaled(item, seconds[item.pool]) for item in ways)
+        jobs.append((guessed, real, seconds, runs, at))
+    return jobs
+
+
+def least_s(jobs: Sequence[tuple[JobOption, ...]], pools: Sequence[PoolCapacity]) -> float:
+    """The least time in which the pools can do all of the work, by the relaxation."""
+    queue = tuple(QueuedJob(str(index), options) for index, options in enumerate(jobs))
+    held = columns(QueueProblem(queue, tuple(pools)))
+    ones = np.ones(len(jobs))
+    most = sum(min(item.seconds for item in options) for options in jobs)
+    bound = peak(held, Classes.of(held), 0 * ones, ones, most).bound
+    return bound or most
+
+
+# Setting (b): A100, H100, L4 and T4.
+
+NODES = {"h100-sxm": 1, "a100-80": 2, "l4": 2, "t4": 4}
+"""Nodes of each pool, in the order in which a queue's flavors would list them."""
+KINDS = 40
+"""Kinds of jobs that are drawn from."""
+MEDIAN_S = 7200.0
+"""Of a run on the pool that suits it best; runs spread by a factor e."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobType:
+    """A job as published, with the steps that it takes and is forecast to take."""
+
+    options: tuple[JobOption, ...]
+    measured: Mapping[str, float]
+    """Measured over forecast, by pool."""
+    work: Workload
+
+
+def published(folder: Path) -> tuple[list[JobType], list[float], list[PoolCapacity]]:
+    """Kinds of jobs, the logarithms of measured over forecast of all rows, and the pools."""
+    rows = [
+        row
+        for row in runs.read_table(folder / "e2e" / "published_dev.csv")
+        if row["gpu"].startswith(("A100", "H100", "T4", "L4")) and row.get("mode", "train") == "train"
+    ]
+    rows = [row for row in rows if (integer(row, "n_gpus") or 9) in (1, 2, 4, 8)]
+    pools = {}
+    for name, nodes in NODES.items():
+        per_node = usual_pool(find_gpu(name), 1).usual_gpus_per_node
+        pools[name] = usual_pool(find_gpu(name), nodes * per_node)
+    deviations, kinds = [], dict[str, tuple[Workload, int, dict[str, float]]]()
+    for row, item in zip(rows, runs.forecast(rows), strict=True):
+        seconds = real(row, "step_time_s_derived")
+        if item.left_out_s is None or seconds is None:
+            continue
+        case = table_of_runs.read(row)
+        deviation = math.log(seconds / item.left_out_s)
+        deviations.append(deviation)
+        work = replace(case.workload, steps=1)
+        known = kinds.setdefault(repr((work, case.gpus)), (work, case.gpus, {}))[2]
+        known.setdefault(case.pool.gpu.name, math.exp(deviation))
+    able: list[JobType] = []
+    for work, gpus, known in kinds.values():
+        asked = Request("job", work, constraints=Constraints(gpus=gpus))
+        options = job_options(asked, list(pools.values()))
+        if len(options) >= 2:
+            able.append(JobType(options, {pool: ratio for pool, ratio in known.items() if pool in pools}, work))
+        if len(able) == KINDS:
+            break
+    return able, deviations, [capacity(pool) for pool in pools.values()]
+
+
+def jobs_of_kinds(kinds: Sequence[JobType], deviations: Sequence[float], at: Sequence[float], seed: int) -> list[Drawn]:
+    """As `jobs_of`, drawn by a seed; a kind deviates on a pool alike in all of its jobs."""
+    draw = np.random.default_rng(seed)
+    ratios = [
+        {item.pool: kind.measured.get(item.pool, math.exp(float(draw.choice(deviations)))) for item in kind.options}
+        for kind in kinds
+    ]
+    jobs = []
+    for moment in at:
+        index = int(draw.integers(len(kinds)))
+        options, ratio = kinds[index].options, ratios[index]
+        run_s = MEDIAN_S * math.exp(float(draw.normal()))
+        factor = run_s / min(item.seconds * ratio[item.pool] for item in options)
+        guessed = tuple(scaled(item, item.seconds * factor) for item in options)
+        known = tuple(scaled(item, item.seconds * ratio[item.pool]) for item in guessed)
+        runs = {
+            item.pool: measured_run(recorded(kinds[index].work, item.pool, item), ratio[item.pool]) for item in options
+        }
+        jobs.append((guessed, known, {item.pool: item.seconds for item in known}, runs, moment))
+    return jobs
+
+
+def exact(count: int) -> None:
+    """Print how far plans of small queues are behind the best of all plans."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from test_queue import best_of_all, small
+
+    for policy, record in POLICIES.items():
+        behind, different, tried = [], 0, 0
+        for seed in range(count):
+            plan = solve(small(seed), policy)
+            best = best_of_all(plan.columns, policy)
+            part = record.deciding
+            tried += math.prod(np.diff(plan.columns.first).tolist())
+            different += bool(np.max(np.subtract(plan.score[:part], best[:part]), initial=0.0) > 1e-9)
+            behind.append(max(plan.score[part] / best[part] - 1, 0.0))
+        print(
+            f"{policy:12}{count} queues, {tried:,} plans: behind the best by {np.mean(behind):.3%} on average and "
+            f"{max(behind):.2%} at most; {sum(gap < 1e-9 for gap in behind)} are as good; {different} miss more "
+            "deadlines",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--exact", type=int)
+    parser.add_argument("--setting", choices=("a", "b"), default="a")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=150)
+    parser.add_argument("--warm", type=int, default=0)
+    parser.add_argument("--loads", default="40,80,120")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    if options.exact:
+        exact(options.exact)
+        return
+    if options.data is None:
+        parser.error("give DATA or --exact")
+    folder = options.data / "second" / "queue"
+    if options.setting == "a":
+        known = measured(folder)
+        table = forecasts([key for key in known if key[0] in MODELS])
+        pools = [PoolCapacity(gpu, EACH, 1) for gpu in GPUS]
+    else:
+        kinds, deviations, pools = published(options.data)
+        print(f"{len(kinds)} kinds of jobs; deviations of {len(deviations)} rows, median {np.median(deviations):+.2f}")
+    rows = []
+    for load in map(int, options.loads.split(",")):
+        for seed in range(options.seeds):
+            drawn, without = trace(folder, options.jobs, seed)
+            if options.setting == "a":
+                jobs = jobs_of(drawn, table, known)
+            else:
+                jobs = jobs_of_kinds(kinds, deviations, [row[3] for row in drawn], seed)
+            rows += run(jobs, pools, load, seed, options.warm)
+        report(load, [row for row in rows if row[0] == load])
+    if options.setting == "a":
+        print(f"left out of the trace, for want of a model: {dict(without)}")
+    if options.csv:
+        with options.csv.open("w", newline="") as out:
+            csv.writer(out).writerows([("load", "seed", "placement", *FIGURES), *rows])
+    if options.plot:
+        draw(rows, options.plot)
+
+
+FIGURES = ("mean_s", "p99_s", "makespan_s", "cost", "fairness", "decision_s")
+
+
+def run(
+    jobs: Sequence[Drawn],
+    pools: Sequence[PoolCapacity],
+    load: int,
+    seed: int,
+    warm: int = 0,
+) -> list[tuple[float | str, ...]]:
+    """A row for each placement."""
+    span = least_s([real for _, real, *_ in jobs], pools) / (load / 100)
+    first, last = jobs[0][-1], jobs[-1][-1]
+    at = [(arrival - first) / (last - first) * span for *_, arrival in jobs]
+    rows = []
+    for name, (placement, knows) in WAYS.items():
+        arrivals = [
+            Arrival(begin, real if knows == "perfect" else guessed, seconds, runs)
+            for begin, (guessed, real, seconds, runs, _) in zip(at, jobs, strict=True)
+        ]
+        learner = StepLearner(knows == "own steps") if knows in ("calibrated", "own steps") else None
+        clock = time.process_time()
+        finish, where = replay(arrivals, pools, placement, learner)
+        clock = time.process_time() - clock
+        took = np.array(finish) - at
+        alone = [
+            alone_s(real, pools, max(int(load / 100 * sum(pool.nodes for pool in pools)), 1)) for _, real, *_ in jobs
+        ]
+        cost = sum(
+            next(item.cost or 0.0 for item in real if item.pool == pool)
+            for pool, (_, real, *_) in zip(where, jobs, strict=True)
+        )
+        figures = (
+            took[warm:].mean(),
+            np.percentile(took[warm:], 99),
+            max(finish),
+            cost,
+            float((took / alone)[warm:].max()),
+        )
+        rows.append((load, seed, name, *map(float, figures), clock / len(jobs)))
+    return rows
+
+
+def report(load: int, rows: Sequence[tuple[float | str, ...]]) -> None:
+    """Print the means over the seeds, and how many times that of two plans each mean completion is."""
+    by_name = {name: np.array([row[3:] for row in rows if row[2] == name], dtype=float) for name in WAYS}
+    seeds = len(next(iter(by_name.values())))
+    print(f"load {load} %: {seeds} seeds; mean completion over that of two plans, geometric mean (least-most)")
+    print(f"{'':26}{'mean':>9}{'p99':>9}{'last':>9}{'cost':>8}{'unfair':>8}{'ms':>6}", *BASES, sep="    ")
+    for name, table in by_name.items():
+        mean = table.mean(axis=0)
+        hours = "".join(f"{value / 3600:8.1f}h" for value in mean[:3])
+        ratios = [table[:, 0] / by_name[base][:, 0] for base in BASES]
+        shown = [f"{math.exp(np.log(ratio).mean()):6.2f} ({ratio.min():.2f}-{ratio.max():.2f})" for ratio in ratios]
+        print(f"{name:26}{hours}{mean[3]:8.0f}{mean[4]:8.2f}{mean[5] * 1e3:6.1f}", *shown, sep="    ", flush=True)
+
+
+def draw(rows: Sequence[tuple[float | str, ...]], path: Path) -> None:
+    """Mean completion by load, a line a placement."""
+    from tilecast.render import charts
+    from tilecast.render.charts import Axis, Chart, Point, Series
+
+    loads = sorted({float(row[0]) for row in rows})
+    series = tuple(
+        Series(name, tuple(
+            Point(load, float(np.mean([row[3] for row in rows if row[0] == load and row[2] == name])) / 3600)
+            for load in loads
+        ))
+        for name in WAYS
+    )  # fmt: skip
+    chart = Chart("Mean completion by load", Axis("load, %"), Axis("hours", base=10), series)
+    path.write_bytes(charts.png(chart))
+
+
+if __name__ == "__main__":
+    main()

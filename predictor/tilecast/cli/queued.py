@@ -1,0 +1,269 @@
+"""The jobs of a queue as documents say them: TrainingJobs, jobs of other kinds, and Kueue's quotas beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from tilecast import jobs
+from tilecast.advise import Request, advise
+from tilecast.api import documents, training_job
+from tilecast.api.base import API_VERSION
+from tilecast.api.documents import Document
+from tilecast.cli.reading import read_text, shown_name
+from tilecast.hardware import Pool
+from tilecast.jobs import kueue
+from tilecast.jobs.candidates import candidates
+from tilecast.jobs.candidates import request as narrowed
+from tilecast.jobs.keys import WEIGHT
+from tilecast.queue.options import job_options
+from tilecast.queue.problem import JobOption, QueuedJob, Unplanned
+from tilecast.spec import SpecError
+
+_PRIORITIES = ("WorkloadPriorityClass", "PriorityClass")
+_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
+
+
+def listed(name: str) -> list[Document]:
+    """Every document of a file, of standard input (`-`), or of the YAML and JSON files of a folder.
+
+    Raises:
+        SpecError: nothing can be read, or it holds no document.
+    """
+    path = Path(name)
+    files = sorted(item for item in path.iterdir() if item.suffix in _ENDINGS) if path.is_dir() else [path]
+    results = [item for file in files for item in documents.load(read_text(str(file)), str(file))]
+    if not results:
+        raise SpecError(name, "holds no job", "give a file, a folder of YAML or JSON files, or - for standard input")
+    return results
+
+
+_ENDINGS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDocuments:
+    """What was given, by what it is for."""
+
+    jobs: tuple[Document, ...]
+    others: Mapping[tuple[str, str], Document]
+    """Runtimes of TrainJobs, by kind and name."""
+    config_maps: Mapping[str, Document]
+    priorities: Mapping[str, int]
+    kueue: kueue.Objects
+
+    @classmethod
+    def of(cls, results: Sequence[Document]) -> QueueDocuments:
+        """Documents sorted by kind; a job that a TrainingJob names is that TrainingJob's.
+
+        Raises:
+            SpecError: none of them is a job.
+        """
+        by_kind = dict[str, dict[str, Document]]()
+        for item in results:
+            by_kind.setdefault(str(item.get("kind")), {})[_place(item)] = item
+        own = [item for item in results if item.get("kind") == training_job.KIND]
+        targets = {_target(item) for item in own}
+        others = [
+            item for item in results if jobs.is_job(item) and (str(item.get("kind")), shown_name(item)) not in targets
+        ]
+        if not (own or others):
+            remedy = "give TrainingJobs or jobs of other kinds, for instance `kubectl get trainingjobs,jobs -A -o json`"
+            raise SpecError("JOBS", f"holds {len(results)} documents and no job", remedy)
+        local = {(_namespace(item), shown_name(item)): item for item in by_kind.get("LocalQueue", {}).values()}
+        cluster, flavors = ({shown_name(item): item for item in by_kind.get(kind, {}).values()} for kind in _KUEUE[1:])
+        return cls(
+            (*own, *others),
+            {(str(item.get("kind")), shown_name(item)): item for item in results},
+            {shown_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
+            {
+                shown_name(item): int(item.get("value", 0))
+                for kind in _PRIORITIES
+                for item in by_kind.get(kind, {}).values()
+                if isinstance(item.get("value", 0), int)
+            },
+            kueue.Objects(local, cluster, flavors),
+        )
+
+
+def _target(document: Document) -> tuple[str, str]:
+    spec = document.get("spec")
+    target = spec.get("targetRef") if isinstance(spec, Mapping) else None
+    return (str(target.get("kind")), str(target.get("name"))) if isinstance(target, Mapping) else ("", "")
+
+
+def _place(document: Document) -> str:
+    return f"{_namespace(document)}/{shown_name(document)}"
+
+
+def _metadata(document: Document, key: str) -> Mapping[str, object]:
+    metadata = document.get("metadata")
+    value = metadata.get(key) if isinstance(metadata, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _namespace(document: Document) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("namespace") or "") if isinstance(metadata, Mapping) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueue:
+    """The jobs that could be read, why not the others, and the quotas of their queues."""
+
+    jobs: tuple[QueuedJob, ...]
+    unplanned: tuple[Unplanned, ...]
+    quotas: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By pool and queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReader:
+    """Reads jobs for a set of pools; equal jobs are priced once."""
+
+    given: QueueDocuments
+    pools: Sequence[Pool]
+    labels: Sequence[Mapping[str, str]]
+    """Of every node with GPUs."""
+    now: datetime
+    _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
+
+    def read(self) -> ReadQueue:
+        """Every job that has not ended."""
+        results, refused, quotas = list[QueuedJob](), list[Unplanned](), dict[str, dict[str, int]]()
+        for document, name in zip(self.given.jobs, _names(self.given.jobs), strict=True):
+            try:
+                job = self._job(document, name, quotas)
+            except SpecError as error:
+                refused.append(Unplanned(name, f"{error.field}: {error.problem}", error.remedy))
+            else:
+                results += [] if job is None else [job]
+        return ReadQueue(tuple(results), tuple(refused), quotas)
+
+    def _job(self, document: Document, name: str, quotas: dict[str, dict[str, int]]) -> QueuedJob | None:
+        if document.get("kind") == training_job.KIND:
+            asked = training_job.read(document, self.given.config_maps)
+            present = (asked.baseline.pool, asked.baseline.gpus) if asked.baseline else None
+            return self._queued(document, name, asked, self.pools, present, "")
+        runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
+        job = jobs.read(document, runtime)
+        if job.is_finished or job.is_owned:
+            return None
+        try:
+            body = {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": job.name}}
+            asked = training_job.read({**body, "spec": jobs.described(job)}, self.given.config_maps)
+        except SpecError as error:
+            raise jobs.in_annotations(error) from None
+        queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if job.queue and self._has_queues else None
+        possible = candidates(job, self.pools, self.labels, queue, is_placed=not job.is_countable)
+        asked = narrowed(asked, job, possible, is_placed=not job.is_countable)
+        owner = queue.cluster_queue if queue else ""
+        for item in possible.usable:
+            if item.flavor is not None:
+                quotas.setdefault(item.pool.name, {})[owner] = item.flavor.quota
+        present = (possible.baseline.pool, possible.baseline.gpus) if possible.baseline else None
+        results = self._queued(document, name, asked, possible.pools, present, owner)
+        is_running = bool(document.get("status")) and job.has_started and present is not None
+        return self._running(document, results) if is_running else results
+
+    @property
+    def _has_queues(self) -> bool:
+        return bool(self.given.kueue.cluster_queues)
+
+    def _queued(
+        self, document: Document, name: str, asked: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
+        queue: str,
+    ) -> QueuedJob:  # fmt: skip
+        arrival = self._since(_metadata_text(document, "creationTimestamp"))
+        return QueuedJob(
+            name=name,
+            options=self._options(asked, pools),
+            arrival_s=arrival,
+            weight=_weight(document),
+            priority=self.given.priorities.get(str(_metadata(document, "labels").get(_PRIORITY_LABEL)), 0),
+            deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
+            queue=queue,
+            present=present,
+        )
+
+    def _options(self, asked: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
+        key = repr((replace(asked, name="", baseline=None), [(pool.name, pool.max_gpus) for pool in pools]))
+        if key not in self._priced:
+            self._priced[key] = job_options(asked, pools)
+        if not self._priced[key]:
+            refused = advise(asked, pools).rejections
+            problem = "; ".join(f"{item.pool}: {item.message}" for item in refused) or "no pool has a plan for it"
+            raise SpecError("no pool can run it", problem, refused[0].remedy if refused else "see `tilecast advise`")
+        return self._priced[key]
+
+    def _since(self, text: str) -> float:
+        """Seconds from now to a time, which are negative; 0 where there is none."""
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            return 0.0
+        return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
+
+    def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
+        """The job with what is left of it, by its forecast where it runs."""
+        status = document.get("status")
+        ran = -self._since(str(status.get("startTime", ""))) if isinstance(status, Mapping) else 0.0
+        here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
+        if here is None:
+            where = f"{job.present[1]} GPUs of {job.present[0]}" if job.present else "nowhere"
+            raise SpecError("status", f"it runs on {where}, where no forecast of it is", "see `tilecast advise`")
+        left = max(1 - ran / here.seconds, _LEAST_LEFT)
+        options = tuple(_rest(item, left) for item in job.options)
+        return replace(job, options=options, is_running=True)
+
+
+_LEAST_LEFT = 0.02
+"""What is left at least of a job that runs, however long it has: forecasts err."""
+
+
+def _rest(option: JobOption, left: float) -> JobOption:
+    return replace(
+        option,
+        seconds=option.seconds * left,
+        lower_s=option.lower_s * left,
+        upper_s=option.upper_s * left,
+        cost=None if option.cost is None else option.cost * left,
+    )
+
+
+def _metadata_text(document: Document, key: str) -> str:
+    metadata = document.get("metadata")
+    value = metadata.get(key) if isinstance(metadata, Mapping) else None
+    return value.isoformat() if isinstance(value, datetime) else str(value or "")
+
+
+def _weight(document: Document) -> float:
+    text = str(_metadata(document, "annotations").get(WEIGHT, "1"))
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= 1e6:
+        raise SpecError(WEIGHT, f"{text[:40]!r} is no weight", "write a number above 0")
+    return weight
+
+
+def _names(given: Sequence[Document]) -> list[str]:
+    """A name for each document, as short as tells it from the others."""
+    ways = [[_called(item, way) for item in given] for way in range(3)]
+    counts = [Counter(names) for names in ways]
+    return [
+        next((names[place] for names, count in zip(ways, counts, strict=True) if count[names[place]] == 1), "")
+        or f"{ways[-1][place]} ({place + 1})"
+        for place in range(len(given))
+    ]
+
+
+def _called(document: Document, way: int) -> str:
+    name = shown_name(document) or "unnamed"
+    placed = f"{_namespace(document) or 'default'}/{name}"
+    return (name, placed, f"{document.get('kind')}/{placed}")[way]

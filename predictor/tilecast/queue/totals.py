@@ -1,0 +1,123 @@
+"""What a plan means for the cluster, beside what would be without it, and who pays for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilecast.queue.assignment import Assignment
+from tilecast.queue.columns import QueueColumns
+from tilecast.queue.references import REFERENCES, QueueOutcome
+from tilecast.queue.solver import QueueSolution
+from tilecast.spec import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """Numbers of a whole queue. Seconds, but for `cost`, `fairness` and `missed`."""
+
+    completion_s: float
+    """The weighted mean of completion times."""
+    worst_completion_s: float
+    """The 99th percentile."""
+    makespan_s: float
+    """When the last job ends."""
+    cost: float | None
+    """None where a pool that is used has no price."""
+    fairness: float
+    """The largest finish-time fairness ratio; 1 is an equal share of the cluster for each job."""
+    missed: int
+    """Jobs that end after they are due."""
+
+
+def totals(columns: QueueColumns, outcome: QueueOutcome) -> QueueTotals:
+    """The totals of what becomes of at least one job."""
+    took = outcome.finish - columns.arrival
+    costs = [columns.options[item].cost for item in outcome.option]
+    known = [cost for cost in costs if cost is not None]
+    return QueueTotals(
+        completion_s=float(np.average(took, weights=columns.weight)),
+        worst_completion_s=float(np.percentile(took, 99)),
+        makespan_s=float(outcome.finish.max()),
+        cost=sum(known) if len(known) == len(costs) else None,
+        fairness=float((took / columns.alone).max()),
+        missed=int((outcome.finish > columns.due * (1 + 1e-9)).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedPlace:
+    """Where and when a job runs by the plan. Seconds from now."""
+
+    job: int
+    """Its row in the columns."""
+    start_s: float
+    finish_s: float
+    lower_s: float
+    upper_s: float
+    """Ends of the finish, where every forecast is at the lower or upper end of its range."""
+    gain_s: float
+    """By how much it ends earlier than if each job were on its own best pool."""
+    payers: tuple[str, ...] = ()
+    """Of a job that ends later than that: who runs on its own best pool in its place, those that gain most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """A plan and everything that is said of it."""
+
+    solution: QueueSolution
+    places: tuple[QueuedPlace, ...]
+    plan: QueueTotals
+    references: Mapping[str, QueueTotals]
+
+
+MOST_PAYERS = 3
+
+
+def report(solution: QueueSolution) -> QueueReport:
+    """Everything that is said of a plan of at least one job."""
+    columns = solution.columns
+    outcomes = {name: find(columns) for name, (_, find) in REFERENCES.items()}
+    wish = outcomes["ownBest"]
+    gain = wish.finish - solution.finish
+    start = solution.finish - columns.seconds[solution.option]
+    ends = [_at(solution, [getattr(item, name) for item in columns.options]) for name in ("lower_s", "upper_s")]
+    lower, upper = np.minimum(solution.finish, ends[0]), np.maximum(solution.finish, ends[1])
+    places = tuple(
+        QueuedPlace(
+            job,
+            float(start[job]),
+            float(solution.finish[job]),
+            float(lower[job]),
+            float(upper[job]),
+            float(gain[job]),
+            _payers(solution, wish, gain, start, job),
+        )
+        for job in range(len(gain))
+    )
+    own = QueueOutcome(solution.option, solution.finish)
+    return QueueReport(
+        solution, places, totals(columns, own), {name: totals(columns, outcome) for name, outcome in outcomes.items()}
+    )
+
+
+def _at(solution: QueueSolution, seconds: Sequence[float]) -> Floats:
+    """When each job ends if its options take other times."""
+    columns = replace(solution.columns, seconds=np.array(seconds))
+    return Assignment(columns, solution.policy, list(solution.option)).finish
+
+
+def _payers(solution: QueueSolution, wish: QueueOutcome, gain: Floats, start: Floats, job: int) -> tuple[str, ...]:
+    columns = solution.columns
+    if gain[job] >= 0:
+        return ()
+    pool = columns.pool[wish.option[job]]
+    begin = wish.finish[job] - columns.seconds[wish.option[job]]
+    there = (columns.pool[solution.option] == pool) & (start < wish.finish[job]) & (solution.finish > begin)
+    there[job] = False
+    rows = np.flatnonzero(there & (gain > 0))
+    rows = rows[np.argsort(-gain[rows], kind="stable")][:MOST_PAYERS]
+    return tuple(columns.problem.jobs[row].name for row in rows)

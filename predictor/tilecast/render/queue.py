@@ -1,0 +1,303 @@
+"""A queue's plan as a screen, as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from tilecast.queue.problem import JobOption, Unplanned
+from tilecast.queue.references import REFERENCES
+from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.render import queue_page
+from tilecast.render.columns import columns
+from tilecast.render.table import wrapped
+from tilecast.render.units import duration, interval, money
+
+SCHEMA_VERSION = 1
+MOST_LINES = 40
+"""Jobs on the screen; programs get all of them."""
+_TITLES = ("JOB", "NOW", "ADVISED", "GPUS", "PLAN", "START", "FINISH", "(90%)", "COST", "GAIN")
+_TOTALS = ("", "MEAN", "P99", "LAST", "COST", "FAIRNESS", "LATE")
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The plan with other numbers of nodes."""
+
+    nodes: Mapping[str, int]
+    """More of each pool, or fewer."""
+    report: QueueReport | None
+    """None where nothing can be planned then."""
+    jobs: int
+    """More of the queue that are planned then, or fewer."""
+    lost: tuple[Unplanned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueScreen:
+    """All that is shown."""
+
+    report: QueueReport
+    unplanned: tuple[Unplanned, ...]
+    what_if: WhatIf | None = None
+
+
+def table(screen: QueueScreen) -> str:
+    """The plan as a screen of text, ending in a newline."""
+    shown = screen.report
+    held = shown.solution.columns
+    order = sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+    rows = [_row(shown, place) for place in order[:MOST_LINES]]
+    lines = [headline(shown), "", *columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN"))]
+    if len(order) > MOST_LINES:
+        lines.append(f"and {len(order) - MOST_LINES} more that start later: -o csv lists all")
+    lines += [
+        line for item in screen.unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")
+    ]
+    lines += ["", *columns(_TOTALS, totals_rows(shown), _TOTALS[1:]), ""]
+    lines += [line for text in paid(shown) for line in wrapped("", text)]
+    lines += [line for text in notes(screen) for line in wrapped("", text)]
+    moved = sum(place is not None and _is_moved(shown, place) for place in shown.places)
+    lines.append(f"{len(held.weight)} jobs planned, {moved} of them elsewhere than now.")
+    return "\n".join(lines) + "\n"
+
+
+def headline(shown: QueueReport) -> str:
+    """What was planned, and for what."""
+    held = shown.solution.columns
+    pools = ", ".join(f"{pool.name} {pool.nodes}x{pool.gpus_per_node}" for pool in held.pools)
+    return f"{len(held.weight)} jobs on {pools}; policy {shown.solution.policy.name}: {shown.solution.policy.summary}"
+
+
+def option_of(shown: QueueReport, place: QueuedPlace) -> JobOption:
+    """The option that a job has by the plan."""
+    return shown.solution.columns.options[shown.solution.option[place.job]]
+
+
+def _is_moved(shown: QueueReport, place: QueuedPlace) -> bool:
+    present = shown.solution.columns.problem.jobs[place.job].present
+    return present is not None and present[0] != option_of(shown, place).pool
+
+
+def now_of(shown: QueueReport, place: QueuedPlace) -> str:
+    """Where a job is, or would go unadvised."""
+    job = shown.solution.columns.problem.jobs[place.job]
+    if job.present is None:
+        return "-"
+    return f"{job.present[0]}:{job.present[1]}{' (runs)' if job.is_running else ''}"
+
+
+def _row(shown: QueueReport, place: QueuedPlace) -> tuple[str, ...]:
+    option = option_of(shown, place)
+    job = shown.solution.columns.problem.jobs[place.job]
+    return (
+        job.name,
+        now_of(shown, place),
+        option.pool,
+        str(option.gpus),
+        option.plan,
+        "now" if place.start_s <= 0 else duration(place.start_s),
+        duration(place.finish_s),
+        interval(place.lower_s, place.upper_s),
+        _price(shown, option.cost),
+        gain(place.gain_s),
+    )
+
+
+def gain(seconds: float) -> str:
+    """Time won or lost against a job's own wish."""
+    if abs(seconds) < 1:
+        return "0"
+    return f"{'+' if seconds > 0 else '-'}{duration(abs(seconds))}"
+
+
+def _price(shown: QueueReport, amount: float | None) -> str:
+    return "" if amount is None else money(amount, _currency(shown))
+
+
+def _currency(shown: QueueReport) -> str:
+    return next((pool.currency for pool in shown.solution.columns.pools if pool.price_per_gpu_hour is not None), "USD")
+
+
+def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
+    """The plan and the references, a line each."""
+    named = [("this plan", shown.plan), *((REFERENCES[name][0], held) for name, held in shown.references.items())]
+    return [
+        (
+            name,
+            duration(held.completion_s),
+            duration(held.worst_completion_s),
+            duration(held.makespan_s),
+            _price(shown, held.cost),
+            f"{held.fairness:.2f}",
+            str(held.missed),
+        )
+        for name, held in named
+    ]
+
+
+def paid(shown: QueueReport) -> list[str]:
+    """Who pays for whom, those that pay most first."""
+    jobs = shown.solution.columns.problem.jobs
+    losing = sorted((place for place in shown.places if place.gain_s <= -1), key=lambda place: place.gain_s)
+    lines = []
+    for place in losing[:_PAID]:
+        taken = f"; its place goes to {', '.join(place.payers)}" if place.payers else ""
+        lines.append(f"{jobs[place.job].name} pays {duration(-place.gain_s)}{taken}.")
+    if len(losing) > _PAID:
+        lines.append(f"{len(losing) - _PAID} more pay less than that.")
+    won = sum(place.gain_s for place in shown.places if place.gain_s > 0)
+    lost = -sum(place.gain_s for place in losing)
+    lines.append(f"Against each on its own best pool jobs gain {duration(won)} in all, and pay {duration(lost)}.")
+    return lines
+
+
+_PAID = 4
+
+
+def notes(screen: QueueScreen) -> list[str]:
+    """What else is to be said: the bound, what was left as it is, and what other nodes would buy."""
+    solution, texts = screen.report.solution, list[str]()
+    if solution.gap is not None:
+        texts.append(
+            f"No plan is more than {max(solution.gap, 0.0):.1%} better in {solution.policy.name}, whatever the order "
+            "in which jobs start."
+        )
+    deciding = solution.policy.deciding
+    if solution.best[deciding] and solution.score[deciding] > solution.best[deciding] * 1.0005:
+        ratio = solution.score[deciding] / solution.best[deciding] - 1
+        texts.append(f"Jobs that gain less than forecasts can tell stay where they are, which costs {ratio:.1%}.")
+    return texts + bought(screen)
+
+
+def bought(screen: QueueScreen) -> list[str]:
+    """What other nodes would buy."""
+    asked = screen.what_if
+    if asked is None:
+        return []
+    nodes = ", ".join(f"{count:+d} nodes of {name}" for name, count in asked.nodes.items())
+    if asked.report is None:
+        return [f"With {nodes} nothing can be planned."]
+    old, new = screen.report.plan, asked.report.plan
+    parts = [
+        f"mean completion {duration(old.completion_s)} -> {duration(new.completion_s)}",
+        f"last end {duration(old.makespan_s)} -> {duration(new.makespan_s)}",
+    ]
+    if old.cost is not None and new.cost is not None:
+        parts.append(f"cost {_price(screen.report, old.cost)} -> {_price(screen.report, new.cost)}")
+    parts.append(f"late {old.missed} -> {new.missed}")
+    if asked.jobs:
+        parts.append(f"{asked.jobs:+d} jobs planned")
+    return [
+        f"With {nodes}: {', '.join(parts)}.",
+        *(f"Then {item.job} is left out: {item.problem}." for item in asked.lost),
+    ]
+
+
+def document(screen: QueueScreen) -> dict[str, object]:
+    """The plan for programs."""
+    shown = screen.report
+    solution, asked = shown.solution, screen.what_if
+    return {
+        "schemaVersion": SCHEMA_VERSION,
+        "policy": solution.policy.name,
+        "jobs": [_job(shown, place) for place in shown.places],
+        "unplanned": [_unplanned(item) for item in screen.unplanned],
+        "totals": {"plan": _camel(shown.plan), **{name: _camel(item) for name, item in shown.references.items()}},
+        "gapRatio": solution.gap,
+        "whatIf": None
+        if asked is None
+        else {
+            "nodes": dict(asked.nodes),
+            "totals": None if asked.report is None else _camel(asked.report.plan),
+            "jobs": asked.jobs,
+        },
+    }
+
+
+def _unplanned(item: Unplanned) -> dict[str, object]:
+    return {"job": item.job, "problem": item.problem, "remedy": item.remedy, "leftOut": item.is_left_out}
+
+
+def _camel(totals: QueueTotals) -> dict[str, object]:
+    names = {
+        "completion_s": "completionSeconds",
+        "worst_completion_s": "worstCompletionSeconds",
+        "makespan_s": "makespanSeconds",
+    }
+    return {names.get(name, name): value for name, value in asdict(totals).items()}
+
+
+def _job(shown: QueueReport, place: QueuedPlace) -> dict[str, object]:
+    option = option_of(shown, place)
+    job = shown.solution.columns.problem.jobs[place.job]
+    return {
+        "name": job.name,
+        "running": job.is_running,
+        "now": None if job.present is None else {"pool": job.present[0], "gpus": job.present[1]},
+        "pool": option.pool,
+        "gpus": option.gpus,
+        "plan": option.plan,
+        "stepSeconds": option.step_s,
+        "startSeconds": place.start_s,
+        "finishSeconds": {"target": place.finish_s, "lowerBound": place.lower_s, "upperBound": place.upper_s},
+        "cost": option.cost,
+        "gainSeconds": place.gain_s,
+        "payers": list(place.payers),
+    }
+
+
+def to_json(screen: QueueScreen) -> str:
+    """The document as JSON."""
+    return json.dumps(document(screen), indent=2) + "\n"
+
+
+def to_csv(screen: QueueScreen) -> str:
+    """A line a job."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
+    )
+    shown = screen.report
+    for place in shown.places:
+        option = option_of(shown, place)
+        seconds = (place.start_s, place.finish_s, place.lower_s, place.upper_s)
+        name = shown.solution.columns.problem.jobs[place.job].name
+        cost = "" if option.cost is None else f"{option.cost:.2f}"
+        row = (name, now_of(shown, place), option.pool, option.gpus, option.plan)
+        writer.writerow((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
+    for item in screen.unplanned:
+        writer.writerow((item.job, *[""] * 10, f"{item.problem}; {item.remedy}"))
+    return out.getvalue()
+
+
+def to_html(screen: QueueScreen) -> str:
+    """The plan as one page."""
+    shown = screen.report
+    order = sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+    problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
+    texts = [*paid(shown), *notes(screen)]
+    rows = [_row(shown, place) for place in order]
+    return queue_page.page(shown, headline(shown), (_TITLES, rows), (_TOTALS, totals_rows(shown)), problems, texts)
+
+
+def nothing(unplanned: Sequence[Unplanned], output: str) -> str:
+    """What is shown where no job can be planned."""
+    if output == "json":
+        empty = {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
+        return json.dumps(empty, indent=2) + "\n"
+    lines = [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
+    return "\n".join([*(lines or ["No job waits or runs."]), ""])
+
+
+FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {
+    "table": table,
+    "json": to_json,
+    "csv": to_csv,
+    "html": to_html,
+}
+"""What `-o` takes."""

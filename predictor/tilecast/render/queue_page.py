@@ -1,0 +1,135 @@
+"""A queue's plan as one page with a Gantt chart by pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from tilecast.queue.totals import QueuedPlace, QueueReport
+from tilecast.render import charts
+from tilecast.render.page import facts, figure, table, whole
+from tilecast.render.units import duration
+
+_WIDTH, _LEFT, _ROW, _GAP, _AXIS = 1080.0, 120.0, 16.0, 3.0, 26.0
+MOST_BARS = 60
+"""Jobs drawn of a pool, the first that start."""
+
+
+def page(
+    shown: QueueReport,
+    title: str,
+    jobs: tuple[Sequence[str], Sequence[Sequence[str]]],
+    totals: tuple[Sequence[str], Sequence[Sequence[str]]],
+    problems: Sequence[tuple[str, str, str]],
+    texts: Sequence[str],
+) -> str:
+    """The whole page.
+
+    Args:
+        shown: the plan.
+        title: what was planned.
+        jobs: titles and rows of the table of jobs, as text.
+        totals: the same of the totals.
+        problems: job, problem and remedy of what could not be planned.
+        texts: sentences about it.
+    """
+    plan = shown.plan
+    named = [
+        ("mean completion", duration(plan.completion_s)),
+        ("99th percentile", duration(plan.worst_completion_s)),
+        ("last end", duration(plan.makespan_s)),
+        ("largest fairness ratio", f"{plan.fairness:.2f}"),
+        ("late", str(plan.missed)),
+    ]
+    refused = [("out", [escape(cell) for cell in row]) for row in problems]
+    return whole(
+        "Tilecast: the queue",
+        [
+            "<h1>The whole queue</h1>",
+            f'<p class="soft">{escape(title)}</p>',
+            f'<section class="card">{facts(named)}</section>',
+            "<h2>Pools</h2>",
+            *(_gantt(shown, pool) for pool in range(len(shown.solution.columns.pools))),
+            "<h2>Jobs</h2>",
+            _table("Every job, in the order of their starts", *jobs),
+            table("Not planned as asked", ("job", "problem", "remedy"), refused) if refused else "",
+            "<h2>Beside what is done without a plan</h2>",
+            _table("The same forecasts, placed five ways", *totals),
+            *(f"<p>{escape(text)}</p>" for text in texts),
+        ],
+    )
+
+
+def _table(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    figures = "|".join(title for title in titles[1:] if title not in ("NOW", "ADVISED", "PLAN"))
+    return table(caption, titles, [("", [escape(cell) for cell in row]) for row in rows], figures)
+
+
+def _gantt(shown: QueueReport, pool: int) -> str:
+    """The jobs of a pool as bars over time, a line each, as they start."""
+    columns, option = shown.solution.columns, shown.solution.option
+    held = columns.pools[pool]
+    here = [place for place in shown.places if columns.pool[option[place.job]] == pool]
+    here.sort(key=lambda place: (place.start_s, place.finish_s, place.job))
+    name = f"{held.name}: {held.nodes} nodes of {held.gpus_per_node} GPUs"
+    if not here:
+        return f'<p class="soft">{escape(name)}, nothing runs here by the plan.</p>'
+    drawn, end = here[:MOST_BARS], max(shown.plan.makespan_s, 1e-9)
+    height = len(drawn) * (_ROW + _GAP) + _AXIS
+    label = f"{name}; {len(here)} jobs"
+    parts = [
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" width="{_WIDTH:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" aria-labelledby="gantt-{pool}">',
+        f'<title id="gantt-{pool}">{escape(label)}</title>',
+        *_scale(end, height - _AXIS),
+        *(_bar(shown, place, row, end) for row, place in enumerate(drawn)),
+        "</svg>",
+    ]
+    more = f" ({len(here) - len(drawn)} that start later are not drawn)" if len(here) > len(drawn) else ""
+    return figure(label + more, "".join(parts))
+
+
+def _x(seconds: float, end: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - 20) * seconds / end
+
+
+def _scale(end: float, bottom: float) -> list[str]:
+    parts = []
+    for moment in np.linspace(0, end, 7):
+        x = _x(float(moment), end)
+        parts.append(f'<path class="grid" d="M{x:.1f} 0V{bottom:.1f}"/>')
+        text = duration(float(moment)) if moment else "now"
+        parts.append(f'<text class="soft" x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{text}</text>')
+    return parts
+
+
+def _bar(shown: QueueReport, place: QueuedPlace, row: int, end: float) -> str:
+    """One job: its run, a whisker to the ends of its range, and its figures as a title."""
+    columns = shown.solution.columns
+    job = columns.problem.jobs[place.job]
+    option = columns.options[shown.solution.option[place.job]]
+    top = row * (_ROW + _GAP) + 2
+    left, right = _x(place.start_s, end), _x(place.finish_s, end)
+    early, late = _x(place.lower_s, end), min(_x(place.upper_s, end), _WIDTH - 4)
+    text = (
+        f"{job.name}: {option.gpus} GPUs, {option.plan}, starts {duration(place.start_s)}, "
+        f"ends {duration(place.finish_s)} ({duration(place.lower_s)} to {duration(place.upper_s)})"
+    )
+    shade = place.job % charts.COLORS
+    middle = top + _ROW / 2
+    return (
+        f"<g><title>{escape(text)}</title>"
+        f'<rect x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 1.5):.1f}" height="{_ROW:.1f}" rx="2" '
+        f'style="fill:var(--c{shade});opacity:.8"/>'
+        f'<path class="quiet" d="M{early:.1f} {middle:.1f}H{late:.1f}"/>'
+        f'<text x="{_LEFT - 6:.1f}" y="{top + 12:.1f}" text-anchor="end">{escape(_short(job.name))}</text></g>'
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+
+
+_NAME = 17

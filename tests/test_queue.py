@@ -1,0 +1,353 @@
+"""Plans of a queue: the timeline, the references, the solver against every plan there is, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tilecast.queue.assignment import Assignment, QueueScore
+from tilecast.queue.columns import QueueColumns, alone_s, columns
+from tilecast.queue.policies import POLICIES
+from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, checked
+from tilecast.queue.references import REFERENCES
+from tilecast.queue.solver import solve
+from tilecast.queue.timeline import Tasks, starts
+from tilecast.queue.totals import report
+from tilecast.spec import Floats, SpecError
+
+
+def option(pool: str, gpus: int, seconds: float, cost: float | None = 1.0, width: float = 0.1) -> JobOption:
+    return JobOption(pool, gpus, seconds, seconds * math.exp(-width), seconds * math.exp(width), cost)
+
+
+def job(name: str, *options: JobOption, **others: object) -> QueuedJob:
+    return QueuedJob(name, options, **others)  # type: ignore[arg-type]
+
+
+# The timeline.
+
+
+def test_jobs_of_one_size_take_the_place_that_is_free_first() -> None:
+    assert starts(PoolCapacity("a", 1, 2), Tasks([1, 1, 1, 1], [3.0, 1.0, 5.0, 1.0])) == [0, 0, 1, 3]
+
+
+def test_a_gang_waits_for_whole_nodes_and_smaller_jobs_pass_it() -> None:
+    # One GPU of the first node is taken for 4 s; the gang of two nodes waits for it, the last job does not.
+    assert starts(PoolCapacity("a", 2, 2), Tasks([1, 4, 1], [4.0, 1.0, 2.0])) == [0, 4, 0]
+
+
+def test_small_jobs_fill_nodes_that_are_begun() -> None:
+    # 1 + 1 GPUs go to one node, so the job of a whole node starts at once.
+    assert starts(PoolCapacity("a", 2, 2), Tasks([1, 1, 2], [9.0, 9.0, 1.0])) == [0, 0, 0]
+
+
+def test_a_quota_holds_back_its_queue_alone() -> None:
+    pool = PoolCapacity("a", 1, 4, quotas={"small": 1})
+    tasks = Tasks([1, 1, 1], [5.0, 5.0, 5.0], queues=["small", "small", "other"])
+    assert starts(pool, tasks) == [0, 5, 0]
+
+
+def test_what_others_hold_is_not_given_away() -> None:
+    assert starts(PoolCapacity("a", 2, 2, held_gpus=3), Tasks([1, 1], [2.0, 2.0])) == [0, 2]
+
+
+def test_a_job_that_comes_later_starts_later() -> None:
+    assert starts(PoolCapacity("a", 1, 1), Tasks([1, 1], [2.0, 2.0], ready_s=[3.0, -1.0])) == [3, 0]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_node_is_ever_asked_for_more_than_it_has(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    pool = PoolCapacity("a", draw.randint(1, 4), draw.choice([1, 2, 4]), quotas={"q": draw.randint(2, 6)})
+    sizes = [size for size in (1, 2, 4, 8) if pool.holds(size)]
+    gpus = [draw.choice(sizes) for _ in range(25)]
+    seconds = [draw.uniform(1, 9) for _ in gpus]
+    queues = [draw.choice(["", "q"]) for _ in gpus]
+    begin = starts(pool, Tasks(gpus, seconds, [draw.uniform(-5, 20) for _ in gpus], queues))
+    for moment in begin:
+        here = [i for i, at in enumerate(begin) if at <= moment < at + seconds[i] and math.isfinite(at)]
+        assert sum(gpus[i] for i in here) <= pool.gpus
+        assert sum(gpus[i] for i in here if queues[i] == "q") <= pool.quotas["q"]
+    assert all(
+        math.isfinite(at) or (queue == "q" and size > pool.quotas["q"])
+        for at, size, queue in zip(begin, gpus, queues, strict=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_moves_are_simulated_from_where_they_change_something_as_from_the_beginning(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311
+    quotas = {"q": 5} if seed % 2 else {}
+    pools = tuple(PoolCapacity(f"p{i}", 2, 4, quotas=quotas) for i in range(2))
+    jobs = []
+    for index in range(160):
+        ways = [option(pool.name, gpus, draw.uniform(1, 9)) for pool in pools for gpus in (1, 2, 4, 8)]
+        queue, coming_s = draw.choice(["", "q"]), float(draw.randrange(20)) * (seed % 5 == 4)
+        ways = [way for way in ways if not (queue and quotas) or way.gpus <= 4]
+        jobs.append(job(f"j{index}", *ways, arrival_s=coming_s, queue=queue))
+    held = columns(checked(QueueProblem(tuple(jobs), pools))[0])
+    current = Assignment(held, POLICIES["completion"], [draw.choice(held.of(row)) for row in range(len(jobs))])
+    for _ in range(25):
+        moves = {row: draw.choice(held.of(row)) for row in draw.sample(range(len(jobs)), draw.randint(1, 3))}
+        score, changed = current.tried(moves)
+        if draw.random() < 0.5:
+            current.apply(moves, changed)
+            anew = Assignment(held, current.policy, list(current.option))
+            assert current.score == anew.score == score
+            assert current.finish.tolist() == anew.finish.tolist()
+
+
+# The solver against every plan.
+
+
+def small(seed: int) -> QueueProblem:
+    """A queue that has few enough plans to try them all."""
+    draw = random.Random(seed)  # noqa: S311
+    pools = tuple(PoolCapacity(f"p{i}", draw.randint(1, 3), draw.choice([1, 2, 4])) for i in range(draw.randint(2, 3)))
+    speeds = [draw.uniform(0.5, 4) for _ in pools]
+    jobs = []
+    for index in range(draw.randint(4, 6)):
+        work = draw.uniform(1, 20)
+        ways = [
+            option(pool.name, gpus, seconds, seconds * gpus * draw.uniform(1, 3))
+            for pool, speed in zip(pools, speeds, strict=True)
+            for gpus in (1, 2, 4)
+            if pool.holds(gpus) and draw.random() < 0.6
+            for seconds in [work / speed / draw.uniform(0.7, 1.4) / gpus ** draw.uniform(0.5, 0.95)]
+        ]
+        if ways:
+            due = draw.choice([None, draw.uniform(3, 30)])
+            weight = draw.choice([1.0, 1.0, 2.0])
+            jobs.append(job(f"j{index}", *ways, arrival_s=-draw.uniform(0, 5), weight=weight, deadline_s=due))
+    return QueueProblem(tuple(jobs), pools)
+
+
+def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
+    """The best score of any plan, by trying each; a pool with the same jobs is simulated once."""
+
+    @cache
+    def of_pool(pool: int, chosen: tuple[tuple[int, int], ...]) -> tuple[float, Floats]:
+        jobs, ways = np.array(chosen).T
+        begin = starts(held.pools[pool], Tasks(held.gpus[ways].tolist(), held.seconds[ways].tolist()))
+        peaks, sums = POLICIES[policy].terms(held, jobs, ways, np.array(begin) + held.seconds[ways])
+        return -math.inf if peaks is None else float(peaks.max()), np.array([column.sum() for column in sums])
+
+    def score(plan: tuple[int, ...]) -> QueueScore:
+        pools: dict[int, list[tuple[int, int]]] = {}
+        for row, way in enumerate(plan):
+            pools.setdefault(int(held.pool[way]), []).append((row, way))
+        parts = [of_pool(pool, tuple(chosen)) for pool, chosen in pools.items()]
+        peak, sums = max(part[0] for part in parts), np.sum([part[1] for part in parts], axis=0)
+        return tuple(sums) if peak == -math.inf else (peak, *sums)
+
+    return min(score(plan) for plan in itertools.product(*(held.of(row) for row in range(len(held.weight)))))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_plan_is_close_to_the_best_there_is(policy: str) -> None:
+    behind = []
+    for seed in range(50):
+        problem = small(seed)
+        held = columns(checked(problem)[0])
+        if math.prod(len(held.of(row)) for row in range(len(held.weight))) > MOST_PLANS:
+            continue
+        plan, best = solve(problem, policy), best_of_all(held, policy)
+        deciding = POLICIES[policy].deciding
+        assert plan.score[:deciding] == pytest.approx(best[:deciding])
+        assert plan.bound is not None
+        assert plan.bound <= best[deciding] * (1 + 1e-6)
+        behind.append(plan.score[deciding] / best[deciding] - 1)
+    assert len(behind) >= 40
+    assert np.mean(behind) <= 0.01
+    assert max(behind) <= 0.05
+
+
+MOST_PLANS = 3000
+
+
+# What a plan does.
+
+
+def fast_and_slow(count: int) -> QueueProblem:
+    """Half of the jobs are four times as fast on the first pool, the others hardly faster."""
+    pools = (PoolCapacity("fast", 2, 1), PoolCapacity("slow", 2, 1))
+    jobs = [job(f"j{i}", option("fast", 1, 10.0), option("slow", 1, 40.0 if i % 2 else 11.0)) for i in range(count)]
+    return QueueProblem(tuple(jobs), pools)
+
+
+def test_the_fast_pool_goes_to_those_that_gain_most() -> None:
+    plan = solve(fast_and_slow(8))
+    where = [plan.columns.options[item].pool for item in plan.option]
+    assert where == ["slow", "fast"] * 4
+    shown = report(plan)
+    assert shown.plan.completion_s < min(held.completion_s for held in shown.references.values())
+
+
+def test_who_pays_is_said_with_those_who_gain() -> None:
+    shown = report(solve(fast_and_slow(4)))
+    assert [place.payers for place in shown.places if place.gain_s < 0] == [("j3",)]
+
+
+def test_the_same_queue_gets_the_same_plan() -> None:
+    assert solve(small(3)).option == solve(small(3)).option
+
+
+def test_equal_jobs_share_pools_as_the_relaxation_says() -> None:
+    pools = (PoolCapacity("a", 6, 1), PoolCapacity("b", 3, 1))
+    ways = (option("a", 1, 10.0), option("b", 1, 20.0))
+    plan = solve(QueueProblem(tuple(job(f"j{i:03}", *ways) for i in range(150)), pools))
+    on_a = sum(plan.columns.options[item].pool == "a" for item in plan.option)
+    assert on_a == pytest.approx(120, abs=3)
+
+
+def test_a_deadline_is_met_where_cost_decides() -> None:
+    ways = (option("a", 1, 10.0, 9.0), option("b", 1, 20.0, 1.0))
+    pools = (PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1))
+    free = solve(QueueProblem((job("j", *ways),), pools), "cost")
+    due = solve(QueueProblem((job("j", *ways, deadline_s=15.0),), pools), "cost")
+    horizon = solve(QueueProblem((job("j", *ways),), pools, horizon_s=15.0), "cost")
+    assert [plan.score[1] for plan in (free, due, horizon)] == [1, 9, 9]
+
+
+def test_a_higher_priority_starts_first() -> None:
+    jobs = (job("low", option("a", 1, 5.0)), job("high", option("a", 1, 5.0), priority=1))
+    plan = solve(QueueProblem(jobs, (PoolCapacity("a", 1, 1),)))
+    assert [item.name for item in plan.columns.problem.jobs] == ["high", "low"]
+    assert plan.finish.tolist() == [5, 10]
+
+
+# What changes, and what stays.
+
+
+def two_pools(seconds: float, **others: object) -> QueueProblem:
+    """A job at present on b, where it takes 10 s, and on a so many."""
+    pools = (PoolCapacity("a", 1, 1), PoolCapacity("b", 1, 1))
+    ways = (option("a", 1, seconds), option("b", 1, 10.0))
+    return QueueProblem((job("j", *ways, present=("b", 1), **others),), pools)
+
+
+def test_nothing_moves_for_a_difference_that_no_forecast_can_tell() -> None:
+    assert report(solve(two_pools(9.8))).solution.finish.tolist() == [10.0]
+    assert report(solve(two_pools(5.0))).solution.finish.tolist() == [5.0]
+
+
+def test_what_runs_moves_only_where_its_owner_lets_it_and_the_gain_is_beyond_the_range() -> None:
+    assert solve(two_pools(5.0, is_running=True)).finish.tolist() == [10.0]
+    assert solve(two_pools(5.0, is_running=True, move_s=4.5)).finish.tolist() == [10.0]
+    assert solve(two_pools(5.0, is_running=True, move_s=1.0)).finish.tolist() == [6.0]
+
+
+def test_a_queue_that_is_planned_stays_as_it_is_when_one_job_arrives() -> None:
+    pools = tuple(PoolCapacity(f"p{i}", 4, 2) for i in range(4))
+    draw = random.Random(1)  # noqa: S311
+    jobs = [
+        job(f"j{i:03}", *(option(pool.name, 1, draw.uniform(5, 50)) for pool in pools), arrival_s=-200.0 + i)
+        for i in range(120)
+    ]
+    before = solve(QueueProblem(tuple(jobs), pools))
+    places = {item.name: before.columns.options[way] for item, way in zip(jobs, before.option, strict=True)}
+    known = tuple(replace(item, present=(places[item.name].pool, places[item.name].gpus)) for item in jobs)
+    after = solve(QueueProblem((*known, job("new", *(option(pool.name, 1, 9.0) for pool in pools))), pools))
+    moved = sum(
+        after.columns.options[way].pool != places[item.name].pool
+        for item, way in zip(after.columns.problem.jobs, after.option, strict=True)
+        if item.name in places
+    )
+    assert moved <= 3
+
+
+# References.
+
+
+def test_the_references_are_what_they_are_called() -> None:
+    pools = (PoolCapacity("first", 1, 1), PoolCapacity("second", 1, 1))
+    jobs = tuple(job(f"j{i}", option("first", 1, 20.0, 1.0), option("second", 1, 10.0, 5.0)) for i in range(3))
+    held = columns(checked(QueueProblem(jobs, pools))[0])
+    ends = {name: find(held).finish.tolist() for name, (_, find) in REFERENCES.items()}
+    assert ends == {
+        "ownBest": [10, 20, 30],
+        "earliest": [10, 20, 20],
+        "flavors": [20, 10, 20],
+        "cheapest": [20, 40, 60],
+    }
+
+
+def test_kueue_lets_a_smaller_job_pass_and_keeps_to_quotas() -> None:
+    pools = (PoolCapacity("a", 1, 2, quotas={"q": 1}), PoolCapacity("b", 1, 1))
+    jobs = (
+        job("one", option("a", 1, 10.0), queue="q"),
+        job("two", option("a", 1, 10.0), queue="q"),
+        job("big", option("a", 2, 10.0)),
+        job("three", option("a", 1, 4.0), option("b", 1, 4.0)),
+    )
+    held = columns(checked(QueueProblem(jobs, pools))[0])
+    assert REFERENCES["flavors"][1](held).finish.tolist() == [10, 20, 30, 4]
+
+
+def test_a_share_of_the_cluster_is_what_fairness_is_measured_by() -> None:
+    pools = (PoolCapacity("a", 2, 1), PoolCapacity("b", 2, 1))
+    ways = (option("a", 1, 10.0), option("b", 1, 20.0))
+    assert alone_s(ways, pools, 1) == pytest.approx(10.0)
+    # A quarter of each pool is half a GPU: half of the time on a, half on b.
+    assert alone_s(ways, pools, 4) == pytest.approx(1 / (0.5 / 10 + 0.5 / 20))
+
+
+# What cannot be meant.
+
+
+def test_what_cannot_be_planned_is_named_and_the_rest_is_planned() -> None:
+    pools = (PoolCapacity("a", 1, 2, quotas={"none": 0}), PoolCapacity("empty", 0, 8), PoolCapacity("full", 1, 1, 1))
+    jobs = (
+        job("fits", option("a", 1, 5.0)),
+        job("large", option("a", 4, 5.0)),
+        job("nowhere", option("empty", 1, 5.0), option("full", 1, 5.0)),
+        job("unknown", option("c", 1, 5.0)),
+        job("quota", option("a", 1, 5.0), queue="none"),
+        job("late", option("a", 1, 5.0), deadline_s=-3.0),
+        job("never", option("a", 1, math.inf)),
+        job("bare"),
+    )
+    plan = solve(QueueProblem(jobs, pools))
+    assert [item.name for item in plan.columns.problem.jobs] == ["fits", "late"]
+    problem_text = {item.job: item.problem for item in plan.refused}
+    assert problem_text == {
+        "large": "a has no place for 4 GPUs at once (1 nodes of 2)",
+        "nowhere": "empty has no GPU free of others; full has no GPU free of others",
+        "unknown": "there is no pool c",
+        "quota": "queue none may have 0 GPUs of a, it takes 1",
+        "late": "its deadline is past",
+        "never": "a: the forecast of inf s is no time",
+        "bare": "no pool can run it",
+    }
+
+
+@pytest.mark.parametrize(
+    ("problem", "policy", "problem_text"),
+    [
+        (QueueProblem((), (PoolCapacity("a", -1, 8),)), "completion", "are no pool"),
+        (QueueProblem((), (PoolCapacity("a", 1, 8, quotas={"q": -1}),)), "completion", "has a quota of -1"),
+        (QueueProblem((), (PoolCapacity("a", 1, 8),) * 2), "completion", "2 are named a"),
+        (QueueProblem((job("j"), job("j")), ()), "completion", "2 are named j"),
+        (QueueProblem((), ()), "best", "is not known"),
+        (QueueProblem((job("j", option("a", 1, 1.0, None)),), (PoolCapacity("a", 1, 1),)), "cost", "has no price"),
+    ],
+)
+def test_what_is_no_queue_is_refused_in_one_line(problem: QueueProblem, policy: str, problem_text: str) -> None:
+    with pytest.raises(SpecError, match=problem_text):
+        solve(problem, policy)
+
+
+def test_an_empty_queue_has_an_empty_plan() -> None:
+    assert solve(QueueProblem((), (PoolCapacity("a", 1, 1),))).option == []
+
+
+def test_an_option_that_another_beats_in_everything_is_not_looked_at() -> None:
+    ways = (option("a", 1, 5.0, 1.0), option("a", 2, 6.0, 2.0), option("a", 2, 4.0, 2.0))
+    able, _ = checked(QueueProblem((job("j", *ways),), (PoolCapacity("a", 1, 2),)))
+    assert [(item.gpus, item.seconds) for item in able.jobs[0].options] == [(1, 5.0), (2, 4.0)]
