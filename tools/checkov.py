@@ -1,0 +1,104 @@
+"""checkov in an environment of its own, in the cache of `binaries.py`: its hundred packages go into no other.
+
+    python tools/checkov.py              # prints its path, made on first use (3 minutes)
+
+What is installed is `requirements-checkov.lock`, by version and hash, wheels only. It runs off-line: no policies are
+downloaded, and proxies that it might find lead nowhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import binaries
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements-checkov.lock"
+NOWHERE = "http://127.0.0.1:9"
+
+
+class CheckovError(Exception):
+    """It can be neither installed nor run; the message is what the failing program said."""
+
+
+class Finding(NamedTuple):
+    """One check that failed."""
+
+    check: str
+    resource: str
+
+
+def ensure() -> Path:
+    """The program, installed first when it is missing. Safe to call from several processes at once.
+
+    Raises:
+        CheckovError: it cannot be installed.
+    """
+    digest = hashlib.sha256(LOCK.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    folder = binaries.cache_folder() / f"checkov-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    program = folder / "bin" / "checkov"
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "whole").exists():
+            return program
+        binaries.say("installing checkov in an environment of its own: about 3 minutes the first time")
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        options = ("--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:")
+        command = [str(folder / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(LOCK)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CheckovError(f"checkov cannot be installed: {done.stderr.strip()[-1000:]}")
+        (folder / "whole").touch()
+    return program
+
+
+def findings(file: Path, framework: str) -> list[Finding]:
+    """What checkov has against a file, off-line.
+
+    Args:
+        file: rendered manifests, or a Dockerfile.
+        framework: `kubernetes` or `dockerfile`.
+
+    Raises:
+        CheckovError: it cannot be installed, or did not check anything.
+    """
+    options = ("--quiet", "--compact", "--skip-download", "--output=json", f"--framework={framework}")
+    command = [str(ensure()), f"--file={file}", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=file.parent, env=_off_line())
+    try:
+        report = json.loads(done.stdout)
+        if not report["summary"]["passed"] or report["summary"]["parsing_errors"]:
+            raise ValueError("nothing was checked")
+        return [Finding(item["check_id"], item["resource"]) for item in report["results"]["failed_checks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckovError(f"checkov: {error}: {done.stderr.strip()[-1000:]}") from None
+
+
+def _off_line(proxies: Sequence[str] = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")) -> dict[str, str]:
+    return os.environ | dict.fromkeys(proxies, NOWHERE) | {"NO_PROXY": "", "no_proxy": ""}
+
+
+def main() -> int:
+    """Install it."""
+    try:
+        print(ensure())
+    except CheckovError as error:
+        binaries.say(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
