@@ -21,16 +21,16 @@ def deviations(runs: list[Run]) -> dict[str, tuple[float, int]]:
     many groups there are; a source stands for a cluster."""
     keys = [(one.pool.rsplit(" ", 1)[0], *calibration.group(one)) for one in runs]
     rest = np.array([one.deviation for one in runs])
-    found = {}
+    widths = {}
     for name, depth in LEVELS:
         group = np.unique(["|".join(key[: depth + 1]) for key in keys], return_inverse=True)[1]
         counts = np.bincount(group)
         middle = np.array([np.median(rest[group == number]) for number in range(len(counts))])
         large = middle[counts >= calibration.LEAST]
-        found[name] = (1.4826 * float(np.median(np.abs(large))), len(large))
+        widths[name] = (1.4826 * float(np.median(np.abs(large))), len(large))
         rest = rest - np.where(counts >= calibration.LEAST, middle, 0.0)[group]
-    found["run"] = (1.4826 * float(np.median(np.abs(rest))), len(rest))
-    return found
+    widths["run"] = (1.4826 * float(np.median(np.abs(rest))), len(rest))
+    return widths
 
 
 if __name__ == "__main__":
@@ -39,14 +39,14 @@ if __name__ == "__main__":
     parser.add_argument("--unrelated", action="store_true")
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args()
-    found = measured([row for path in options.files for row in tables.read_table(path)])
+    sample = measured([row for path in options.files for row in tables.read_table(path)])
     if options.fit:
-        for name, (spread, groups) in deviations(list(found.runs)).items():
+        for name, (spread, groups) in deviations(list(sample.runs)).items():
             print(f"{name:<10}{spread:7.3f}  {groups} groups")
     elif options.unrelated:
         for spread in (0.0, 0.03, 0.06, 0.08, 0.1, 0.12):
             known = {**calibration.deviations(), calibration.SOFTWARE: spread}
-            sources, raw, corrected = unrelated(found, known=known)
+            sources, raw, corrected = unrelated(sample, known=known)
             print(f"software {spread:.2f}: {sources} sources, error {raw:.2%} without, {corrected:.2%} with ten runs")
     else:
-        print(report(found))
+        print(report(sample))

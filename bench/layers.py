@@ -40,10 +40,10 @@ def main() -> None:
         for share in SHARES:
             one = chain_of(kinds, share)
             start = time.process_time()
-            found = chain.cheapest(one)
+            path = chain.cheapest(one)
             spent = time.process_time() - start
             worst = max(worst, spent)
-            gap = f"gap {found.cost / found.bound - 1:.1e}" if found else "nothing fits"
+            gap = f"gap {path.cost / path.bound - 1:.1e}" if path else "nothing fits"
             print(f"{kinds:3d} kinds  {share:.0%} of the room  {spent:6.3f} s  {gap}")
     pool = Pool("l4", find_gpu("l4"), 8, 4, find_link("pcie4"), find_link("ethernet-100"))
     workload = Workload(models.preset("llama-2-7b"), 4096, 64, "bf16")

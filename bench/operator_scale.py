@@ -71,8 +71,8 @@ class ApiServer:
     async def get(self, path: str, **query: str) -> dict[str, Any]:
         async with self._session.get(self._server + path, params=query) as answer:
             answer.raise_for_status()
-            found: dict[str, Any] = await answer.json()
-            return found
+            document: dict[str, Any] = await answer.json()
+            return document
 
     async def pages(self, path: str) -> AsyncIterator[list[dict[str, Any]]]:
         query = {"limit": str(PAGE)}
@@ -94,17 +94,17 @@ class ApiServer:
         """Requests of the operator that write, by resource, as the API server counts them."""
         async with self._session.get(self._server + "/metrics") as answer:
             text = await answer.text()
-        found = {"jobs": 0.0, "pools": 0.0, "events": 0.0}
+        counts = {"jobs": 0.0, "pools": 0.0, "events": 0.0}
         for labels, value in re.findall(r"^apiserver_request_total\{(.*)\} (\S+)$", text, re.MULTILINE):
-            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-            match told["verb"], told["resource"]:
+            fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            match fields["verb"], fields["resource"]:
                 case "APPLY" | "PATCH", "trainingjobs":
-                    found["jobs"] += float(value)
+                    counts["jobs"] += float(value)
                 case "APPLY" | "PATCH" | "DELETE", "gpupools":
-                    found["pools"] += float(value)
+                    counts["pools"] += float(value)
                 case "POST", "events":
-                    found["events"] += float(value)
-        return found
+                    counts["events"] += float(value)
+        return counts
 
 
 def nodes(count: int) -> list[dict[str, Any]]:
@@ -112,13 +112,13 @@ def nodes(count: int) -> list[dict[str, Any]]:
     items = yaml.safe_load((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())["items"]
     kinds = {node["metadata"]["labels"].get("nvidia.com/gpu.product"): node for node in items}
     kinds.pop(None, None)
-    found = []
+    documents = []
     for number, kind in zip(range(count), itertools.cycle(kinds.values()), strict=False):
         node = json.loads(json.dumps(kind, default=str))
         name = f"node-{number}"
         node["metadata"] = {"name": name, "labels": {**node["metadata"]["labels"], "kubernetes.io/hostname": name}}
-        found.append(node)
-    return found
+        documents.append(node)
+    return documents
 
 
 def job(name: str, workload: int) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def resident_mb(operator: Operator) -> tuple[float, float]:
 
 def processor_s(operator: Operator) -> float:
     """Processor time of the operator so far."""
-    told = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    fields = Path(f"/proc/{operator.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def idle(operator: Operator) -> None:
@@ -187,16 +187,16 @@ async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: 
             raise SystemExit(f"not all jobs were advised within {LIMIT_S:.0f} s")
         await asyncio.sleep(POLL_S)
     took_s = time.monotonic() - began
-    told = Counter[str]()
+    counts = Counter[str]()
     async for page in api.pages(JOBS):
-        told.update(item["status"]["summary"]["reason"] if is_answered(item) else "Unanswered" for item in page)
+        counts.update(item["status"]["summary"]["reason"] if is_answered(item) else "Unanswered" for item in page)
     after = await api.writes()
     per_job = sum(after[kind] - writes[kind] for kind in ("jobs", "events")) / count
     spent_s = processor_s(operator) - spent_s
     now, most = resident_mb(operator)
     print(f"all at once    {count} jobs of {distinct} workloads: created in {created_s:.0f} s, all advised after "
           f"{took_s:.0f} s", flush=True)  # fmt: skip
-    print(f"answers        {', '.join(f'{count} {reason}' for reason, count in told.most_common())}")
+    print(f"answers        {', '.join(f'{count} {reason}' for reason, count in counts.most_common())}")
     print(f"processor      {1e3 * spent_s / count:.0f} ms a job")
     print(f"writes         {per_job:.2f} a job, Events included; {after['pools']:.0f} to pools in all")
     print(f"memory         {now:.0f} MB resident, {most:.0f} MB at most", flush=True)

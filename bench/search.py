@@ -39,19 +39,19 @@ JOBS = {
 
 
 def pool(gpu: str, nodes: int) -> Pool:
-    found = find_gpu(gpu)
-    return Pool(found.name, found, 8, nodes, find_link(found.intra_link), find_link("infiniband-ndr-8x400"))
+    facts = find_gpu(gpu)
+    return Pool(facts.name, facts, 8, nodes, find_link(facts.intra_link), find_link("infiniband-ndr-8x400"))
 
 
 def fastest(action: Callable[[], object], before: Callable[[], object] = lambda: None) -> tuple[float, float]:
     """Least processor seconds and wall-clock seconds of some runs."""
-    found = []
+    times = []
     for _ in range(REPEATS):
         before()
         spent, start = time.process_time(), time.perf_counter()
         action()
-        found.append((time.process_time() - spent, time.perf_counter() - start))
-    return min(one[0] for one in found), min(one[1] for one in found)
+        times.append((time.process_time() - spent, time.perf_counter() - start))
+    return min(one[0] for one in times), min(one[1] for one in times)
 
 
 def silent(command: str) -> Callable[[], object]:
@@ -71,15 +71,15 @@ def cold(command: str) -> tuple[float, float, float]:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 
-    found = []
+    times = []
     with tempfile.TemporaryDirectory() as folder:
-        kept = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
+        variables = {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
         for _ in range(REPEATS):
             before, start = spent(), time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=kept)  # noqa: S603
-            found.append((spent() - before, time.perf_counter() - start))
+            subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=variables)  # noqa: S603
+            times.append((spent() - before, time.perf_counter() - start))
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
-    return min(one[0] for one in found), min(one[1] for one in found), largest
+    return min(one[0] for one in times), min(one[1] for one in times), largest
 
 
 def main() -> None:

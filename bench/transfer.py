@@ -24,15 +24,15 @@ WEIGHTS = {"other GPU": 1.0, "other count": 0.5, "other plan": 0.5}
 FOLDS = 8
 
 
-class Fit:
+class LeftOutFit:
     """Pairs of every kind with what they share."""
 
-    def __init__(self, found: Subjects) -> None:
-        self.pairs = transfer.pairs(found)
-        self.shared = {kind: transfer.shared(found, *both) for kind, both in self.pairs.items()}
-        self.macro = {kind: Macro.of(asked, found) for kind, (_, asked) in self.pairs.items()}
-        self.deviation = found.deviation
-        self.source = np.array(found.source)
+    def __init__(self, subjects: Subjects) -> None:
+        self.pairs = transfer.pairs(subjects)
+        self.shared = {kind: transfer.shared(subjects, *both) for kind, both in self.pairs.items()}
+        self.macro = {kind: Macro.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
+        self.deviation = subjects.deviation
+        self.source = np.array(subjects.source)
 
     def errors(self, known: Mapping[str, float]) -> dict[str, tuple[Floats, Floats]]:
         """Absolute errors of every pair by kind, raw and corrected."""
@@ -84,7 +84,7 @@ class Fit:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", type=Path)
-    fit = Fit(transfer.subjects(parser.parse_args().files))
+    fit = LeftOutFit(transfer.subjects(parser.parse_args().files))
     known = fit.best(lambda name: 1.0)
     for name in LEVELS:
         print(f"{name:<14}{known[name]:7.3f}")

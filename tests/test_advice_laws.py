@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import models, uncertainty
 from tilecast.advise import Budget, Constraints, Offer, Request, advise
 from tilecast.advise.boards import judge
-from tilecast.advise.choose import Choice
+from tilecast.advise.choose import Choice, simplicity
 from tilecast.advise.rank import field
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import OBJECTIVES
@@ -25,7 +26,7 @@ LINKS = ("ethernet-25", "ethernet-100", "infiniband-hdr-8x200")
 @st.composite
 def pools(draw: st.DrawFn, least: int = 1) -> list[Pool]:
     names = draw(st.lists(st.sampled_from(GPUS), min_size=least, max_size=3, unique=True))
-    found = []
+    result = []
     for name in names:
         gpu = find_gpu(name)
         per_node, nodes = draw(st.sampled_from([(4, 1), (8, 1), (8, 2), (8, 3)]))
@@ -33,8 +34,8 @@ def pools(draw: st.DrawFn, least: int = 1) -> list[Pool]:
         inter = find_link(draw(st.sampled_from(LINKS)))
         free = draw(st.sampled_from([None, 0, 4, 24]))
         one = Pool(name, gpu, per_node, nodes, find_link(gpu.intra_link), inter, price_per_gpu_hour=price)
-        found.append(replace(one, free_gpus=free))
-    return found
+        result.append(replace(one, free_gpus=free))
+    return result
 
 
 @st.composite
@@ -84,8 +85,8 @@ def best_value(request: Request, pools: list[Pool]) -> tuple[float, float]:
     tie; infinite without one."""
     judged = (judge(request, field(request, one)) for one in pools)
     few = request.objective == "fewestGpus"
-    found = ((float(item.gpus) if few else 0.0, item.best) for item in judged if isinstance(item, Choice))
-    return min(found, default=(math.inf, math.inf))
+    values = ((float(item.gpus) if few else 0.0, item.best) for item in judged if isinstance(item, Choice))
+    return min(values, default=(math.inf, math.inf))
 
 
 CLOSE = 1 + 1e-9
@@ -156,6 +157,23 @@ def test_no_member_of_the_pareto_set_is_beaten(request: Request, pools: list[Poo
         points.append((seconds, math.inf if price is None else price * offer.gpus * seconds, offer.gpus))
     for one in points:
         assert not any(all(b <= a for a, b in zip(one, other, strict=True)) for other in points if other is not one)
+
+
+@settings(max_examples=12)
+@given(request=requests(), pools=pools())
+def test_no_plan_that_is_tried_before_the_recommended_one_is_faster_and_cheaper(
+    request: Request, pools: list[Pool]
+) -> None:
+    for pool in pools:
+        choice = judge(request, candidates := field(request, pool))
+        if not isinstance(choice, Choice):
+            continue
+        rows = np.flatnonzero(choice.eligible & ~(candidates.tight & (not choice.is_tight)))
+        among = candidates.take(rows)
+        ahead = (among.value(request) < choice.value) & ~(among.other(request) > choice.other)
+        for row in np.flatnonzero(ahead):
+            tried = tuple(int(column[row]) for column in simplicity(among))
+            assert tried >= choice.preference, among.plans.row(int(row))
 
 
 @settings(max_examples=6)

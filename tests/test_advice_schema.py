@@ -64,6 +64,6 @@ def test_the_schema_refuses_what_is_not_in_it() -> None:
 
 def test_every_field_is_described() -> None:
     for name, definition in {"AdviceDocument": SCHEMA, **SCHEMA["$defs"]}.items():
-        for field, told in definition.get("properties", {}).items():
-            said = told.get("description") or SCHEMA["$defs"][told["$ref"].rpartition("/")[2]]["description"]
-            assert said, f"{name}.{field}"
+        for field, schema in definition.get("properties", {}).items():
+            description = schema.get("description") or SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]["description"]
+            assert description, f"{name}.{field}"

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pool(gpu: str, count: int, price: float | None = 2.0) -> Pool:
-    found = find_gpu(gpu)
+    facts = find_gpu(gpu)
     link = find_link("infiniband-hdr-8x200")
-    return Pool(found.name, found, 8, count // 8, find_link(found.intra_link), link, price_per_gpu_hour=price)
+    return Pool(facts.name, facts, 8, count // 8, find_link(facts.intra_link), link, price_per_gpu_hour=price)
 
 
 POOLS = [pool("h100-sxm", 16, 6.9), pool("a100-80", 32, 3.4), pool("l4", 16, 0.8), pool("t4", 32, 0.5)]
@@ -75,14 +75,14 @@ def test_an_offer_adds_up() -> None:
 
 
 def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
-    found = rank.field(LLAMA, pool("h100-sxm", 16))
-    kept = found.fits
-    usable = memory.usable_bytes(found.pool.gpu)
+    candidates = rank.field(LLAMA, pool("h100-sxm", 16))
+    eligible = candidates.fits
+    usable = memory.usable_bytes(candidates.pool.gpu)
 
     def chosen(tight: int | slice) -> choose.Choice:
-        upper = np.full(len(found), 0.6 * usable)
+        upper = np.full(len(candidates), 0.6 * usable)
         upper[tight] = 1.05 * usable
-        choice = choose.choose(LLAMA, replace(found, upper_bytes=upper), kept)
+        choice = choose.choose(LLAMA, replace(candidates, upper_bytes=upper), eligible)
         assert choice is not None
         return choice
 
@@ -92,7 +92,7 @@ def test_among_ties_a_tight_plan_loses_to_one_with_memory_to_spare() -> None:
     assert roomy.ties, "this job has plans that tie"
     assert second.row != roomy.row and not second.is_tight
     assert second.value <= roomy.best * math.exp(uncertainty.most_tied())
-    elsewhere = replace(crowded, found=replace(crowded.found, pool=pool("a100-80", 16)))
+    elsewhere = replace(crowded, candidates=replace(crowded.candidates, pool=pool("a100-80", 16)))
     assert settle(LLAMA, [elsewhere, roomy]).choices[0] is roomy
 
 
@@ -100,10 +100,10 @@ def test_however_many_plans_tie_the_simplest_is_among_those_looked_at(monkeypatc
     request = Request(
         "small", Workload(models.preset("llama-2-7b"), 4096, 1)
     )  # the host bounds it, however it is split
-    found = rank.field(request, pool("h100-sxm", 64))
-    few = choose.choose(request, found, found.fits)
+    candidates = rank.field(request, pool("h100-sxm", 64))
+    few = choose.choose(request, candidates, candidates.fits)
     monkeypatch.setattr(choose, "MAX_TIED", 10**6)
-    every = choose.choose(request, found, found.fits)
+    every = choose.choose(request, candidates, candidates.fits)
     assert few is not None and every is not None
     assert len(every.details.rows) > len(few.details.rows)
     assert few.row == every.row
@@ -231,10 +231,10 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
         runs.append(done.stdout)
     assert runs[0] == runs[1] == runs[2]
     reviewed = json.loads((ROOT / "tests" / "advice" / f"{job.stem}.json").read_text())
-    told = json.loads(runs[0])
+    advice = json.loads(runs[0])
     # The command line says besides what it found of the nodes.
-    own, added = reviewed["notes"], told["notes"][len(reviewed["notes"]) :]
-    assert told == reviewed | {"notes": [*own, *added]}
+    own, added = reviewed["notes"], advice["notes"][len(reviewed["notes"]) :]
+    assert advice == reviewed | {"notes": [*own, *added]}
     assert all("tainted" in note for note in added)
 
 
@@ -253,8 +253,8 @@ def test_an_odd_batch_is_told_the_neighbour_that_is_faster_per_sample() -> None:
     assert odd.best is not None and even.best is not None
     gain = (odd.best.step_s / 60) / (even.best.step_s / 64)
     (note,) = odd.notes
-    told = f"64 would be {gain:.2f}x as fast per sample, with {even.best.plan} on 8 GPUs."
-    assert note == f"8 GPUs do not divide global batch 60: {told}"
+    sentence = f"64 would be {gain:.2f}x as fast per sample, with {even.best.plan} on 8 GPUs."
+    assert note == f"8 GPUs do not divide global batch 60: {sentence}"
     assert gain > 1.1 and not even.notes
     for other in (replace(job, batches=(48, 60)), replace(job, objective="cost")):
         assert not any("divide" in text for text in advise(other, h100).notes)

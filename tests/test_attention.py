@@ -32,9 +32,9 @@ def workload(**facts: object) -> Workload:
     ],
 )
 def test_a_gpu_and_its_framework_decide_what_runs(gpu, facts, name):
-    found = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped())
-    assert found is not None
-    assert found.name == name
+    kernel = fused_attention(workload(**facts), find_gpu(gpu), constants.shipped())
+    assert kernel is not None
+    assert kernel.name == name
 
 
 @pytest.mark.parametrize("gpu", list(gpus()))

@@ -77,21 +77,21 @@ def nvlink_log(tmp_path: Path) -> Path:
 
 
 def test_a_log_is_rows_with_their_groups(nvlink_log: Path) -> None:
-    found = read_log(nvlink_log)
-    assert found.gpu == "NVIDIA A100-SXM4-80GB"
-    assert found.nodes == 1
-    assert found.measured.size_bytes.tolist() == [2.0**power for power in range(10, 30)]
-    assert set(found.measured.ranks) == set(found.measured.local) == {8.0}
-    exact = predict(found.measured, slower(find_link("nvlink3")), find_link("ethernet-100"))
-    assert found.measured.seconds == pytest.approx(exact, rel=0.025)
+    log = read_log(nvlink_log)
+    assert log.gpu == "NVIDIA A100-SXM4-80GB"
+    assert log.nodes == 1
+    assert log.measured.size_bytes.tolist() == [2.0**power for power in range(10, 30)]
+    assert set(log.measured.ranks) == set(log.measured.local) == {8.0}
+    exact = predict(log.measured, slower(find_link("nvlink3")), find_link("ethernet-100"))
+    assert log.measured.seconds == pytest.approx(exact, rel=0.025)
 
 
 def test_runs_after_each_other_and_over_nodes_keep_their_own_ranks(tmp_path: Path) -> None:
     intra, inter = find_link("nvlink3"), find_link("infiniband-hdr-8x200")
     path = tmp_path / "both.log"
     path.write_text(log(intra, inter, "sendrecv", 2, 4) + log(intra, inter, "all_gather", 1, 2))
-    found = read_log(path).measured
-    assert list(dict.fromkeys(zip(found.collective, found.ranks, found.local, strict=True))) == [
+    peaks = read_log(path).measured
+    assert list(dict.fromkeys(zip(peaks.collective, peaks.ranks, peaks.local, strict=True))) == [
         ("send_recv", 8.0, 4.0),
         ("all_gather", 2.0, 2.0),
     ]
@@ -107,12 +107,12 @@ def test_a_fit_finds_the_link_that_made_the_log(nvlink_log: Path) -> None:
 
 def rates(before: Link, after: Link) -> dict[str, float]:
     """How many times what it was each constant is, shares as the rates they make; those that stayed are left out."""
-    found = {}
+    rates_by_size = {}
     for name in CONSTANTS:
         if constant(before, name):
             weight = after.efficiency / before.efficiency if name.endswith(".share") else 1.0
-            found[name] = constant(after, name) / constant(before, name) * weight
-    return {name: ratio for name, ratio in found.items() if abs(ratio - 1) > 1e-3}
+            rates_by_size[name] = constant(after, name) / constant(before, name) * weight
+    return {name: ratio for name, ratio in rates_by_size.items() if abs(ratio - 1) > 1e-3}
 
 
 def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
@@ -146,12 +146,11 @@ def test_a_fitted_link_stays_within_its_bandwidth(tmp_path: Path) -> None:
 def test_a_link_survives_its_file(name: str, tmp_path: Path) -> None:
     link, path = find_link(name), tmp_path / "link.toml"
     path.write_text(toml(link, "made up for this test"))
-    found = load_link(path)
+    copy = load_link(path)
     for size in (1e3, 1e6, 1e9):
         where = Group(np.array([4.0]), np.array([2.0]), np.array([2.0]))
         pairs = [
-            (one, find_link("ethernet-100")) if not link.per_node else (find_link("pcie4"), one)
-            for one in (link, found)
+            (one, find_link("ethernet-100")) if not link.per_node else (find_link("pcie4"), one) for one in (link, copy)
         ]
         was, now = (collectives.seconds("all_reduce", np.array([size]), where, *pair) for pair in pairs)
         assert now == pytest.approx(was, rel=1e-3)
@@ -196,9 +195,9 @@ def test_a_network_is_fitted_from_a_log_over_nodes(tmp_path: Path, capsys: pytes
     path.write_text(log(find_link("nvlink3"), slower(network), "all_gather", nodes=2))
     output = tmp_path / "ours.toml"
     assert main(["calibrate", "--nccl-tests", str(path), "--link", network.name, "-o", str(output)]) == 0
-    found = load_link(output)
-    assert found.per_node
-    assert found.efficiency == pytest.approx(slower(network).efficiency, rel=0.1)
+    link = load_link(output)
+    assert link.per_node
+    assert link.efficiency == pytest.approx(slower(network).efficiency, rel=0.1)
 
 
 LOG = log(find_link("nvlink3"), find_link("ethernet-100"))
@@ -236,7 +235,9 @@ def test_a_log_is_read_by_its_name_whatever_stands_around(name: str, tmp_path: P
     assert set(read_log(path).measured.collective) == {"all_reduce"}
 
 
-@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "[pod/nccl-0/main] ", "2026-11-22T10:00:00.123Z "])
+@pytest.mark.parametrize(
+    "prefix", ["[1,0]<stdout>:", "0: ", "gpu-node-0: ", "[pod/nccl-0/main] ", "2026-11-22T10:00:00.123Z "]
+)
 def test_a_log_is_read_behind_what_a_launcher_puts_before_its_lines(prefix: str, tmp_path: Path) -> None:
     plain, behind = tmp_path / "plain.log", tmp_path / "behind.log"
     plain.write_text(LOG)
@@ -293,9 +294,9 @@ def test_four_gpus_are_forecast_from_two_and_eight(name: str) -> None:
         pytest.skip("TILECAST_DATA names no folder with measured tables")
     rows = nvlink.read(Path(folder) / "collectives" / "aiconfigurator" / "nccl.csv", name)
     network = find_link("ethernet-100")
-    found = fit(nvlink.start(name), rows.where(rows.ranks != 4), network)
+    link = fit(nvlink.start(name), rows.where(rows.ranks != 4), network)
     four = rows.where(rows.ranks == 4)
-    error = abs(predict(four, found, network) / four.seconds - 1)
+    error = abs(predict(four, link, network) / four.seconds - 1)
     for collective in np.unique(four.collective):
         of, large = four.collective == collective, four.size_bytes >= 2**20
         assert error[of & large].mean() < 0.11

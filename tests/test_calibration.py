@@ -72,14 +72,14 @@ def test_a_framework_and_family_carry_their_deviation_to_every_gpu() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(factors, min_size=10, max_size=10), st.sampled_from(["", "megatron"]))
-def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(found: list[float], framework: str) -> None:
+def test_unrelated_runs_move_a_new_job_by_less_than_they_are_off(document: list[float], framework: str) -> None:
     runs = [
         replace(RUN, gpu="t4", family="cnn", scale="1", workload=f"w{n}", predicted_s=factor, framework=framework)
-        for n, factor in enumerate(found)
+        for n, factor in enumerate(document)
     ]
     table = fit(runs)
     moved = math.log(table.at(calibration.group(OTHER)).ratio * table.crossed("ddp", OTHER.family))
-    assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in found)
+    assert abs(moved) <= 0.6 * max(abs(math.log(factor)) for factor in document)
 
 
 def test_many_runs_bring_every_forecast_of_the_group_within_five_percent() -> None:
@@ -103,8 +103,8 @@ def test_finer_groups_move_further_than_those_that_only_share_the_cluster() -> N
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(factors, st.integers(1, 30), st.sampled_from("abc")), min_size=1, max_size=25))
-def test_a_correction_lies_between_nothing_and_the_worst_run(found: list[tuple[float, int, str]]) -> None:
-    runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in found]
+def test_a_correction_lies_between_nothing_and_the_worst_run(document: list[tuple[float, int, str]]) -> None:
+    runs = [replace(RUN, predicted_s=factor, observations=n, workload=name) for factor, n, name in document]
     ratios = [1 / run.predicted_s for run in current(runs)]
     for item in fit(runs).corrections:
         assert min(1.0, *ratios) * 0.999 <= item.ratio <= max(1.0, *ratios) * 1.001
@@ -170,15 +170,15 @@ WORKLOAD = Workload(models.preset("llama-3.1-8b"), sequence_length=4096, global_
 def test_a_calibrated_pool_gives_corrected_steps_whose_parts_still_sum() -> None:
     raw = advise(Request("j", WORKLOAD), [pool(Calibration())])
     slower = Calibration((Correction(("h100-sxm",), ratio=1.25, width=0.5, runs=7, own=7, observations=70),))
-    told = advise(Request("j", WORKLOAD), [pool(slower)])
-    assert raw.best is not None and told.best is not None
-    assert told.best.plan == raw.best.plan
-    assert told.best.step_s == pytest.approx(1.25 * raw.best.step_s)
-    assert sum(told.best.breakdown.values()) == pytest.approx(told.best.step_s)
-    before, after = (math.log(item.upper_s / item.lower_s) for item in (raw.best, told.best))
+    corrected = advise(Request("j", WORKLOAD), [pool(slower)])
+    assert raw.best is not None and corrected.best is not None
+    assert corrected.best.plan == raw.best.plan
+    assert corrected.best.step_s == pytest.approx(1.25 * raw.best.step_s)
+    assert sum(corrected.best.breakdown.values()) == pytest.approx(corrected.best.step_s)
+    before, after = (math.log(item.upper_s / item.lower_s) for item in (raw.best, corrected.best))
     assert after == pytest.approx(before / 2)
-    assert told.inputs_hash != raw.inputs_hash
-    assert told.confidence.startswith("7 runs seen on this cluster, 7 like this one")
+    assert corrected.inputs_hash != raw.inputs_hash
+    assert corrected.confidence.startswith("7 runs seen on this cluster, 7 like this one")
     assert raw.confidence.startswith("0 runs seen on this cluster:")
 
 
@@ -217,13 +217,13 @@ def test_a_table_changes_only_when_a_forecast_would() -> None:
 def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
     rows = [row for path in sorted(folder.glob("*_dev.csv")) for row in tables.read_table(path)]
-    found = curves.measured(rows)
-    assert len(found.runs) > 900
-    none, three = curves.curve(found, (0, 3), least=8, draws=10)
+    runs = curves.measured(rows)
+    assert len(runs.runs) > 900
+    none, three = curves.curve(runs, (0, 3), least=8, draws=10)
     assert three.error < 0.87 * none.error
     assert three.bias < 0.75 * none.bias
     assert three.width < 0.8 * none.width
-    points = curves.curve(found, (0, 3, 10, 30), least=35, draws=10)
+    points = curves.curve(runs, (0, 3, 10, 30), least=35, draws=10)
     assert points[0].error > points[2].error > points[3].error
     assert points[3].error < 0.9 * points[0].error
     assert all(point.coverage >= 0.9 for point in [none, three, *points])

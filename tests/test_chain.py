@@ -40,15 +40,15 @@ def brute(one: Chain) -> float:
 @settings(max_examples=300)
 @given(one=chains())
 def test_the_path_is_the_best_of_all_paths_that_fit(one: Chain) -> None:
-    found, best = chain.cheapest(one), brute(one)
-    if found is None:
+    path, best = chain.cheapest(one), brute(one)
+    if path is None:
         assert best == np.inf
         return
-    cost, held = chain.price(one, found.strategies)
+    cost, held = chain.price(one, path.strategies)
     assert held <= one.budget
-    assert (found.cost, found.memory) == (cost, held)
-    assert found.cost == pytest.approx(best, rel=1e-11)
-    assert found.bound == pytest.approx(found.cost, rel=1e-11)
+    assert (path.cost, path.memory) == (cost, held)
+    assert path.cost == pytest.approx(best, rel=1e-11)
+    assert path.bound == pytest.approx(path.cost, rel=1e-11)
 
 
 @settings(max_examples=60)
@@ -56,12 +56,12 @@ def test_the_path_is_the_best_of_all_paths_that_fit(one: Chain) -> None:
 def test_with_few_labels_the_bound_still_holds(one: Chain, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "MOST_LABELS", most)
-        found = chain.cheapest(one)
+        path = chain.cheapest(one)
     best = brute(one)
-    if found is not None:
-        assert found.memory <= one.budget
-        assert found.bound <= best * (1 + 1e-11)
-        assert found.cost >= best * (1 - 1e-11)
+    if path is not None:
+        assert path.memory <= one.budget
+        assert path.bound <= best * (1 + 1e-11)
+        assert path.cost >= best * (1 - 1e-11)
 
 
 @settings(max_examples=200)
@@ -84,9 +84,9 @@ def test_the_cut_is_the_fairest_of_all_cuts_that_fit(
         ends = (*first[1:], count)
         if all(fits[stage, first[stage], ends[stage]] for stage in range(stages)):
             best = min(best, max(sum(cost[first[stage] : ends[stage]]) for stage in range(stages)))
-    found = chain.cut(np.array(cost), fits, stages)
-    assert (found is None) == (best == np.inf)
-    if found is not None:
-        ends = [*found[1:], count]
-        assert all(fits[stage, found[stage], ends[stage]] for stage in range(stages))
-        assert max(sum(cost[found[stage] : ends[stage]]) for stage in range(stages)) == pytest.approx(best)
+    path = chain.cut(np.array(cost), fits, stages)
+    assert (path is None) == (best == np.inf)
+    if path is not None:
+        ends = [*path[1:], count]
+        assert all(fits[stage, path[stage], ends[stage]] for stage in range(stages))
+        assert max(sum(cost[path[stage] : ends[stage]]) for stage in range(stages)) == pytest.approx(best)

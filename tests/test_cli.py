@@ -45,9 +45,9 @@ def test_trade_offs_name_the_plan_of_each(capsys: pytest.CaptureFixture[str]) ->
     assert main(asked) == 0
     screen = capsys.readouterr().out
     lines = screen[screen.index("Trade-offs") : screen.index("Prices per GPU")].splitlines()
-    told = [item.strip() for line in lines for item in line.removeprefix("Trade-offs").split("|") if item.strip()]
-    assert len(told) == len(offers) >= 3, "no line ends within an item"
-    for item, offer in zip(told, offers, strict=True):
+    items = [item.strip() for line in lines for item in line.removeprefix("Trade-offs").split("|") if item.strip()]
+    assert len(items) == len(offers) >= 3, "no line ends within an item"
+    for item, offer in zip(items, offers, strict=True):
         assert item.startswith(f"{offer['pool']} {offer['nodes']}x{offer['gpusPerNode']} {offer['plan']} ")
 
 
@@ -109,15 +109,15 @@ def test_a_plan_that_is_slower_and_beyond_the_budget_is_not_told(capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("steps", "deadline", "told"),
+    ("steps", "deadline", "problem"),
     [("10000", "1h", r"takes 8\.\d h, not 1\.0 h:"), ("100", "40s", r"takes 5\.\d min, not 40 s:")],
 )
 def test_a_missed_deadline_is_told_in_its_own_unit(
-    steps: str, deadline: str, told: str, capsys: pytest.CaptureFixture[str]
+    steps: str, deadline: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--objective", "cheapestBeforeDeadline", "--deadline", deadline]
     assert main([*LIMITED[:-1], steps, *asked]) == 3
-    assert re.search(told, capsys.readouterr().out)
+    assert re.search(problem, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("zero", "priced"), [("0", "huggingface"), ("2", "accelerate"), ("3", "accelerate")])
@@ -298,15 +298,15 @@ def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest
     meant = capsys.readouterr().out
     for job in (path, tmp_path):
         assert main(["advise", str(job), *ASKED]) == 0
-        told = capsys.readouterr()
-        assert told.out == meant
-        assert told.err == f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer\n"
+        output = capsys.readouterr()
+        assert output.out == meant
+        assert output.err == f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer\n"
     assert main(["advise", str(path), "--lora-rank", "64", *ASKED]) == 0
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "problem"),
     [
         ({"base_model_name_or_path": "me/mine"}, ".base_model_name_or_path: 'me/mine' is no preset; give the base's"),
         ({"base_model_name_or_path": None}, ".base_model_name_or_path: is missing; give the base's config.json"),
@@ -330,18 +330,30 @@ def test_an_adapter_is_priced_as_lora_on_its_base(tmp_path: Path, capsys: pytest
     ],
 )
 def test_an_adapter_that_is_not_priced_says_how_its_base_is(
-    changed: dict[str, object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, object], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text(json.dumps({**ADAPTER, **changed}))
     assert main(["advise", str(path), *ASKED]) == 2
-    _one_line(capsys, told)
+    _one_line(capsys, problem)
+
+
+@pytest.mark.parametrize(("text", "problem"), [("", "holds no jobs and no model"), ("{}", "is neither a job")])
+def test_an_adapter_file_that_says_nothing_asks_for_its_base(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The remedy was that of a TrainingJob."""
+    (tmp_path / "adapter_config.json").write_text(text)
+    assert main(["advise", str(tmp_path), "--gpus", "h100-sxm:8"]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and "save the adapter anew, or give its base's preset" in error
+    assert len(error.splitlines()) == 1
 
 
 def test_what_an_adapter_has_beyond_its_rank_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "adapter_config.json"
     plain = {**ADAPTER, "modules_to_save": None, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {"q_proj": 32}}
-    told = f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer"
+    sentence = f"tilecast: {path}: priced as llama-3.1-8b with --lora-rank 16, on every dense layer"
     for more, left_out in (
         ({}, ""),
         ({"use_dora": True}, "; without use_dora, which is not priced"),
@@ -349,7 +361,7 @@ def test_what_an_adapter_has_beyond_its_rank_is_told(tmp_path: Path, capsys: pyt
     ):
         path.write_text(json.dumps({**plain, **more}))
         assert main(["advise", str(path), *ASKED]) == 0
-        assert capsys.readouterr().err == f"{told}{left_out}\n"
+        assert capsys.readouterr().err == f"{sentence}{left_out}\n"
 
 
 @pytest.mark.parametrize("verb", ["advise", "sweep"])
@@ -433,7 +445,7 @@ def test_the_package_runs_as_a_module() -> None:
 )
 def test_numbers_in_json_are_numbers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", *arguments, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
 
     def walk(value: object) -> None:
         if isinstance(value, dict):
@@ -445,7 +457,7 @@ def test_numbers_in_json_are_numbers(arguments: list[str], capsys: pytest.Captur
         elif isinstance(value, str):
             assert re.fullmatch(r"[\d,.]+ *(%|[kKMGT]?B?|[A-Z]{3}|x\d+)?", value) is None, value
 
-    walk(found)
+    walk(document)
 
 
 FLAGS = ["--explain", "--per-layer", "--baseline", "t4:2", "--measured", "1.5", "--launch", "torchrun"]
@@ -544,7 +556,7 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
     source = ROOT / "examples" / "existing" / f"{kind}.yaml"
     arguments = ["advise", str(source), "--nodes", MIXED, "--launch", launcher]
     assert main([*arguments, "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)["launch"]
+    document = json.loads(capsys.readouterr().out)["launch"]
     assert main([*arguments, "-o", "yaml"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)["spec"]
     containers = {
@@ -559,10 +571,10 @@ def test_a_manifest_carries_the_command(kind: str, launcher: str, capsys: pytest
         (script,) = container["args"]
         assert subprocess.run(["bash", "-n", "-c", script], capture_output=True, check=True).stderr == b""
         run = script.split("\nexec ")[-1].removeprefix("exec ").replace("\\\n", " ")
-        assert shlex.split(run) == told["command"]
-        for name, content in told.get("files", {}).items():
+        assert shlex.split(run) == document["command"]
+        for name, content in document.get("files", {}).items():
             assert f"cat > {name} <<'END'\n{content}END\n" in script
-        for name, value in told.get("environment", {}).items():
+        for name, value in document.get("environment", {}).items():
             assert f"export {name}={value}" in script
         if kind == "trainjob" and "$MASTER_ADDR" in script:
             assert script.startswith('export MASTER_ADDR="$PET_MASTER_ADDR"\n')

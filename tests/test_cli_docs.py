@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast.calibration import Run
 from tilecast.cli import VERBS, main
 from tilecast.cli.progress import track
 from tilecast.models.traced import document, onnx_file
@@ -28,7 +31,7 @@ COMMANDS = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader would be: the examples, and files of their own."""
     from test_calibrate import LOG
-    from test_traced import gpt_in_onnx
+    from test_traced_onnx import gpt_in_onnx
 
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     gpt_in_onnx(tmp_path / "model.onnx", ["batch", 64])
@@ -39,6 +42,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs.csv").write_text(table)
     (runs,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "measured.json").write_text(runs)
+    run = Run("h100", "h100-sxm", "bf16", "decoder", "2-8", "w", 1.2, 1.0, 5, "none", "team")
+    learnt = pool_learning.document("h100", [Seen("1", "2026-01-01T00:00:00Z", run, "a", "trainer", "put")], [])
+    (tmp_path / "learnings.json").write_text(json.dumps({"kind": "List", "items": [learnt]}))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,9 +54,9 @@ def test_a_command_of_the_page_runs(command: str, folder: Path, capsys: pytest.C
     words = shlex.split(command)
     assert words[0] == "tilecast"
     assert main(words[1:]) == 0
-    told = capsys.readouterr()
-    assert "left out" not in told.err
-    scored(words[1:], told.out, folder)
+    output = capsys.readouterr()
+    assert "left out" not in output.err
+    scored(words[1:], output.out, folder)
 
 
 def scored(words: list[str], out: str, folder: Path) -> None:
@@ -63,6 +69,9 @@ def scored(words: list[str], out: str, folder: Path) -> None:
     elif words[:2] == ["validate", "transfer"]:
         raw, corrected = (float(cell.rstrip("%")) for cell in out.splitlines()[-1].split()[5:7])
         assert corrected < raw
+    elif verb == "queue":
+        assert "llama-7b-pretrain" in out
+        assert "x  " not in out
     elif verb == "validate" and kind == "html":
         assert "2 rows, 2 predicted, 0 refused" in out and out.endswith("</html>\n")
     elif verb == "validate":
@@ -80,8 +89,8 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert "Recommendation" in out or "step" in out
         assert out.endswith("</html>\n")
     elif kind == "json":
-        found = json.loads(out)
-        assert found["recommendation"]["stepSeconds"]["target"] > 0 if verb == "advise" else found["facts"]
+        document = json.loads(out)
+        assert document["recommendation"]["stepSeconds"]["target"] > 0 if verb == "advise" else document["facts"]
     elif kind == "csv":
         rows = list(csv.DictReader(io.StringIO(out)))
         assert rows
@@ -94,6 +103,8 @@ def scored(words: list[str], out: str, folder: Path) -> None:
         assert "How sure?" in out
     elif verb == "sweep":
         assert re.search(r"\d(\.\d+)?m?s\b", out)
+    elif verb == "learning":
+        assert len(out.splitlines()) == 2 and "+20%" in out
     else:
         assert out.strip()
 

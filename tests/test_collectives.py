@@ -15,7 +15,7 @@ from tilecast.hardware import Link, Tier, find_link, links
 
 INTRA = [name for name, link in links().items() if not link.per_node]
 INTER = [name for name, link in links().items() if link.per_node]
-EACH = [(collective, name) for collective, found in COLLECTIVES.items() for name in found.algorithms]
+EACH = [(collective, name) for collective, record in COLLECTIVES.items() for name in record.algorithms]
 GATHERS = ("all_gather", "reduce_scatter")
 NDR = "infiniband-ndr-8x400"
 
@@ -129,11 +129,11 @@ def test_small_buffers_go_by_tree_and_large_ones_by_ring_or_switch() -> None:
     where, inter = group(512, 8), find_link(NDR)
 
     def order(size: float, intra: str) -> list[str]:
-        found = {
+        seconds = {
             name: float(run(np.array([size]), where, find_link(intra), inter)[0])
             for name, run in COLLECTIVES["all_reduce"].algorithms.items()
         }
-        return sorted(found, key=found.__getitem__)
+        return sorted(seconds, key=seconds.__getitem__)
 
     assert order(1e4, "nvlink3")[0] == "tree"
     assert order(1e10, "nvlink3")[0] == "ring"

@@ -26,15 +26,15 @@ TOTAL, PARTS = float(FORECAST.step_s[0]), FORECAST.times.parts(0)
 @given(st.floats(min_value=0.2, max_value=5))
 @settings(max_examples=25)
 def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: float) -> None:
-    found = diagnose(GPT, PLAN, POOL, TOTAL * ratio)
-    assert found.ratio == pytest.approx(ratio)
-    assert found.is_inside == (found.lower_s <= TOTAL * ratio <= found.upper_s)
-    for one in found.suspects:
+    diagnosis = diagnose(GPT, PLAN, POOL, TOTAL * ratio)
+    assert diagnosis.ratio == pytest.approx(ratio)
+    assert diagnosis.is_inside == (diagnosis.lower_s <= TOTAL * ratio <= diagnosis.upper_s)
+    for one in diagnosis.suspects:
         assert TOTAL - one.forecast_s + one.needed_s == pytest.approx(TOTAL * ratio)
         assert math.isinf(one.standard_errors) == (one.needed_s <= 0)
-    apart = [one.standard_errors for one in found.suspects]
+    apart = [one.standard_errors for one in diagnosis.suspects]
     assert apart == sorted(apart)
-    assert found.unstated.standard_errors == pytest.approx(
+    assert diagnosis.unstated.standard_errors == pytest.approx(
         abs(math.log(ratio))
         * PLAUSIBLE
         / constants.widths().unstated.get("decoder", constants.widths().unstated["other"]),
@@ -45,21 +45,21 @@ def test_a_line_that_took_what_it_would_have_to_makes_the_measurement(ratio: flo
 def test_on_a_slow_network_a_long_step_is_the_networks_fault() -> None:
     """A third more communication is within its own error; the same seconds of compute are far outside."""
     measured = TOTAL + 0.3 * PARTS["communication"]
-    found = diagnose(GPT, PLAN, POOL, measured)
+    diagnosis = diagnose(GPT, PLAN, POOL, measured)
     assert PARTS["communication"] > 0.2 * TOTAL
-    assert found.suspects[0].line == "communication" and found.suspects[0].is_plausible
+    assert diagnosis.suspects[0].line == "communication" and diagnosis.suspects[0].is_plausible
 
 
 def test_with_one_gpu_the_network_is_no_suspect() -> None:
     plan = Plan(micro_batch=4, gradient_accumulation=16)
-    found = diagnose(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.of(plan), POOL).step_s[0]))
-    assert {one.line for one in found.suspects} == {"compute", "launch"}
+    diagnosis = diagnose(GPT, plan, POOL, 2 * float(search.price(GPT, Plans.of(plan), POOL).step_s[0]))
+    assert {one.line for one in diagnosis.suspects} == {"compute", "launch"}
 
 
 def test_a_step_shorter_than_a_line_clears_that_line_of_being_all() -> None:
-    found = diagnose(GPT, PLAN, POOL, 0.05 * TOTAL)
-    assert not found.is_inside
-    assert any(math.isinf(one.standard_errors) for one in found.suspects)
+    diagnosis = diagnose(GPT, PLAN, POOL, 0.05 * TOTAL)
+    assert not diagnosis.is_inside
+    assert any(math.isinf(one.standard_errors) for one in diagnosis.suspects)
 
 
 JOB = ["advise", "gpt2", "--seq", "512", "--batch", "64", "--precision", "fp16", "--gpus", "t4:8"]
@@ -76,7 +76,7 @@ def test_the_screen_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "problem"),
     [
         (["--measured", "1"], "which run took so long is open"),
         (["--measured", "0", "--plan", "dp=8"], "no step time"),
@@ -84,7 +84,9 @@ def test_the_screen_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--measured", "1", "--baseline", "t4:7"], "cannot be priced"),
     ],
 )
-def test_a_measurement_of_nothing_is_one_line(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measurement_of_nothing_is_one_line(
+    more: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*JOB, *more]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tilecast: --measured: ") and said in error and error.count("\n") == 1
+    assert error.startswith("tilecast: --measured: ") and problem in error and error.count("\n") == 1

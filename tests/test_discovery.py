@@ -47,7 +47,7 @@ def mine(name: str, **spec: Any) -> dict[str, Any]:
 
 def written(report: nodes.NodesReport) -> list[dict[str, Any]]:
     """The GPUPools that the operator would have written down."""
-    return [document for item in report.found if (document := nodes.discovered(item)) is not None]
+    return [document for item in report.entries if (document := nodes.discovered(item)) is not None]
 
 
 def cluster(*shapes: str) -> list[dict[str, Any]]:
@@ -77,18 +77,18 @@ def test_a_pool_that_lost_its_nodes_is_priced_as_before(shape: str) -> None:
     before = nodes.pools(cluster(shape, shape))
     after = nodes.pools([], written(before))
     assert after.pools == before.pools, "so that no job is advised anew"
-    assert (after.found[0].nodes, after.found[0].gpus_total, after.obsolete) == (0, 0, ())
+    assert (after.entries[0].nodes, after.entries[0].gpus_total, after.obsolete) == (0, 0, ())
     assert written(after) == written(before)
 
 
 def test_nodes_that_come_and_go_change_no_pool() -> None:
     first = nodes.pools(cluster("h100", "h100", "h100"))
     fewer = nodes.pools(cluster("h100"), written(first))
-    assert fewer.pools == first.pools and fewer.found[0].nodes == 1
+    assert fewer.pools == first.pools and fewer.entries[0].nodes == 1
     more = nodes.pools(cluster("h100", "h100", "h100", "h100"), written(fewer))
-    assert more.found[0].pool.max_nodes == 4
+    assert more.entries[0].pool.max_nodes == 4
     gone = nodes.pools(cluster("h100"), written(more), forget=["h100-sxm"])
-    assert gone.found[0].pool.max_nodes == 1
+    assert gone.entries[0].pool.max_nodes == 1
     assert nodes.pools([], written(more), forget=["h100-sxm"]).obsolete == ("h100-sxm",)
 
 
@@ -96,7 +96,7 @@ def test_a_name_once_given_stays() -> None:
     first = nodes.pools(cluster("l4-8"))
     assert [pool.name for pool in first.pools] == ["l4"]
     second = nodes.pools(cluster("l4-8", "l4-1"), written(first))
-    assert {item.pool.name: item.pool.gpus_per_node for item in second.found} == {"l4": 8, "l4-1x": 1}
+    assert {item.pool.name: item.pool.gpus_per_node for item in second.entries} == {"l4": 8, "l4-1x": 1}
     assert [pool.name for pool in nodes.pools(cluster("l4-8", "l4-1")).pools] == ["l4-1x", "l4-8x"]
 
 
@@ -115,7 +115,7 @@ def test_a_selector_once_given_stays_while_it_selects() -> None:
 def test_spot_is_remembered() -> None:
     (document,) = written(nodes.pools(cluster("spot")))
     assert document["spec"]["spot"] is True
-    asleep = nodes.pools([], [document]).found[0]
+    asleep = nodes.pools([], [document]).entries[0]
     assert asleep.spot and asleep.pool.price_per_gpu_hour is None
 
 
@@ -131,11 +131,11 @@ def test_whoever_edits_a_pool_owns_it(change: str) -> None:
     else:
         edited["metadata"]["annotations"][DISCOVERY] = "{"
     report = nodes.pools(everyone, [edited])
-    (found,) = report.found
-    assert found.note is None and nodes.discovered(found) is None and report.obsolete == ()
-    assert found.pool.name == "h100-sxm" and found.facts["gpu"] == ("h100-sxm", "override")
+    (pool,) = report.entries
+    assert pool.note is None and nodes.discovered(pool) is None and report.obsolete == ()
+    assert pool.pool.name == "h100-sxm" and pool.facts["gpu"] == ("h100-sxm", "override")
     if change == "spec":
-        assert found.pool.price_per_gpu_hour == 1.5
+        assert pool.pool.price_per_gpu_hour == 1.5
 
 
 def test_spelling_out_a_default_is_no_edit() -> None:
@@ -150,7 +150,7 @@ def test_a_users_pool_over_the_same_nodes_ends_a_discovered_one(spec: dict[str, 
     everyone = cluster("h100", "h100")
     old = written(nodes.pools(everyone))
     report = nodes.pools(everyone if still_there else [], [*old, mine("ours", maxNodes=2, **spec)])
-    known = [item.pool.name for item in report.found] + list(report.invalid)
+    known = [item.pool.name for item in report.entries] + list(report.invalid)
     assert known == ["ours"], "the nodes are not counted twice"
     assert report.obsolete == ("h100-sxm",)
 
@@ -160,14 +160,14 @@ def test_nodes_cut_into_slices_end_their_pool() -> None:
     cut = node("n0", "h100")
     cut["metadata"]["labels"]["nvidia.com/gpu.slices.gi"] = "1"
     report = nodes.pools([cut], old)
-    assert report.found == () and report.obsolete == ("h100-sxm",)
+    assert report.entries == () and report.obsolete == ("h100-sxm",)
 
 
 def test_discovery_takes_no_name_that_a_user_took() -> None:
     wrong = mine("h100-sxm", gpu={"name": "h101"})
     other = mine("l4", nodeType="p4d.24xlarge", maxNodes=1)
     report = nodes.pools(cluster("h100", "l4-8"), [wrong, other])
-    names = {item.pool.name for item in report.found if item.note is not None}
+    names = {item.pool.name for item in report.entries if item.note is not None}
     assert names == {"h100-sxm-8x", "l4-8x"} and list(report.invalid) == ["h100-sxm"]
 
 
@@ -198,11 +198,11 @@ def plain(name: str = "n", gpus: int | None = None, **labels: str) -> dict[str, 
 def test_resource_slices_answer_before_labels(old: bool) -> None:
     eight = resource_slice("s", "n", *["NVIDIA H100 80GB HBM3"] * 8, old=old)
     wrong = {PRODUCT: "Tesla-T4", TYPE: "g4dn.metal"}
-    (found,) = nodes.pools([plain(**wrong)], (), [eight]).found
-    assert (found.pool.gpu.name, found.pool.gpus_per_node) == ("h100-sxm", 8)
-    assert found.facts["gpu"] == ("h100-sxm", "resource-slice")
-    assert found.facts["gpusPerNode"] == ("8", "resource-slice")
-    assert found.gpus_allocatable == 8, "a DRA driver's GPUs are no extended resource"
+    (pool,) = nodes.pools([plain(**wrong)], (), [eight]).entries
+    assert (pool.pool.gpu.name, pool.pool.gpus_per_node) == ("h100-sxm", 8)
+    assert pool.facts["gpu"] == ("h100-sxm", "resource-slice")
+    assert pool.facts["gpusPerNode"] == ("8", "resource-slice")
+    assert pool.gpus_allocatable == 8, "a DRA driver's GPUs are no extended resource"
 
 
 def test_resource_slices_of_other_drivers_nodes_and_generations_do_not_count() -> None:
@@ -214,8 +214,8 @@ def test_resource_slices_of_other_drivers_nodes_and_generations_do_not_count() -
         resource_slice("net", "n", "NIC", driver="net.example.com"),
         resource_slice("else", "m", h100),
     ]
-    (found,) = nodes.pools([plain()], (), slices).found
-    assert found.pool.gpus_per_node == 4
+    (pool,) = nodes.pools([plain()], (), slices).entries
+    assert pool.pool.gpus_per_node == 4
     shared = {"metadata": {"name": "all"}, "spec": {"driver": "gpu.nvidia.com", "allNodes": True}}
     assert nodes.resource_slice(shared) is None
 
@@ -253,23 +253,23 @@ TOPOLOGY = [
 @pytest.mark.parametrize("key", TOPOLOGY)
 def test_topology_labels_of_every_maker_are_read(key: str) -> None:
     everyone = [node(f"n{index}", "h100", **{key: str(index // 3)}) for index in range(4)]
-    (found,) = nodes.pools(everyone).found
-    assert found.topology == (nodes.Level(key, 2, 3),)
+    (pool,) = nodes.pools(everyone).entries
+    assert pool.topology == (nodes.Level(key, 2, 3),)
 
 
 def test_topology_keys_of_a_user_replace_the_known_ones() -> None:
     everyone = [node(f"n{index}", "h100", rack=str(index), **{TOPOLOGY[0]: "x"}) for index in range(2)]
     ours = mine("ours", nodeType="p5.48xlarge", topologyKeys=["row", "rack"])
-    assert nodes.pools(everyone, [ours]).found[0].topology == (nodes.Level("rack", 2, 1),)
+    assert nodes.pools(everyone, [ours]).entries[0].topology == (nodes.Level("rack", 2, 1),)
 
 
 def test_a_users_pool_says_market_flavor_and_network() -> None:
     price = {"perGpuHour": 4.0, "spot": 1.0}
     links = {"interNode": "ethernet-40", "nicsPerNode": 2}
     ours = mine("ours", nodeType="g6.48xlarge", maxNodes=1, spot=True, price=price, kueueFlavor="l4", links=links)
-    (found,) = nodes.pools([], [ours]).found
-    assert (found.pool.price_per_gpu_hour, found.spot, found.kueue_flavor) == (1.0, True, "l4")
-    assert (found.pool.inter.bandwidth_bytes_per_s, found.pool.inter.nics) == (5e9, 2)
+    (pool,) = nodes.pools([], [ours]).entries
+    assert (pool.pool.price_per_gpu_hour, pool.spot, pool.kueue_flavor) == (1.0, True, "l4")
+    assert (pool.pool.inter.bandwidth_bytes_per_s, pool.pool.inter.nics) == (5e9, 2)
     listed = mine("listed", nodeType="g6.48xlarge", maxNodes=1, spot=True)
     assert nodes.pools([], [listed]).pools[0].price_per_gpu_hour is None, "a list price does not hold for spot"
 
@@ -279,7 +279,7 @@ def test_cordoned_and_broken_nodes_stay_in_their_pool() -> None:
     cordoned["spec"]["unschedulable"] = True
     broken["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
     assert [nodes.node(item).schedulable for item in (cordoned, broken, node("n", "h100"))] == [False, False, True]
-    assert nodes.pools([cordoned, broken]).found[0].members == ("n0", "n1")
+    assert nodes.pools([cordoned, broken]).entries[0].members == ("n0", "n1")
 
 
 @settings(max_examples=60)
@@ -292,7 +292,7 @@ def test_writing_pools_down_converges(history: list[list[str]]) -> None:
         memory = written(report)
         again = nodes.pools(everyone, memory)
         assert (again.pools, written(again), again.obsolete) == (report.pools, memory, ())
-        assert sum(item.nodes for item in report.found) == len(shapes)
+        assert sum(item.nodes for item in report.entries) == len(shapes)
         names = [pool.name for pool in report.pools]
         assert len(names) == len(set(names))
         bare = {pool.gpu.name: replace(pool, name="") for pool in nodes.pools(everyone).pools}

@@ -43,14 +43,16 @@ def test_operators_sum_to_the_compute_of_a_step(job: str, mode: str) -> None:
     if not workload.training and mode != "none":
         pytest.skip("a forward pass alone recomputes nothing")
     plan = Plan(micro_batch=4, gradient_accumulation=workload.global_batch // 4, checkpointing=mode)  # type: ignore[arg-type]
-    found, priced = explained(workload, plan)
-    assert found.seconds * plan.gradient_accumulation == pytest.approx(float(priced.times.compute[0]))
-    assert [one.seconds for one in found.operators] == sorted((one.seconds for one in found.operators), reverse=True)
-    for one in found.operators:
+    explanation, priced = explained(workload, plan)
+    assert explanation.seconds * plan.gradient_accumulation == pytest.approx(float(priced.times.compute[0]))
+    assert [one.seconds for one in explanation.operators] == sorted(
+        (one.seconds for one in explanation.operators), reverse=True
+    )
+    for one in explanation.operators:
         assert 0 < one.utilization <= 1
         assert one.bound == ("compute" if one.flops / H100.peak(one.precision) >= 0.999 * one.roofline_s else "memory")
         assert one.tiles >= 1
-    assert found.exchanges == () and found.gradient_bytes == 0
+    assert explanation.exchanges == () and explanation.gradient_bytes == 0
 
 
 def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
@@ -59,22 +61,22 @@ def test_exchanges_inside_layers_are_what_communication_is_made_of() -> None:
     plan = Plan(tensor=5, micro_batch=4, gradient_accumulation=16)
     pool = replace(POOL, gpus_per_node=5)
     priced = search.price(workload, Plans.of(plan), pool)
-    found = explain(workload, plan, pool, float(priced.step_s[0]))
-    assert {one.group for one in found.exchanges} == {"tensor"}
-    assert {one.collective for one in found.exchanges} == {"all_reduce"}
-    straggle = float(priced.times.compute[0]) / (found.seconds * 16)
-    exchanged = sum(one.seconds for one in found.exchanges) * 16 * straggle
+    explanation = explain(workload, plan, pool, float(priced.step_s[0]))
+    assert {one.group for one in explanation.exchanges} == {"tensor"}
+    assert {one.collective for one in explanation.exchanges} == {"all_reduce"}
+    straggle = float(priced.times.compute[0]) / (explanation.seconds * 16)
+    exchanged = sum(one.seconds for one in explanation.exchanges) * 16 * straggle
     assert exchanged == pytest.approx(float(priced.times.communication[0]))
 
 
 def test_virtual_stages_exchange_what_communication_is_made_of() -> None:
     """With one replica no gradients are exchanged, so a stage's exchanges are all of the communication."""
     plan = Plan(pipeline=4, virtual_stages=2, micro_batch=4, gradient_accumulation=16)
-    found, priced = explained(GPT, plan)
+    explanation, priced = explained(GPT, plan)
     communication = float(priced.times.communication[0])
-    assert found.sums.gradients_s == pytest.approx(0.0, abs=1e-9 * communication)
-    assert found.sums.exchanged_s * 16 * found.sums.waited == pytest.approx(communication)
-    assert sum(one.seconds for one in found.exchanges) == pytest.approx(found.sums.exchanged_s)
+    assert explanation.sums.gradients_s == pytest.approx(0.0, abs=1e-9 * communication)
+    assert explanation.sums.exchanged_s * 16 * explanation.sums.waited == pytest.approx(communication)
+    assert sum(one.seconds for one in explanation.exchanges) == pytest.approx(explanation.sums.exchanged_s)
 
 
 PLANS = {
@@ -88,18 +90,18 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_shown_multiplies_out_to_what_is_charged(name: str) -> None:
     plan = PLANS[name]
-    found, priced = explained(GPT, plan)
-    for one in found.operators:
+    explanation, priced = explained(GPT, plan)
+    for one in explanation.operators:
         assert one.runs * one.kernel_s * math.prod(one.corrections.values()) == pytest.approx(one.seconds)
-    sums, repeats, times = found.sums, plan.gradient_accumulation, priced.times
+    sums, repeats, times = explanation.sums, plan.gradient_accumulation, priced.times
     compute = (sums.stage_s * repeats * sums.waited + sums.contended_s) * sums.correction
     assert compute == pytest.approx(float(times.compute[0]))
     communication = (sums.exchanged_s * repeats * sums.waited + sums.gradients_s) * sums.correction
     assert communication == pytest.approx(float(times.communication[0]))
     assert sums.contended_s >= -1e-12 and sums.gradients_s >= -1e-12
     if plan.pipeline == 1:
-        assert sums.stage_s == pytest.approx(found.seconds)
-        exposed = sum(one.seconds * one.exposed for one in found.exchanges)
+        assert sums.stage_s == pytest.approx(explanation.seconds)
+        exposed = sum(one.seconds * one.exposed for one in explanation.exchanges)
         assert sums.exchanged_s == pytest.approx(exposed)
 
 
@@ -139,10 +141,10 @@ def test_recomputation_costs_time_and_no_model_flops() -> None:
 
 def test_a_pipeline_is_an_exchange_and_gradients_have_bytes() -> None:
     plan = Plan(data=2, pipeline=4, micro_batch=4, gradient_accumulation=8)
-    found, _ = explained(GPT, plan)
-    (stage,) = (one for one in found.exchanges if one.group == "pipeline")
+    explanation, _ = explained(GPT, plan)
+    (stage,) = (one for one in explanation.exchanges if one.group == "pipeline")
     assert stage.size_bytes == 4 * 1024 * 1600 * 2
-    assert found.gradient_bytes > 0
+    assert explanation.gradient_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -151,13 +153,13 @@ def test_a_pipeline_is_an_exchange_and_gradients_have_bytes() -> None:
 def test_weights_that_every_micro_batch_gathers_are_shown(framework: Framework, stage: int, gathers: int) -> None:
     """FSDP2 gathers them again under ZeRO 2, which was shown as gradients alone."""
     plan = Plan(data=8, micro_batch=1, gradient_accumulation=8, zero_stage=stage)  # type: ignore[arg-type]
-    found, _ = explained(replace(GPT, framework=framework), plan)
-    told = synced(found)
-    assert told[0][0] == "gradients, each micro-batch"
-    shown = [(name, sent, runs) for what, name, sent, runs in told if what == "weights, each micro-batch"]
+    explanation, _ = explained(replace(GPT, framework=framework), plan)
+    rows = synced(explanation)
+    assert rows[0][0] == "gradients, each micro-batch"
+    shown = [(name, sent, runs) for what, name, sent, runs in rows if what == "weights, each micro-batch"]
     whole = 2.0 * models.parameters(GPT)
     assert shown == ([("all_gather", pytest.approx(whole), f"{gathers}")] if gathers else [])
-    assert found.gathered_bytes == pytest.approx(whole if gathers else 0.0)
+    assert explanation.gathered_bytes == pytest.approx(whole if gathers else 0.0)
 
 
 def test_an_explanation_does_not_depend_on_what_was_priced_before() -> None:
@@ -177,6 +179,6 @@ def test_explain_on_the_screen_and_as_data(capsys: pytest.CaptureFixture[str], t
     for word in ("MFU", "Roofline of a100-80", "experts.up", "gemm", "all_to_all", "Memory of the fullest GPU"):
         assert word in screen
     assert main([*job, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)["explanation"]
-    assert found["operators"][0]["seconds"] >= found["operators"][1]["seconds"]
-    assert 0 < found["mfu"] < 1
+    document = json.loads(capsys.readouterr().out)["explanation"]
+    assert document["operators"][0]["seconds"] >= document["operators"][1]["seconds"]
+    assert 0 < document["mfu"] < 1

@@ -200,8 +200,8 @@ def test_a_kind_of_job_is_one_module_and_one_line(house: House) -> None:
         },
         "spec": {"replicas": 2, "template": {"spec": {"containers": [container]}}},
     }
-    said = house.tilecast("advise", house.write("job.yaml", job), "--gpus", "a100-80:8", "-o", "yaml")
-    (written,) = [item for item in yaml.safe_load_all(said) if item["kind"] == "ZetaJob"]
+    output = house.tilecast("advise", house.write("job.yaml", job), "--gpus", "a100-80:8", "-o", "yaml")
+    (written,) = [item for item in yaml.safe_load_all(output) if item["kind"] == "ZetaJob"]
     assert written["spec"]["replicas"] == 1
     assert "ZetaJob" in house.run("-m", "tilecast", "advise", house.write("no.yaml", {"kind": "Pod"})).stderr
     house.python("from tilecast.api import crds; import sys; sys.argv = ['', '--output-dir', 'crds']; crds.main()")
@@ -211,8 +211,8 @@ def test_a_kind_of_job_is_one_module_and_one_line(house: House) -> None:
 def test_a_collective_and_an_algorithm_are_one_line(house: House) -> None:
     table = house.folder / "table.csv"
     table.write_text("op,bytes,n_gpus,link,latency_us\nbroadcast,1e6,8,nvlink4,40\nall_reduce,1e6,8,nvlink4,40\n")
-    said = house.tilecast("validate", "collectives", str(table))
-    assert "broadcast" in said
+    output = house.tilecast("validate", "collectives", str(table))
+    assert "broadcast" in output
     program = """
 import numpy as np
 from tilecast import collectives

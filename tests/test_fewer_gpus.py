@@ -19,23 +19,23 @@ POOL = Pool("h100", H100, 8, 64, find_link(H100.intra_link), find_link("efa-3200
 SMALL = Workload(models.preset("gpt2"), 1024, 512)
 
 
-def told(workload: Workload, pool: Pool = POOL, objective: Objective = "time") -> list[str]:
+def notes(workload: Workload, pool: Pool = POOL, objective: Objective = "time") -> list[str]:
     advice = advise(Request("job", workload, objective), [pool])
     return [note for note in advice.notes if "the rest make a step" in note]
 
 
 def test_gpus_that_cost_several_times_what_they_gain_are_told() -> None:
-    (note,) = told(SMALL)
+    (note,) = notes(SMALL)
     best = advise(Request("job", SMALL), [POOL]).best
     assert best is not None
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"(\d+) of the (\d+) GPUs take ([\d.]+) ms and ([\d.]+) USD per 1000 steps with (\S+), "
         r"instead of ([\d.]+) ms and ([\d.]+) USD per 1000 steps: "
         r"the rest make a step ([\d.]+)x as fast at ([\d.]+)x the price\.",
         note,
     )
-    assert found is not None
-    few, many, slow, cheap, fast, dear, faster, dearer = (float(found[place]) for place in (1, 2, 3, 4, 6, 7, 8, 9))
+    assert match is not None
+    few, many, slow, cheap, fast, dear, faster, dearer = (float(match[place]) for place in (1, 2, 3, 4, 6, 7, 8, 9))
     assert many == best.gpus and 2 * few <= many
     assert faster == pytest.approx(slow / fast, rel=0.02) and dearer == pytest.approx(dear / cheap, rel=0.02)
     assert dearer > faster**3
@@ -44,24 +44,24 @@ def test_gpus_that_cost_several_times_what_they_gain_are_told() -> None:
 
 
 def test_gpus_that_earn_their_price_are_not() -> None:
-    assert told(Workload(models.preset("llama-3.1-8b"), 4096, 1024)) == []
-    assert told(SMALL, objective="cost") == []
-    assert told(SMALL, replace(POOL, max_nodes=1)) == []
+    assert notes(Workload(models.preset("llama-3.1-8b"), 4096, 1024)) == []
+    assert notes(SMALL, objective="cost") == []
+    assert notes(SMALL, replace(POOL, max_nodes=1)) == []
 
 
 def test_gpus_are_compared_on_one_batch() -> None:
     request = Request("job", replace(SMALL, global_batch=448), batches=(336, 448))
     advice = advise(request, [POOL])
     (note,) = [note for note in advice.notes if "the rest make a step" in note]
-    found = re.search(r"^(\d+) of the .* take ([\d.]+) ms .* with (\S+), instead", note)
-    assert found is not None and advice.best is not None
-    shares = [int(share) for share in re.findall(r"(?:dp|mb)(\d+)", found[3])]
+    match = re.search(r"^(\d+) of the .* take ([\d.]+) ms .* with (\S+), instead", note)
+    assert match is not None and advice.best is not None
+    shares = [int(share) for share in re.findall(r"(?:dp|mb)(\d+)", match[3])]
     assert advice.best.workload.global_batch % math.prod(shares) == 0
-    few = replace(POOL, max_nodes=int(found[1]) // 8)
+    few = replace(POOL, max_nodes=int(match[1]) // 8)
     alone = advise(Request("job", advice.best.workload), [few]).best
-    assert alone is not None and alone.step_s == pytest.approx(float(found[2]) / 1e3, rel=0.1)
+    assert alone is not None and alone.step_s == pytest.approx(float(match[2]) / 1e3, rel=0.1)
 
 
 def test_without_a_price_only_times_are_told() -> None:
-    (note,) = told(SMALL, replace(POOL, price_per_gpu_hour=None))
+    (note,) = notes(SMALL, replace(POOL, price_per_gpu_hour=None))
     assert "USD" not in note

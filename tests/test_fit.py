@@ -74,8 +74,8 @@ def test_the_file_answers_like_the_weights(written):
     net, _, path = written
     d = shapes(1)
     expected = training.shown(measured(d, GPU), net)
-    found = kernels.seconds(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
-    assert found.seconds == pytest.approx(expected, rel=2e-4)
+    seconds = kernels.seconds(KernelTable.of("gemm", "fp16", **d), GPU, model=path)
+    assert seconds.seconds == pytest.approx(expected, rel=2e-4)
 
 
 @pytest.mark.parametrize("gpu", ["a100-80", "b200", "t4"])
@@ -102,12 +102,15 @@ def test_the_details_are_heard(written):
 def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     net, learned, _ = written
     shipped = utilization.load().description
-    kept = tuple(family for family in shipped.networks if family != "gemm_tensor")
+    others_kinds = tuple(family for family in shipped.networks if family != "gemm_tensor")
     fresh = training.describe({"gemm_tensor": net}, {"gemm_tensor": learned}, dict(shipped.ceilings))
-    others = {family: shipped.networks[family] for family in kept}
+    others = {family: shipped.networks[family] for family in others_kinds}
     path = tmp_path / "mixed.onnx"
     export.write(
-        path, {"gemm_tensor": net}, fresh.model_copy(update={"networks": others | dict(fresh.networks)}), kept=kept
+        path,
+        {"gemm_tensor": net},
+        fresh.model_copy(update={"networks": others | dict(fresh.networks)}),
+        shipped_kinds=others_kinds,
     )
     table = KernelTable.concatenate(
         [

@@ -26,8 +26,8 @@ def bill(framework: Framework | None, plan: Plan, precision: str = "bf16", **job
     return memory.footprint(workload, models.shard(workload, plans), plans)
 
 
-def per_parameter(found: memory.Footprint) -> float:
-    states = found.parameters + found.gradients + found.optimizer
+def per_parameter(footprint: memory.Footprint) -> float:
+    states = footprint.parameters + footprint.gradients + footprint.optimizer
     return float(states[0]) / models.parameters(Workload(LLAMA, 2048, 64))
 
 
@@ -82,8 +82,8 @@ def test_states_take_what_the_framework_holds(framework: Framework, precision: s
 )
 def test_an_update_in_one_kernel_needs_no_roots(framework: Framework, facts: dict[str, bool], held: float) -> None:
     """Otherwise the square roots of all second moments are alive, in their type, in the place of the activations."""
-    found = bill(framework, Plan(gradient_accumulation=2, checkpointing="full"), optimizer="adam", **facts)
-    dynamic = float(found.working[0] + found.activations[0]) / models.parameters(Workload(LLAMA, 2048, 64))
+    footprint = bill(framework, Plan(gradient_accumulation=2, checkpointing="full"), optimizer="adam", **facts)
+    dynamic = float(footprint.working[0] + footprint.activations[0]) / models.parameters(Workload(LLAMA, 2048, 64))
     assert dynamic == pytest.approx(held) if held else dynamic < 1.0
 
 
@@ -100,11 +100,11 @@ def test_the_lines_are_no_debts_and_the_figures_are_ordered(
     framework: Framework | None, data: int, tensor: int, stage: int, mode: str, precision: str, lora: int
 ) -> None:
     plan = Plan(data=data, tensor=tensor, zero_stage=stage, checkpointing=mode)  # type: ignore[arg-type]
-    found = bill(framework, plan, precision, lora_rank=lora)
-    assert all(value >= 0 for value in found.items(0).values())
-    assert sum(found.items(0).values()) == pytest.approx(float(found.total[0]))
-    assert found.allocated[0] <= found.reserved[0] <= found.device[0]
-    assert found.lower[0] <= found.total[0] <= found.upper[0]
+    footprint = bill(framework, plan, precision, lora_rank=lora)
+    assert all(value >= 0 for value in footprint.items(0).values())
+    assert sum(footprint.items(0).values()) == pytest.approx(float(footprint.total[0]))
+    assert footprint.allocated[0] <= footprint.reserved[0] <= footprint.device[0]
+    assert footprint.lower[0] <= footprint.total[0] <= footprint.upper[0]
 
 
 @given(framework=st.sampled_from([None, *NAMES]), data=st.sampled_from([2, 4, 16]), stage=st.integers(0, 2))
@@ -218,31 +218,34 @@ def test_embedding_tables_are_billed_by_rows(framework: Framework | None, data: 
         grown = replace(model, extra=extra)
         workload = Workload(grown, 1, 512 * data, "fp32", optimizer="adam", framework=framework)
         plans = Plans.of(Plan(data=data, expert=data, micro_batch=512))
-        found = memory.footprint(workload, models.shard(workload, plans), plans)
-        return float((found.parameters + found.gradients + found.optimizer)[0])
+        footprint = memory.footprint(workload, models.shard(workload, plans), plans)
+        return float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
 
     assert held(2) - held(1) == pytest.approx(copies * 4 * 17 * rows / data, rel=1e-6)
 
 
 def test_rows_that_ranks_share_leave_vectors_of_every_rank() -> None:
     model = models.preset("wide-deep-criteo")
-    kept = {}
+    resident = {}
     for framework in ("oneflow", "ddp"):
         workload = Workload(model, 1, 4096, "fp32", framework=framework)
         plans = Plans.of(Plan(data=8, expert=8, micro_batch=512))
-        kept[framework] = memory.footprint(workload, models.shard(workload, plans), plans).activations[0]
-    assert kept["oneflow"] - kept["ddp"] == pytest.approx(512 * 26 * 16 * 4 * 2 * 7)
+        resident[framework] = memory.footprint(workload, models.shard(workload, plans), plans).activations[0]
+    assert resident["oneflow"] - resident["ddp"] == pytest.approx(512 * 26 * 16 * 4 * 2 * 7)
 
 
 @pytest.mark.parametrize("framework", [None, *NAMES])
 def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None) -> None:
-    found, error = bill(framework, Plan(data=2)), frameworks.of(Workload(LLAMA, 1, 1, framework=framework)).memory_error
+    footprint, error = (
+        bill(framework, Plan(data=2)),
+        frameworks.of(Workload(LLAMA, 1, 1, framework=framework)).memory_error,
+    )
     assert 0 < error <= 0.2
-    assert found.lower == pytest.approx(found.total * (1 - error))
-    assert found.upper == pytest.approx(found.device * (1 + error))
-    assert found.spans("allocated") == (
-        pytest.approx(found.allocated * (1 - error)),
-        pytest.approx(found.allocated * (1 + error)),
+    assert footprint.lower == pytest.approx(footprint.total * (1 - error))
+    assert footprint.upper == pytest.approx(footprint.device * (1 + error))
+    assert footprint.spans("allocated") == (
+        pytest.approx(footprint.allocated * (1 - error)),
+        pytest.approx(footprint.allocated * (1 + error)),
     )
 
 
@@ -253,7 +256,7 @@ def test_the_range_is_as_wide_as_the_framework_says(framework: Framework | None)
 )
 def test_blackwell_needs_no_fp8_weights_by_columns(framework: Framework, gpu: str, each: float) -> None:
     workload, plans = Workload(LLAMA, 2048, 64, "fp8", framework=framework), Plans.of(Plan())
-    found = memory.footprint(workload, models.shard(workload, plans), plans, hardware.find_gpu(gpu)).parameters[0]
+    footprint = memory.footprint(workload, models.shard(workload, plans), plans, hardware.find_gpu(gpu)).parameters[0]
     ends = 2 * 32000 * 4096 + 4096
     layers = models.parameters(workload) - ends
-    assert found == pytest.approx(2 * ends + each * layers, rel=1e-3)
+    assert footprint == pytest.approx(2 * ends + each * layers, rel=1e-3)

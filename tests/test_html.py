@@ -155,16 +155,16 @@ def test_nothing_runs_out_of_the_window_and_words_stay_in_their_pictures(
 def test_light_and_dark_differ_and_are_legible(report: Path, tmp_path: Path) -> None:
     probed = tmp_path / "probed.html"
     probed.write_text(report.read_text().replace("</body>", f"{PROBE}</body>"))
-    found = {}
+    backgrounds = {}
     for scheme, code in (("light", 1), ("dark", 0)):
         flags = ("--dump-dom", f"--blink-settings=preferredColorScheme={code}")
         title = re.search(r"<title>(\{.*?\})</title>", chromium(tmp_path / scheme, probed, *flags).stdout)
         assert title is not None
         colors = re.findall(r"rgb\((\d+), (\d+), (\d+)\)", title[1])
         ground, ink = (_luminance(color) for color in colors)
-        found[scheme] = ground
+        backgrounds[scheme] = ground
         assert (max(ground, ink) + 0.05) / (min(ground, ink) + 0.05) > 7  # WCAG 2.2, contrast (enhanced)
-    assert found["light"] > 0.8 > 0.1 > found["dark"]
+    assert backgrounds["light"] > 0.8 > 0.1 > backgrounds["dark"]
 
 
 def _luminance(color: tuple[str, ...]) -> float:

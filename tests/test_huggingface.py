@@ -140,14 +140,14 @@ def size(model: Any) -> float:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_config_is_the_preset_of_its_model(kind: str) -> None:
-    preset, found = models.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
-    assert size(found) == pytest.approx(size(preset), rel=0.004)
+    preset, model = models.preset(CONFIGS[kind][0]), huggingface.model(config(kind))
+    assert size(model) == pytest.approx(size(preset), rel=0.004)
     names = ("family", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab", "causal", "rotary")
-    assert {name: getattr(found, name) for name in names} == {name: getattr(preset, name) for name in names}
-    told = ("experts", "top_k", "moe_every", "latent", "first_dense", "shared_ffn_hidden", "decoder_layers",
+    assert {name: getattr(model, name) for name in names} == {name: getattr(preset, name) for name in names}
+    sizes = ("experts", "top_k", "moe_every", "latent", "first_dense", "shared_ffn_hidden", "decoder_layers",
             "attention_chunk", "global_every", "cutoff1")  # fmt: skip
-    for name in told:
-        assert found.extra.get(name, 0) == pytest.approx(preset.extra.get(name, found.extra.get(name, 0)), rel=0.001)
+    for name in sizes:
+        assert model.extra.get(name, 0) == pytest.approx(preset.extra.get(name, model.extra.get(name, 0)), rel=0.001)
 
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "configs.json").read_text())
@@ -181,11 +181,11 @@ def test_every_type_is_read_from_its_defaults_and_built(kind: str) -> None:
         "thinker_config": {},
     }
     try:
-        found = huggingface.model({**nested, **defaults, "model_type": kind})
+        model = huggingface.model({**nested, **defaults, "model_type": kind})
     except SpecError:
         assert kind in held or kind in ("glm4v_moe", "glm4v_moe_text", "transfo-xl", "whisper_encoder")
         return
-    assert size(found) > 1e6
+    assert size(model) > 1e6
 
 
 def test_the_page_of_models_lists_every_type() -> None:
@@ -245,9 +245,9 @@ def test_a_config_without_its_type_is_known_by_its_class() -> None:
 
 
 def test_a_decoder_of_no_known_type_is_read_by_its_keys_and_says_so() -> None:
-    found = huggingface.model({**config("llama"), "model_type": "notyet"})
-    assert size(found) == size(huggingface.model(config("llama")))
-    assert "notyet is not known: it is read by its keys" in found.notes[0]
+    model = huggingface.model({**config("llama"), "model_type": "notyet"})
+    assert size(model) == size(huggingface.model(config("llama")))
+    assert "notyet is not known: it is read by its keys" in model.notes[0]
     sparse = huggingface.model({**config("deepseek_v3"), "model_type": "notyet"})
     assert size(sparse) == size(huggingface.model(config("deepseek_v3")))
 
@@ -392,10 +392,10 @@ def test_any_value_anywhere_is_read_or_refused(kind: str, data: st.DataObject) -
     document = config(kind)
     key = data.draw(st.sampled_from(sorted(document)))
     try:
-        found = huggingface.model({**document, key: data.draw(VALUES)})
+        model = huggingface.model({**document, key: data.draw(VALUES)})
     except SpecError:
         return
-    assert models.parameters(Workload(found, 128 if found.vocab else 1, 1)) >= 0
+    assert models.parameters(Workload(model, 128 if model.vocab else 1, 1)) >= 0
 
 
 GPUS = ["--gpus", "h100-sxm:8,a100-80:8"]
@@ -405,13 +405,13 @@ def test_a_config_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config("llama", architectures=["LlamaForCausalLM"], torch_dtype="bfloat16")))
     sizes = ["--seq", "4096", "--batch", "64"]
-    found = []
+    outputs = []
     for job in (str(path), "llama-3-8b"):
         assert main(["advise", job, *sizes, *GPUS, "-o", "json"]) == 0
-        found.append(json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"])
-    assert found[0] == found[1]
+        outputs.append(json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"])
+    assert outputs[0] == outputs[1]
     assert main(["advise", str(path), *sizes, *GPUS, "--lora-rank", "16", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"]["target"] < found[0]["target"]
+    assert json.loads(capsys.readouterr().out)["recommendation"]["stepSeconds"]["target"] < outputs[0]["target"]
     assert main(["advise", str(path), "--seq", "4096", *GPUS]) == 2
     assert "--batch" in capsys.readouterr().err
 
@@ -459,9 +459,13 @@ def test_a_file_of_any_name_is_read(name: str, tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / name
     path.write_text(json.dumps(published("openai/clip-vit-large-patch14")))
     assert main(["advise", str(path), "--batch", "64", *GPUS, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["workload"] == {"model": "clip", "family": "decoder", "parameters": pytest.approx(427.6e6, rel=0.001)}
-    assert any("one image of 224 x 224 pixels" in note for note in found["notes"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["workload"] == {
+        "model": "clip",
+        "family": "decoder",
+        "parameters": pytest.approx(427.6e6, rel=0.001),
+    }
+    assert any("one image of 224 x 224 pixels" in note for note in document["notes"])
     assert main(["advise", str(path), "--batch", "64", *GPUS]) == 0
     assert "428M parameters" in capsys.readouterr().out.splitlines()[0]
 
@@ -495,8 +499,8 @@ def test_a_name_that_is_no_model_is_told_what_helps(name: str, rest: str, capsys
 
 @pytest.mark.parametrize("name", ["ai21labs/Jamba-v0.1", "tiiuae/Falcon-H1-0.5B-Base", "Qwen/Qwen2.5-VL-3B-Instruct"])
 def test_adapters_stand_beside_hybrids_and_towers(name: str) -> None:
-    found = huggingface.model(published(name))
-    adapted = models.parameters(Workload(found, 128, 1, lora_rank=16)) / size(found)
+    model = huggingface.model(published(name))
+    adapted = models.parameters(Workload(model, 128, 1, lora_rank=16)) / size(model)
     assert 1.0005 < adapted < 1.05
 
 
@@ -512,10 +516,10 @@ NEW = [
 
 def graph(name: str, micro: list[int], tensor: list[int]) -> Graph:
     """The graph of a published config over shards of those micro-batches and tensor-parallel sizes."""
-    found = huggingface.model(published(name))
+    model = huggingface.model(published(name))
     ones = np.ones(len(micro), np.int64)
     shards = Shards(np.array(micro), np.array(tensor), ones, ones, 0 * ones)
-    return models.build(Workload(found, 256 if found.vocab else 1, 1), shards)
+    return models.build(Workload(model, 256 if model.vocab else 1, 1), shards)
 
 
 def work(built: Graph, column: str = "flops") -> Floats:
@@ -542,10 +546,10 @@ def test_a_column_of_shards_is_each_shard_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEW)
 def test_twice_the_samples_are_twice_the_work_and_two_ranks_halve_it(name: str) -> None:
-    found = huggingface.model(published(name))
+    model = huggingface.model(published(name))
     once, twice = work(graph(name, [8, 16], [1, 1]))
     assert twice == pytest.approx(2 * once, rel=0.03)
-    if found.vocab and found.heads % 2 == 0 and not found.towers:
+    if model.vocab and model.heads % 2 == 0 and not model.towers:
         whole, half = work(graph(name, [8, 8], [1, 2]))
         assert half == pytest.approx(whole / 2, rel=0.05)
 
@@ -560,8 +564,8 @@ DENSE = [
 @pytest.mark.parametrize("name", DENSE)
 def test_a_hybrid_takes_six_flops_for_each_parameter_that_multiplies(name: str) -> None:
     """arXiv 2001.08361, section 2.1: each weight but the input embedding; chunks and attention add to it."""
-    found = huggingface.model(published(name))
-    weights = size(found) - (0.0 if found.tied_embeddings else found.vocab * found.hidden)
+    model = huggingface.model(published(name))
+    weights = size(model) - (0.0 if model.tied_embeddings else model.vocab * model.hidden)
     assert 0.99 <= work(graph(name, [1], [1]))[0] / (6 * weights * 256) < 1.15
 
 
@@ -615,8 +619,15 @@ def test_a_model_that_is_not_there_names_field_and_remedy(source: dict[str, Any]
 def test_a_job_and_its_config_map_in_one_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, **STORED}
-    text = "\n---\n".join(json.dumps(item, indent=1) for item in (kept, job(configMapKeyRef={"name": "m"})))
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, **STORED}
+    text = "\n---\n".join(json.dumps(item, indent=1) for item in (config_map, job(configMapKeyRef={"name": "m"})))
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"---\n{text}"))
     assert main(["advise", "-", *GPUS, "-o", "csv"]) == 0
     assert "h100-sxm" in capsys.readouterr().out
+
+
+def test_gpt_oss_clamps_its_activations_by_default() -> None:
+    """GptOssConfig fills in 7.0 where a config leaves `swiglu_limit` out."""
+    given = {"model_type": "gpt_oss", "num_hidden_layers": 24}
+    assert huggingface.model(given).extra["activation_clamp"] == 7.0
+    assert huggingface.model({**given, "swiglu_limit": 0}).extra.get("activation_clamp", 0.0) == 0.0

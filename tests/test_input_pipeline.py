@@ -72,21 +72,21 @@ def test_models_of_images_are_told_from_others(name: str, reads: bool) -> None:
 
 def advised(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert main([*WORDS, *words, "-o", "json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
 
 
 def test_advice_warns_where_the_rate_bounds_the_step_or_comes_near(capsys: pytest.CaptureFixture[str]) -> None:
     free = advised(capsys)
     needed = 1024 / free["recommendation"]["stepSeconds"]["target"]
-    (told,) = [note for note in free["notes"] if "inputSamplesPerSecond" in note]
-    assert f"{float(f'{needed:.3g}'):,g} images/s" in told
+    (sentence,) = [note for note in free["notes"] if "inputSamplesPerSecond" in note]
+    assert f"{float(f'{needed:.3g}'):,g} images/s" in sentence
     flag = "--input-samples-per-second"
     bound = advised(capsys, flag, f"{needed / 2}")
     assert bound["recommendation"]["bottleneck"] == "input"
     assert bound["recommendation"]["stepSeconds"]["target"] == pytest.approx(1024 / (needed / 2), rel=1e-5)
-    told = f"each node could take {float(f'{needed:.3g}'):,g} samples/s and gets {float(f'{needed / 2:.3g}'):,g}."
-    assert f"The input pipeline bounds the step: {told}" in bound["notes"]
+    sentence = f"each node could take {float(f'{needed:.3g}'):,g} samples/s and gets {float(f'{needed / 2:.3g}'):,g}."
+    assert f"The input pipeline bounds the step: {sentence}" in bound["notes"]
     little = advised(capsys, flag, f"{needed * 0.9}")["recommendation"]
     assert little["breakdown"]["input"] < little["breakdown"]["compute"]
     assert (little["bottleneck"], little["reason"].partition("; ")[2]) == ("input", "bound by its input")

@@ -197,9 +197,9 @@ def test_winograd_counts_its_reduced_flops():
     dims |= {"k_h": 3, "k_w": 3, "in_h": 56, "in_w": 56, "out_h": 56, "out_w": 56}
     d = {name: np.array([value], float) for name, value in dims.items()}
     plain, moved = KINDS["conv"].flops(d), KINDS["conv"].bytes(d, np.array([4.0]))
-    found = features.work(KINDS["conv"], "fp32", d)
-    assert found.flops == plain / features.WINOGRAD_REDUCTION
-    assert found.moved == moved
+    work = features.work(KINDS["conv"], "fp32", d)
+    assert work.flops == plain / features.WINOGRAD_REDUCTION
+    assert work.moved == moved
     assert features.work(KINDS["conv"], "fp16", d).flops == plain
 
 

@@ -75,12 +75,12 @@ def table(path: Path, header: str, *rows: str) -> Path:
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_the_kind_of_a_table_shows_in_its_columns(kind, name, tmp_path):
     header, row, op = TABLES[kind]
-    found = read(table(tmp_path / name, header, row))
-    assert found.op == [op]
-    predicted = predict(found)
+    rows = read(table(tmp_path / name, header, row))
+    assert rows.op == [op]
+    predicted = predict(rows)
     assert predicted.reason == [""]
     assert 0 < predicted.lower[0] <= predicted.seconds[0] <= predicted.upper[0]
-    assert predicted.seconds[0] == pytest.approx(found.latency_s[0], rel=0.6)
+    assert predicted.seconds[0] == pytest.approx(rows.latency_s[0], rel=0.6)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ MEGATRON = "gpu,dtype,op,name,pass,tp,m,n,k,batch,rows,cols,latency_us"
     ],
 )
 def test_an_operator_of_megatron_is_all_its_kernels(row, kinds, tmp_path):
-    found = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
-    assert found.reason == [""]
-    assert [KIND_NAMES[code] for code in found.kernels.kind] == kinds
+    rows = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    assert rows.reason == [""]
+    assert [KIND_NAMES[code] for code in rows.kernels.kind] == kinds
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_an_operator_of_megatron_is_all_its_kernels(row, kinds, tmp_path):
     ],
 )
 def test_an_operator_of_megatron_that_is_more_than_its_kernels_is_refused(row, reason, tmp_path):
-    found = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
-    assert found.reason == [reason]
+    rows = read(table(tmp_path / "t.csv", MEGATRON, f"Tesla V100-SXM2-32GB,{row}"))
+    assert rows.reason == [reason]
 
 
 def test_the_three_products_of_an_expert_have_the_same_flops(tmp_path):
     header = "gpu,dtype,groups,m,n,k,stage,latency_us"
     rows = [f"{H100},bf16,8,512,2048,1024,{stage},100" for stage in ("fwd", "bwd_grad_act", "bwd_grad_w")]
-    found = read(table(tmp_path / "t.csv", header, *rows))
-    assert len(set(found.kernels.flops())) == 1
-    forward, back, weight = found.kernels.bytes()
+    lines = read(table(tmp_path / "t.csv", header, *rows))
+    assert len(set(lines.kernels.flops())) == 1
+    forward, back, weight = lines.kernels.bytes()
     assert forward == back
     assert weight == forward + 8 * 2048 * 1024 * (8 - 2)
 
@@ -150,11 +150,11 @@ def test_rows_come_back_in_order_with_four_columns_more(tmp_path):
     rows = [f"x,{H100},bf16,{m},64,64,1,5" for m in (1, 2, 3)] + ["x,nobody,bf16,1,1,1,1,5"]
     run([table(tmp_path / "t.csv", GEMM, *rows)], tmp_path / "out.csv", None)
     with (tmp_path / "out.csv").open(newline="") as file:
-        found = list(csv.reader(file))
-    assert found[0] == [*GEMM.split(","), "predicted_us", "lower_us", "upper_us", "reason"]
-    assert [line[:8] for line in found[1:]] == [row.split(",") for row in rows]
-    assert found[4][8:] == ["", "", "", "unknown-gpu"]
-    assert all(float(line[9]) <= float(line[8]) <= float(line[10]) for line in found[1:4])
+        lines = list(csv.reader(file))
+    assert lines[0] == [*GEMM.split(","), "predicted_us", "lower_us", "upper_us", "reason"]
+    assert [line[:8] for line in lines[1:]] == [row.split(",") for row in rows]
+    assert lines[4][8:] == ["", "", "", "unknown-gpu"]
+    assert all(float(line[9]) <= float(line[8]) <= float(line[10]) for line in lines[1:4])
 
 
 def test_measured_columns_do_not_reach_the_prediction(tmp_path):
@@ -216,20 +216,20 @@ CEILINGS = [
 @pytest.mark.data
 @pytest.mark.parametrize(("file", "op", "gpu", "ceiling"), CEILINGS)
 def test_the_shipped_model_keeps_its_accuracy(file, op, gpu, ceiling):
-    found = read(data() / file)
-    rows = (np.array(found.op) == op) & (np.array(found.gpu) == gpu)
-    predicted = predict(found).seconds[rows]
+    lines = read(data() / file)
+    rows = (np.array(lines.op) == op) & (np.array(lines.gpu) == gpu)
+    predicted = predict(lines).seconds[rows]
     assert rows.sum() > 5
-    assert np.nanmean(np.abs(predicted / found.latency_s[rows] - 1)) < ceiling
+    assert np.nanmean(np.abs(predicted / lines.latency_s[rows] - 1)) < ceiling
 
 
 @pytest.mark.data
 def test_chosen_tiles_are_of_the_recorded_size():
-    found = read(data() / "neusight/kernels_test.csv.gz")
-    place = {name: found.header.index(name) for name in ("m", "n", "k", "b", "tile_x", "tile_y")}
-    rows = [i for i, row in enumerate(found.cells) if found.op[i] == "bmm" and row[place["tile_x"]]]
-    gpus = np.array([found.gpu[i] for i in rows])
-    columns = [np.array([float(found.cells[i][place[name]]) for i in rows]) for name in place]
+    lines = read(data() / "neusight/kernels_test.csv.gz")
+    place = {name: lines.header.index(name) for name in ("m", "n", "k", "b", "tile_x", "tile_y")}
+    rows = [i for i, row in enumerate(lines.cells) if lines.op[i] == "bmm" and row[place["tile_x"]]]
+    gpus = np.array([lines.gpu[i] for i in rows])
+    columns = [np.array([float(lines.cells[i][place[name]]) for i in rows]) for name in place]
     m, n, k, b, width, height = columns
     ratio = np.zeros(len(rows))
     for name in set(gpus):

@@ -14,7 +14,8 @@ import yaml
 
 from tilecast import models
 from tilecast.cli import main
-from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch, told
+from tilecast.models import huggingface
+from tilecast.render.launch import LAUNCHERS, Setting, cannot, launch, refuse, screen
 from tilecast.spec import Plan, SpecError, Workload
 
 GOLDEN = Path(__file__).resolve().parent / "launch"
@@ -96,7 +97,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
     """`tests/launch/` holds them; delete one and run the test once to write it anew."""
-    text = told(*CASES[name])
+    text = screen(*CASES[name])
     path = GOLDEN / f"{name}.txt"
     if not path.exists():
         path.write_text(text)
@@ -105,7 +106,7 @@ def test_a_framework_is_told_the_reviewed_way(name: str) -> None:
 
 def typed(name: str) -> list[str]:
     """The words that a shell makes of the command."""
-    lines = told(*CASES[name]).split("\n\n")[0].splitlines()
+    lines = screen(*CASES[name]).split("\n\n")[0].splitlines()
     return shlex.split(" ".join(line.removesuffix(" \\") for line in lines if not line.startswith(("#", "export "))))
 
 
@@ -122,7 +123,7 @@ def test_every_framework_is_reviewed() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_command_is_one_command_on_all_gpus(name: str) -> None:
     _, given = CASES[name]
-    lines = told(*CASES[name]).split("\n\n")[0].splitlines()
+    lines = screen(*CASES[name]).split("\n\n")[0].splitlines()
     assert lines[0].startswith("# job on h100-sxm")
     assert all(len(line) <= 100 for line in lines[2:])
     ranks = {key: int(value) for word in typed(name) for key, _, value in [word.partition("=")] if value.isdecimal()}
@@ -156,7 +157,7 @@ def test_the_files_are_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "changes", "said"),
+    ("framework", "changes", "problem"),
     [
         ("ddp", {"tensor": 2}, "no tensor parallelism"),
         ("ddp", {"zero_stage": 1}, "no ZeRO stage 1"),
@@ -169,12 +170,12 @@ def test_the_files_are_what_they_say() -> None:
         ("fsdp2", {"virtual_stages": 2, "zero_stage": 3}, "no virtual stages"),
     ],
 )
-def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str, object], said: str) -> None:
-    assert said in cannot(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
+def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str, object], problem: str) -> None:
+    assert problem in cannot(framework, LLAMA, plan(LLAMA, 8, 1, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("framework", "workload", "said"),
+    ("framework", "workload", "problem"),
     [
         ("deepspeed", replace(LLAMA, precision="fp8"), "no fp8"),
         ("torchrun", replace(LLAMA, offload="optimizer"), "does not offload optimizer"),
@@ -202,14 +203,14 @@ def test_what_a_framework_cannot_run_is_named(framework: str, changes: dict[str,
         ),
     ],
 )
-def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workload: Workload, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem) as caught:
         launch(framework, setting(workload, plan(workload, 1, 1)))
     assert caught.value.field == "--launch"
 
 
 @pytest.mark.parametrize(
-    ("launcher", "workload", "given", "said"),
+    ("launcher", "workload", "given", "problem"),
     [
         ("megatron", T5, plan(T5, 4, 4, pipeline=2), "no pipeline parallelism"),
         ("torchtitan", LLAMA, Plan(tensor=8, sequence_parallel=True, gradient_accumulation=128), "compute in FP32"),
@@ -218,9 +219,9 @@ def test_jobs_that_a_framework_does_not_train_are_one_line(framework: str, workl
     ],
 )
 def test_a_plan_that_would_run_otherwise_than_priced_is_refused(
-    launcher: str, workload: Workload, given: Plan, said: str
+    launcher: str, workload: Workload, given: Plan, problem: str
 ) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SpecError, match=problem) as caught:
         launch(launcher, setting(workload, given))
     assert caught.value.field == "--launch"
 
@@ -248,6 +249,45 @@ def test_the_search_leaves_out_stages_whose_buckets_have_no_stated_size(capsys: 
 @pytest.mark.parametrize("launcher", ["trainer", "accelerate"])
 def test_adapters_stand_beside_a_checkpoint(launcher: str) -> None:
     """LoRA beside `from_config` once trained adapters of random weights."""
-    lora, whole = (told(launcher, setting(one, plan(one, 8, 1))) for one in (replace(LLAMA, lora_rank=16), LLAMA))
+    lora, whole = (screen(launcher, setting(one, plan(one, 8, 1))) for one in (replace(LLAMA, lora_rank=16), LLAMA))
     assert "AutoModelForCausalLM.from_pretrained(" in lora and "from_config" not in lora
     assert "AutoModelForCausalLM.from_config(config, dtype=" in whole
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "head"),
+    [
+        ("facebook/hubert-large-ll60k", None, "ForCTC"),
+        ("facebook/wav2vec2-base", None, "ForPreTraining"),
+        ("facebook/wav2vec2-base", "Wav2Vec2ForCTC", "ForCTC"),
+        ("openai/clip-vit-base-patch32", None, "ForZeroShotImageClassification"),
+        ("llava-hf/llava-1.5-7b-hf", None, "ForImageTextToText"),
+        ("Qwen/Qwen2-Audio-7B", None, "ForMultimodalLM"),
+        ("microsoft/trocr-base-handwritten", None, "ForImageTextToText"),
+        ("facebook/vit-mae-base", None, "ForPreTraining"),
+        ("microsoft/deberta-v3-base", None, "ForMaskedLM"),
+        ("microsoft/deberta-v3-base", "DebertaV2ForSequenceClassification", "ForSequenceClassification"),
+        ("bert-base-uncased", "BertForTokenClassification", "ForTokenClassification"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", None, "ForImageTextToText"),
+    ],
+)
+def test_the_class_is_one_that_returns_the_loss(config: str, architecture: str | None, head: str) -> None:
+    """HuBERT's was not in Transformers, a classifier's that of masked words, and towers were refused."""
+    published = json.loads((Path(__file__).parent / "configs.json").read_text())
+    given = published.get(config, {"config": BERT})["config"]
+    model = huggingface.model({**given, "architectures": [architecture]} if architecture else given)
+    workload = Workload(model, 512, 64)
+    text = screen("trainer", setting(workload, plan(workload, 8, 1)))
+    assert f"model = AutoModel{head}.from_config(" in text
+
+
+BERT = {"model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 512}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", ["owlvit", "OpenGVLab/InternVL2-8B", "facebook/deit-base-distilled-patch16-224"])
+def test_what_returns_no_loss_is_refused_by_the_trainer(config: str) -> None:
+    published = json.loads((Path(__file__).parent / "configs.json").read_text())
+    workload = Workload(huggingface.model(published[config]["config"]), 512, 64)
+    with pytest.raises(SpecError, match="no AutoModel that is known here returns the loss"):
+        refuse("trainer", workload)

@@ -14,14 +14,18 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from test_launch import CASES, setting
 from test_launch_priced import JOBS, PLANS, STAGE, WORKLOADS, base
+from tilecast import models
+from tilecast.models import huggingface
+from tilecast.overlap import hides
 from tilecast.render.launch import LAUNCHERS, Launch, Setting, launch
-from tilecast.spec import SpecError
+from tilecast.spec import Plan, SpecError, Workload
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -43,8 +47,8 @@ def launches(launcher: str) -> Iterator[tuple[Setting, Launch]]:
                 continue
 
 
-def written(found: Launch, folder: Path) -> None:
-    for name, text in found.files.items():
+def written(line: Launch, folder: Path) -> None:
+    for name, text in line.files.items():
         (folder / name).write_text(text)
 
 
@@ -58,24 +62,24 @@ def test_every_launcher_has_settings() -> None:
 def test_torchrun_reads_the_command(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    for given, found in launches(launcher):
-        words = [word.replace("$MASTER_ADDR", "node-0") for word in found.command]
+    for given, line in launches(launcher):
+        words = [word.replace("$MASTER_ADDR", "node-0") for word in line.command]
         assert words[0] == "torchrun"
         read = run.parse_args(words[1:])
         config, program, arguments = run.config_from_args(read)
         assert config.max_nodes == config.min_nodes == given.nodes
         assert config.nproc_per_node == given.gpus_per_node
         assert config.nproc_per_node * config.max_nodes == given.plan.gpus
-        told = [program, *arguments] if isinstance(program, str) else arguments
-        assert any("train" in str(word) for word in told)
+        command = [program, *arguments] if isinstance(program, str) else arguments
+        assert any("train" in str(word) for word in command)
 
 
 def test_accelerate_reads_the_command_and_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = pytest.importorskip("accelerate.commands.launch", reason="accelerate is not installed")
     monkeypatch.chdir(tmp_path)
-    for given, found in launches("accelerate"):
-        written(found, tmp_path)
-        read = command.launch_command_parser().parse_args(list(found.command[2:]))
+    for given, line in launches("accelerate"):
+        written(line, tmp_path)
+        read = command.launch_command_parser().parse_args(list(line.command[2:]))
         read, config, _ = command._validate_launch_command(read)
         assert read.num_processes == given.plan.gpus
         assert read.num_machines == given.nodes
@@ -108,9 +112,9 @@ def test_accelerate_takes_the_objects_of_the_script() -> None:
         "GradientAccumulationPlugin": GradientAccumulationPlugin,
         "DistributedDataParallelKwargs": DistributedDataParallelKwargs,
     }
-    for given, found in launches("accelerate"):
+    for given, lines in launches("accelerate"):
         names: dict[str, Any] = {}
-        for line in found.script:
+        for line in lines.script:
             name, _, value = line.partition(" = ")
             if name in ("policy", "plugin", "accumulation", "ddp"):
                 names[name] = eval(value, {**known, **names})  # noqa: S307
@@ -124,9 +128,9 @@ def test_transformers_reads_the_arguments(tmp_path: Path, monkeypatch: pytest.Mo
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     monkeypatch.chdir(tmp_path)
-    for given, found in launches("trainer"):
-        written(found, tmp_path)
-        words = list(found.command[found.command.index("train.py") + 1 :])
+    for given, line in launches("trainer"):
+        written(line, tmp_path)
+        words = list(line.command[line.command.index("train.py") + 1 :])
         if "--tf32" in words:  # refused where there is no GPU to ask
             place = words.index("--tf32")
             assert words.pop(place + 1) == str(given.workload.precision == "tf32")
@@ -150,6 +154,78 @@ def test_transformers_reads_the_arguments(tmp_path: Path, monkeypatch: pytest.Mo
             assert read.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
 
 
+PUBLISHED = json.loads((Path(__file__).parent / "configs.json").read_text())
+LABELS = {
+    "AutoModelForPreTraining": ("labels", "sampled_negative_indices", "noise", "bool_masked_pos"),
+    "AutoModelForQuestionAnswering": ("start_positions",),
+    "AutoModelForZeroShotImageClassification": ("return_loss",),
+}
+"""What a forward pass is given for its loss, where that is not `labels`."""
+
+
+SHORTENED = ("LGAI-EXAONE/EXAONE-4.0-32B", "tencent/Hunyuan-A13B-Instruct")
+"""Configs that lack a key without which Transformers builds nothing."""
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name not in SHORTENED])
+def test_transformers_builds_the_class_that_is_printed(name: str) -> None:
+    """Each config in the class of `--launch trainer`, on the meta device: it takes what its loss is computed from."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    given = PUBLISHED[name]["config"]
+    head = models.auto(huggingface.model(given))
+    if not head or given.get("model_type") not in transformers.CONFIG_MAPPING:
+        pytest.skip("not for the Trainer" if not head else "code of its own")
+    kind = f"AutoModel{head}"
+    written = {key: value for key, value in given.items() if key != "model_type"}
+    config = transformers.CONFIG_MAPPING[given["model_type"]](**written)
+    with torch.device("meta"):
+        model = getattr(transformers, kind).from_config(config)
+    assert set(LABELS.get(kind, ("labels",))) & set(inspect.signature(model.forward).parameters)
+
+
+WRAPPED = {
+    "llava-hf/llava-1.5-7b-hf": {"CLIPEncoderLayer", "LlamaDecoderLayer"},
+    "microsoft/deberta-v3-base": {"DebertaV2Layer"},
+    "facebook/hubert-large-ll60k": {"HubertEncoderLayerStableLayerNorm", "HubertLayerNormConvLayer"},
+    "openai/clip-vit-base-patch32": {"CLIPEncoderLayer"},
+}
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "trainer"])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_accelerate_wraps_the_layers(launcher: str, name: str) -> None:
+    """The plugin would wrap the root alone of DeBERTa, and stop at classes that LLaVA and HuBERT list and lack."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy  # type: ignore[import-not-found]
+    from transformers.modeling_layers import GradientCheckpointingLayer  # type: ignore[import-not-found]
+
+    given = PUBLISHED[name]["config"]
+    workload = Workload(huggingface.model(given), 512, 16)
+    plan = Plan(data=8, zero_stage=3, micro_batch=2)
+    lines = launch(launcher, setting(workload, plan)).script
+    config = transformers.CONFIG_MAPPING[given["model_type"]](
+        **{key: value for key, value in given.items() if key != "model_type"}
+    )
+    plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    state = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    names = {
+        "torch": torch,
+        "config": config,
+        "accelerator": state,
+        "trainer": SimpleNamespace(accelerator=state),
+        "GradientCheckpointingLayer": GradientCheckpointingLayer,
+        **{line.split()[2].partition(".")[0]: getattr(transformers, line.split()[2].partition(".")[0])
+           for line in lines if line.startswith("model = AutoModel")},
+    }  # fmt: skip
+    with torch.device("meta"):
+        exec("\n".join(line for line in lines if "AutoModel" in line or "layer" in line), names)  # noqa: S102
+    wraps = fsdp2_prepare_auto_wrap_policy(plugin, names["model"])
+    assert {type(module).__name__ for module in names["model"].modules() if wraps(module)} == WRAPPED[name]
+
+
 def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
     from deepspeed.runtime.config import DeepSpeedConfig  # type: ignore[import-not-found]
@@ -167,15 +243,16 @@ def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> N
             return 1
 
     monkeypatch.setattr("deepspeed.runtime.config.dist.get_rank", lambda: 0)
-    for given, found in launches("deepspeed"):
-        told = json.loads(found.files["ds_config.json"])
-        read = DeepSpeedConfig(told, Mpu(given.plan.data))
+    for given, line in launches("deepspeed"):
+        settings = json.loads(line.files["ds_config.json"])
+        read = DeepSpeedConfig(settings, Mpu(given.plan.data))
         plan, workload = given.plan, given.workload
         assert read.train_batch_size == workload.global_batch
         assert read.train_micro_batch_size_per_gpu == plan.micro_batch
         assert read.gradient_accumulation_steps == plan.gradient_accumulation
         assert int(read.zero_optimization_stage) == plan.zero_stage
-        assert read.zero_config.overlap_comm is True
+        hidden = hides(replace(workload, framework="deepspeed"))
+        assert read.zero_config.overlap_comm is (hidden or plan.zero_stage == 3)
         offloaded = read.zero_config.offload_optimizer
         assert (offloaded is not None and offloaded.device == "cpu") is (workload.offload != "none")
         assert (read.bfloat16_config.enabled, read.float16_config.enabled) == (
@@ -192,15 +269,15 @@ def test_deepspeed_reads_its_configuration(monkeypatch: pytest.MonkeyPatch) -> N
 def test_torchtitan_reads_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = pytest.importorskip("torchtitan.config.manager", reason="torchtitan is not installed")
     monkeypatch.chdir(tmp_path)
-    for given, found in launches("torchtitan"):
-        written(found, tmp_path)
-        told = tomllib.loads(found.files["job.toml"])
+    for given, line in launches("torchtitan"):
+        written(line, tmp_path)
+        settings = tomllib.loads(line.files["job.toml"])
         known = {field.name for field in dataclasses.fields(manager.JobConfig)}
-        assert set(told) <= known
+        assert set(settings) <= known
         config = manager.JobConfig()
-        for section, values in told.items():
+        for section, values in settings.items():
             assert set(values) <= {field.name for field in dataclasses.fields(getattr(config, section))}
-        read = manager.ConfigManager().parse_args(list(found.command[found.command.index("torchtitan.train") + 1 :]))
+        read = manager.ConfigManager().parse_args(list(line.command[line.command.index("torchtitan.train") + 1 :]))
         plan = given.plan
         degrees = read.parallelism
         ranks = degrees.data_parallel_replicate_degree * degrees.data_parallel_shard_degree
@@ -232,15 +309,15 @@ def test_the_fields_of_megatron_are_those_of_its_package() -> None:
 
     known = tomllib.loads((Path(__file__).parent / "megatron.toml").read_text())["core"]
     assert core.__version__ == known["version"]
-    found = [
+    fields = [
         field
         for kind in (TransformerConfig, MLATransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
         for field in dataclasses.fields(kind)
         if not field.name.startswith("_")
     ]
-    values = {field.name for field in found if field.type not in (bool, "bool")}
+    values = {field.name for field in fields if field.type not in (bool, "bool")}
     assert set(known["values"]) == values
-    assert set(known["flags"]) == {field.name for field in found} - values
+    assert set(known["flags"]) == {field.name for field in fields} - values
 
 
 def chains(tree: ast.AST) -> Iterator[str]:
@@ -281,8 +358,8 @@ def test_what_a_script_calls_is_there(launcher: str) -> None:
         "checkpoint": torch.utils.checkpoint.checkpoint,
         "init_device_mesh": torch.distributed.device_mesh.init_device_mesh,
     }
-    for _, found in launches(launcher):
-        tree = ast.parse("\n".join(found.script))
+    for _, line in launches(launcher):
+        tree = ast.parse("\n".join(line.script))
         for chain in chains(tree):
             root, *rest = chain.split(".")
             if root in known:

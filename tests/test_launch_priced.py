@@ -72,15 +72,15 @@ def printed(launcher: str, workload: Workload, plan: Plan) -> Launch | None:
 
 def bill(workload: Workload, plan: Plan) -> tuple[float, ...]:
     plans = Plans.of(plan)
-    found = memory.footprint(workload, models.shard(workload, plans), plans)
-    return tuple(found.items(0).values())
+    footprint = memory.footprint(workload, models.shard(workload, plans), plans)
+    return tuple(footprint.items(0).values())
 
 
 def price(launcher: str, workload: Workload, plan: Plan) -> tuple[float, float]:
     """Seconds of a step and bytes of a GPU, as the launcher's framework runs it."""
     framework = LAUNCHERS[launcher].frameworks[0 if plan.zero_stage == 0 else -1]
-    found = search.price(replace(workload, framework=framework), Plans.of(plan), POOL)
-    return float(found.step_s[0]), float(found.memory_bytes[0])
+    prices = search.price(replace(workload, framework=framework), Plans.of(plan), POOL)
+    return float(prices.step_s[0]), float(prices.memory_bytes[0])
 
 
 def untold(launcher: str, choices: list[tuple[Workload, Plan]]) -> list[object]:
@@ -114,7 +114,7 @@ def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("launcher", "framework", "said", "unsaid"),
+    ("launcher", "framework", "problem", "unsaid"),
     [
         ("fsdp2", "torchtune", "model = model.to(torch.bfloat16)", "mp_policy"),
         ("fsdp2", "composer", "CrossEntropyLoss(inplace_backward=True)", "model.to("),
@@ -124,12 +124,12 @@ def test_a_choice_of_the_plan_is_told_or_refused(launcher: str, job: str) -> Non
     ],
 )
 def test_a_framework_over_another_is_printed_by_its_own_cells(
-    launcher: str, framework: Framework, said: str, unsaid: str
+    launcher: str, framework: Framework, problem: str, unsaid: str
 ) -> None:
-    found = printed(launcher, replace(LLAMA, framework=framework), base(launcher))
-    assert found is not None
-    everything = " ".join([*found.command, *found.files.values(), *found.script])
-    assert said in everything
+    line = printed(launcher, replace(LLAMA, framework=framework), base(launcher))
+    assert line is not None
+    everything = " ".join([*line.command, *line.files.values(), *line.script])
+    assert problem in everything
     assert unsaid not in everything
 
 
@@ -138,14 +138,14 @@ def test_a_framework_over_another_is_printed_by_its_own_cells(
 def test_gradients_are_printed_as_they_are_held(launcher: str, precision: str) -> None:
     """The bytes of a gradient on the bill are those of the type that the command asks for."""
     workload = replace(LLAMA, precision=precision)  # type: ignore[arg-type]
-    found = printed(launcher, workload, base(launcher))
-    if found is None:
+    line = printed(launcher, workload, base(launcher))
+    if line is None:
         assert (launcher, precision) == ("torchtitan", "fp16")
         return
     framework = LAUNCHERS[launcher].frameworks[-1]
     priced = replace(workload, framework=framework)
     wide = not workload.is_mixed or FRAMEWORKS[framework].has_fp32_gradients(priced)
-    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    everything = " ".join([*line.command, *line.files.values(), *line.script])
     asked = {
         "torchrun": "autocast" in everything or precision == "fp32",
         "fsdp2": "reduce_dtype=torch.float32" in everything or precision == "fp32",
@@ -168,18 +168,18 @@ def test_the_lines_of_a_script_are_python(launcher: str) -> None:
         for one in WORKLOADS:
             for plan in PLANS:
                 workload = replace(job, **one)  # type: ignore[arg-type]
-                found = printed(launcher, workload, replace(base(launcher), **plan))  # type: ignore[arg-type]
-                if found is not None:
-                    ast.parse("\n".join(found.script))
-                    assert all(len(line) <= 140 for line in found.script)
+                output = printed(launcher, workload, replace(base(launcher), **plan))  # type: ignore[arg-type]
+                if output is not None:
+                    ast.parse("\n".join(output.script))
+                    assert all(len(line) <= 140 for line in output.script)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_clipping_and_the_allocator_are_asked_for_as_priced(launcher: str) -> None:
-    found = printed(launcher, LLAMA, base(launcher))
-    assert found is not None
+    line = printed(launcher, LLAMA, base(launcher))
+    assert line is not None
     cells = FRAMEWORKS[LAUNCHERS[launcher].frameworks[-1]]
-    everything = " ".join([*found.command, *found.files.values(), *found.script])
+    everything = " ".join([*line.command, *line.files.values(), *line.script])
     words = (
         "clip_grad_norm_(model.parameters(), 1.0)",
         '"gradient_clipping": 1.0',
@@ -187,7 +187,7 @@ def test_clipping_and_the_allocator_are_asked_for_as_priced(launcher: str) -> No
         "max_norm = 1.0",
     )
     assert any(word in everything for word in (*words, "--max_grad_norm 1.0")) == cells.clips_gradients
-    assert ("expandable_segments:True" in " ".join(found.environment.values())) == (cells.allocator == "expandable")
+    assert ("expandable_segments:True" in " ".join(line.environment.values())) == (cells.allocator == "expandable")
 
 
 ADAPTING = [("torchrun", 0), ("fsdp2", 3), ("deepspeed", 3), ("accelerate", 3), ("trainer", 0), ("trainer", 3)]
@@ -196,17 +196,17 @@ ADAPTING = [("torchrun", 0), ("fsdp2", 3), ("deepspeed", 3), ("accelerate", 3), 
 @pytest.mark.parametrize(("launcher", "stage"), ADAPTING)
 def test_quantized_weights_that_are_spread_are_stored_as_floats(launcher: str, stage: int) -> None:
     plan = replace(base(launcher), zero_stage=stage)
-    found = printed(launcher, replace(LLAMA, lora_rank=16, frozen_bits=4), plan)
-    assert found is not None
+    output = printed(launcher, replace(LLAMA, lora_rank=16, frozen_bits=4), plan)
+    assert output is not None
     starts = ("quantized = BitsAndBytesConfig(", "model = AutoModelForCausalLM.from_pretrained(", "model = peft.")
     config, model, adapted = (
-        next(place for place, line in enumerate(found.script) if line.startswith(start)) for start in starts
+        next(place for place, line in enumerate(output.script) if line.startswith(start)) for start in starts
     )
-    line = found.script[config + 1]
+    line = output.script[config + 1]
     assert 'bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16' in line
     assert ("bnb_4bit_quant_storage=torch.bfloat16" in line) is (stage == 3)
     assert config < model < adapted
-    assert "quantization_config=quantized" in found.script[model + 1]
+    assert "quantization_config=quantized" in output.script[model + 1]
 
 
 @pytest.mark.parametrize(("launcher", "stage"), ADAPTING)
@@ -214,14 +214,14 @@ def test_quantized_weights_that_are_spread_are_stored_as_floats(launcher: str, s
 def test_weights_beside_adapters_are_loaded_as_they_are_billed(launcher: str, stage: int, precision: str) -> None:
     plan = replace(base(launcher), zero_stage=stage)
     job = replace(LLAMA, precision=precision, lora_rank=16)  # type: ignore[arg-type]
-    found = printed(launcher, job, plan)
-    assert found is not None
+    output = printed(launcher, job, plan)
+    assert output is not None
     sharded = models.shard(job, Plans.of(plan))
     billed = float(sharded.frozen_bytes(job, Plans.of(plan))[0])
     dtype = {4.0: "torch.float32", 2.0: {"fp16": "torch.float16"}.get(precision, "torch.bfloat16")}[billed]
-    (line,) = [one for one in found.script if "checkpoint, dtype=" in one]
+    (line,) = [one for one in output.script if "checkpoint, dtype=" in one]
     assert f"dtype={dtype}" in line and "quantization_config" not in line
-    assert sum("from_pretrained" in one or "from_config" in one for one in found.script) == 1
+    assert sum("from_pretrained" in one or "from_config" in one for one in output.script) == 1
 
 
 def test_buckets_of_deepspeed_take_what_is_billed() -> None:
@@ -233,9 +233,9 @@ def test_buckets_of_deepspeed_take_what_is_billed() -> None:
         (1, 2 * 50 * 2**20, sized), (3, 9 * 50 * 2**20, sized),
     ):  # fmt: skip
         plan = replace(base("deepspeed"), zero_stage=stage)
-        found = printed("deepspeed", job, plan)
-        assert found is not None
-        zero = yaml.safe_load(found.files["ds_config.json"])["zero_optimization"]
+        line = printed("deepspeed", job, plan)
+        assert line is not None
+        zero = yaml.safe_load(line.files["ds_config.json"])["zero_optimization"]
         assert zero["overlap_comm"] is (stage == 3)
         each = 4.5 if zero["overlap_comm"] else 1.0
         held = each * (zero["reduce_bucket_size"] + zero["allgather_bucket_size"])
@@ -259,8 +259,8 @@ def test_options_of_megatron_are_options_of_megatron() -> None:
     for job in (*families, deepseek, replace(LLAMA, framework="nemo")):
         for one in WORKLOADS:
             for plan in PLANS:
-                found = printed("megatron", replace(job, **one), replace(base("megatron"), **plan))  # type: ignore[arg-type]
-                words = list(found.command if found else ())
+                line = printed("megatron", replace(job, **one), replace(base("megatron"), **plan))  # type: ignore[arg-type]
+                words = list(line.command if line else ())
                 script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
                 for word, after in pairwise([*words[script + 1 :], "--"]):
                     if word.startswith("--"):

@@ -113,8 +113,8 @@ def test_quantized_weights_are_the_frozen_ones() -> None:
     lora, qlora = (training_job.read(training(loraRank=16, **more)).workload for more in ({}, {"quantization": "nf4"}))
     assert (lora.frozen_bits, qlora.frozen_bits) == (16, 4)
     plans = Plans.of(Plan(data=8, micro_batch=1, zero_stage=3), Plan(data=8, micro_batch=1))
-    found = find_gpu("a100-80")
-    pool = Pool("a100-80", found, 8, 1, find_link(found.intra_link), find_link("ethernet-100"))
+    gpu = find_gpu("a100-80")
+    pool = Pool("a100-80", gpu, 8, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
     whole, quarter = (search.price(job, plans, pool) for job in (lora, qlora))
     held = [memory.footprint(job, models.shard(job, plans), plans).parameters[0] for job in (lora, qlora)]
     assert held[1] < 0.4 * held[0]
@@ -215,11 +215,11 @@ HOSTILE = {
 
 def test_anchors_and_merges_mean_what_they_name() -> None:
     text = "base: &base {seq: 1, mode: [a, b]}\njob:\n  <<: *base\n  seq: 2\nother: *base\n"
-    (found,) = documents.load(text)
-    assert found["job"] == {"seq": 2, "mode": ["a", "b"]}
-    assert found["other"] == found["base"]
+    (item,) = documents.load(text)
+    assert item["job"] == {"seq": 2, "mode": ["a", "b"]}
+    assert item["other"] == item["base"]
     assert "*" not in documents.written_out(text) and "&" not in documents.written_out(text)
-    assert documents.load(documents.written_out(text)) == [found]
+    assert documents.load(documents.written_out(text)) == [item]
     plain = "a: 1 # one\nb:   [2]\n"
     assert documents.written_out(plain) == plain
 
@@ -333,8 +333,8 @@ def test_a_gpu_without_fp32_is_refused(peaks: dict[str, float]) -> None:
 
 def test_a_gpu_of_fp32_alone_is_told_apart_from_what_the_job_wants() -> None:
     pool = pool_alone(with_facts(peakTflops={"fp32": 50.0}))
-    found = advise(training_job.read(job()), [pool])
-    assert [(item.code, item.remedy) for item in found.rejections] == [("PrecisionNotSupported", "train in fp32")]
+    advice = advise(training_job.read(job()), [pool])
+    assert [(item.code, item.remedy) for item in advice.rejections] == [("PrecisionNotSupported", "train in fp32")]
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a.b-c", "x1" + "z" * 61])
@@ -386,9 +386,9 @@ def test_a_pool_may_be_free_and_empty() -> None:
     empty = pool_alone({**pool_of(maxNodes=0, **spec), "metadata": {"name": "empty"}})
     assert (free.price_per_gpu_hour, empty.price_per_gpu_hour, empty.max_gpus) == (0.0, 0.0, 0)
     for objective in ("time", "cost"):
-        found = advise(training_job.read(job(objective=objective)), [free, empty])
-        assert [offer.cost_per_1000_steps for offer in found.offers] == [0.0]
-        assert [(item.pool, item.code) for item in found.rejections] == [("empty", "EmptyPool")]
+        advice = advise(training_job.read(job(objective=objective)), [free, empty])
+        assert [offer.cost_per_1000_steps for offer in advice.offers] == [0.0]
+        assert [(item.pool, item.code) for item in advice.rejections] == [("empty", "EmptyPool")]
 
 
 def test_a_price_of_ones_own_wins() -> None:

@@ -25,9 +25,9 @@ SCHEMA = json.loads((ROOT / "schemas" / "advice.schema.json").read_text())
 
 def advised(capsys: pytest.CaptureFixture[str], *more: str) -> Any:
     assert main([*JOB, *POOLS, *more, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    jsonschema.validate(found, SCHEMA, jsonschema.Draft202012Validator)
-    return found
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.validate(document, SCHEMA, jsonschema.Draft202012Validator)
+    return document
 
 
 def by_pool(document: Any) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def test_a_slow_run_elsewhere_makes_every_forecast_slower_and_surer(capsys: pyte
 
 
 def test_the_step_that_was_measured_is_forecast_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    found = advised(capsys, "--baseline", "h100-sxm:8:dp8,mb8=0.4s")
-    assert found["baseline"]["plan"] == "dp8,mb8"
-    assert found["baseline"]["stepSeconds"]["target"] == pytest.approx(0.4, rel=0.05)
+    document = advised(capsys, "--baseline", "h100-sxm:8:dp8,mb8=0.4s")
+    assert document["baseline"]["plan"] == "dp8,mb8"
+    assert document["baseline"]["stepSeconds"]["target"] == pytest.approx(0.4, rel=0.05)
 
 
 def test_a_plan_that_ran_says_less_of_one_that_is_cut_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,11 +66,11 @@ def test_a_loader_stays_as_slow_on_every_gpu(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "measured.json"
     run = {"pool": "a100-80", "gpus": 8, "plan": "zero1-dp8,mb8", "stepSeconds": 0.97, "inputSeconds": 0.4}
     path.write_text(json.dumps({"runs": [run]}))
-    found = by_pool(advised(capsys, "--measured", f"@{path}", "--max-gpus", "8"))
-    for one in found.values():
+    peaks = by_pool(advised(capsys, "--measured", f"@{path}", "--max-gpus", "8"))
+    for one in peaks.values():
         assert one["breakdown"]["input"] == pytest.approx(0.4, rel=0.01)
         assert one["ownRunsRatio"] == pytest.approx(1.0, abs=0.03), "the rest was as forecast"
-    assert found["h100-sxm"]["stepSeconds"]["target"] < 0.75
+    assert peaks["h100-sxm"]["stepSeconds"]["target"] < 0.75
 
 
 def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> None:
@@ -110,7 +110,7 @@ def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("problem", "why"),
     [
         (["a100-80:8=1ms"], "faster than the roofline"),
         (["a100-80:8=1900"], "times the forecast"),
@@ -125,8 +125,10 @@ def test_the_screen_tells_the_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["@"], "names no file"),
     ],
 )
-def test_an_impossible_measurement_is_one_line(said: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [word for one in said for word in ("--measured", one)]
+def test_an_impossible_measurement_is_one_line(
+    problem: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for one in problem for word in ("--measured", one)]
     assert main([*JOB, *POOLS, *flags]) == 2
     error = capsys.readouterr().err
     assert why in error and error.count("\n") == 1

@@ -13,10 +13,10 @@ from tilecast.spec import Plan, Plans, Precision, Workload
 
 def test_a_result_is_made_once_for_equal_keys() -> None:
     made: list[int] = []
-    kept: Memo[dict[str, int], int] = Memo(2)
+    results: Memo[dict[str, int], int] = Memo(2)
 
     def ask(value: int) -> int:
-        return kept.get({"value": value}, lambda: made.append(value) or value)
+        return results.get({"value": value}, lambda: made.append(value) or value)
 
     assert [ask(value) for value in (1, 2, 1, 3, 1, 2)] == [1, 2, 1, 3, 1, 2]
     assert made == [1, 2, 3, 2]  # 2 was not asked for longest when 3 came
@@ -52,7 +52,7 @@ def test_memory_on_a_pool_does_not_depend_on_others(precision: Precision, names:
     job = Workload(models.preset("llama-2-7b"), 2048, 64, precision)
     memo.forget()
     for pool in pools:
-        found = search.find(job, pool)
-        alone = search.price(job, found.plans, pool)
-        assert np.array_equal(found.memory_bytes, alone.memory_bytes)
-        assert np.array_equal(found.upper_bytes, alone.upper_bytes)
+        plans = search.find(job, pool)
+        alone = search.price(job, plans.plans, pool)
+        assert np.array_equal(plans.memory_bytes, alone.memory_bytes)
+        assert np.array_equal(plans.upper_bytes, alone.upper_bytes)

@@ -56,22 +56,22 @@ def bill(workload: Workload, plan: Plan) -> memory.Footprint:
 )
 def test_model_states_are_those_of_zero(zero_stage: int, bytes_per_parameter: float) -> None:
     workload = Workload(models.preset("gpt2-xl"), 1024, 8, "bf16", optimizer="adam")
-    found = bill(workload, Plan(data=8, zero_stage=zero_stage))
-    states = float((found.parameters + found.gradients + found.optimizer)[0])
+    footprint = bill(workload, Plan(data=8, zero_stage=zero_stage))
+    states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
     assert states == pytest.approx(bytes_per_parameter * models.parameters(workload), rel=1e-6)
 
 
 def test_fp32_adam_takes_sixteen_bytes_a_parameter_and_momentum_twelve() -> None:
     for optimizer, each in (("adam", 16.0), ("momentum", 12.0)):
         workload = Workload(models.preset("resnet-50"), 1, 8, "fp32", optimizer=optimizer)  # type: ignore[arg-type]
-        found = bill(workload, Plan(micro_batch=8))
-        states = float((found.parameters + found.gradients + found.optimizer)[0])
+        footprint = bill(workload, Plan(micro_batch=8))
+        states = float((footprint.parameters + footprint.gradients + footprint.optimizer)[0])
         assert states == pytest.approx(each * models.parameters(workload))
 
 
 def test_the_bill_sums_to_its_total() -> None:
-    found = bill(Workload(models.preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
-    assert sum(found.items(0).values()) == pytest.approx(float(found.total[0]))
+    footprint = bill(Workload(models.preset("llama-2-7b"), 4096, 8), Plan(data=8, zero_stage=3))
+    assert sum(footprint.items(0).values()) == pytest.approx(float(footprint.total[0]))
 
 
 @given(
@@ -85,7 +85,8 @@ def test_more_sharding_and_more_recomputation_never_need_more(micro: int, data: 
     one = Plan(data=data, zero_stage=stage, micro_batch=micro, checkpointing=mode)  # type: ignore[arg-type]
     other = Plan(data=data, zero_stage=stage + 1, micro_batch=micro, checkpointing="full")
     states = [
-        found.parameters + found.gradients + found.optimizer for found in (bill(workload, one), bill(workload, other))
+        bill_of_plan.parameters + bill_of_plan.gradients + bill_of_plan.optimizer
+        for bill_of_plan in (bill(workload, one), bill(workload, other))
     ]
     assert states[1][0] <= states[0][0] * (1 + 1e-12)
     assert bill(workload, other).activations[0] <= bill(workload, one).activations[0]
@@ -101,13 +102,13 @@ def test_a_step_needs_what_torch_was_seen_to_need(step: dict[str, Any]) -> None:
         model, step["sequence"], step["batch"], step["precision"], optimizer=step["optimizer"],
         attention=step["attention"],
     )  # fmt: skip
-    found = bill(workload, Plan(micro_batch=step["batch"], checkpointing=step["checkpointing"]))
+    footprint = bill(workload, Plan(micro_batch=step["batch"], checkpointing=step["checkpointing"]))
     seen = step["bytes"]
     for name in ("parameters", "gradients", "optimizer"):
-        assert found.items(0)[name] == seen[name]
+        assert footprint.items(0)[name] == seen[name]
     # What stays out: statistics of norms, the mask and the rotary tables; the gradients inside a convolutional block.
-    assert float(found.activations[0]) == pytest.approx(seen["activations"], rel=0.01)
-    assert float((found.activations + found.working)[0]) == pytest.approx(seen["peak"], rel=0.02)
+    assert float(footprint.activations[0]) == pytest.approx(seen["activations"], rel=0.01)
+    assert float((footprint.activations + footprint.working)[0]) == pytest.approx(seen["peak"], rel=0.02)
 
 
 def total(name: str, sequence: int, plan: Plan, **job: Any) -> float:
@@ -216,16 +217,16 @@ def test_a_job_is_billed_at_its_largest_images() -> None:
     fixed = {name: value for name, value in detector.extra.items() if not name.startswith("largest")} | sizes
     plan = Plan(micro_batch=4)
     job: dict[str, Any] = {"precision": "fp32", "optimizer": "momentum"}
-    found = {}
+    totals = {}
     for name, extra in {
         "small": fixed,
         "large": fixed | {"image": 1280.0, "image_width": 1280.0},
         "varied": fixed | {"largest_image": 1280.0},
     }.items():
-        found[name] = bill(Workload(replace(detector, extra=extra), 1, 4, **job), plan)
-    assert found["large"].activations[0] > 3.5 * found["small"].activations[0]
-    assert found["varied"].activations[0] == found["large"].activations[0]
-    assert found["varied"].cached[0] > 4 * found["large"].cached[0] > 0
+        totals[name] = bill(Workload(replace(detector, extra=extra), 1, 4, **job), plan)
+    assert totals["large"].activations[0] > 3.5 * totals["small"].activations[0]
+    assert totals["varied"].activations[0] == totals["large"].activations[0]
+    assert totals["varied"].cached[0] > 4 * totals["large"].cached[0] > 0
     steps = [replace(detector, extra=extra) for extra in (fixed, fixed | {"largest_image": 1280.0})]
     kernels = [models.shard(Workload(model, 1, 4, **job), Plans.of(plan)).graph.kernels()[0] for model in steps]
     assert (kernels[0].dims == kernels[1].dims).all()
@@ -275,3 +276,14 @@ def test_an_all_to_all_takes_buffers_for_every_peer_of_a_node() -> None:
     one = memory.channels(gpu).communicator_bytes
     assert context(8) - context(1) - one == 7 * 32 * 10 * 2**20
     assert context(8) == context(64)
+
+
+def test_only_layers_of_the_library_leave_unused_gradients() -> None:
+    """Fused accumulation is of Megatron-Core's dense layers: a U-Net under NeMo has none, a decoder has."""
+    for name, sequence, has in (("stable-diffusion-v2", 1, False), ("gpt2", 1024, True)):
+        workload = Workload(models.preset(name), sequence, 8, "fp16", framework="nemo")
+        footprint = bill(workload, Plan(data=8, zero_stage=1))
+        assert bool(footprint.buffers[0] > 0) is has
+        assert footprint.gradients[0] == pytest.approx(2 * footprint.parameters[0], rel=0.05), (
+            "NeMo's gradients are FP32"
+        )

@@ -82,14 +82,14 @@ def test_a_diffusion_network_attends_to_pixels_and_text() -> None:
     the pixels', then the text's 77."""
     workload = Workload(models.preset("stable-diffusion-v2"), 1, 1, "fp16", training=False, attention="eager")
     (network,) = models.build(workload, WHOLE).layers
-    found = sum(
+    flops = sum(
         op.count * float(op.table.flops()[0])
         for op in network.ops
         if op.table.kind[0] == 0 and op.name.startswith("attention.")
     )
     layers = [(4096, 320, 5), (1024, 640, 5), (256, 1280, 5), (64, 1280, 1)]
     closed = sum(count * 4 * pixels * (pixels + 77) * width for pixels, width, count in layers)
-    assert found == pytest.approx(closed)
+    assert flops == pytest.approx(closed)
 
 
 def test_a_model_is_cut_to_its_first_layers() -> None:
@@ -142,9 +142,9 @@ def test_fixed_norms_keep_nothing() -> None:
 def test_a_search_prices_only_what_the_model_can_spread(name: str, degrees: set[int]) -> None:
     link = find_link("nvlink3")
     pool = Pool("a100", find_gpu("a100-80"), gpus_per_node=8, max_nodes=1, intra=link, inter=link)
-    found = search.find(Workload(models.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
-    assert set(found.plans.expert.tolist()) == degrees
-    assert found.fits.all()
+    plans = search.find(Workload(models.preset(name), 1, 1024, "fp16"), pool, Limits(gpus=8))
+    assert set(plans.plans.expert.tolist()) == degrees
+    assert plans.fits.all()
 
 
 ROW = {"gpu": "V100-SXM2-16GB", "gpus_per_node": "8", "n_gpus": "8", "precision": "fp32", "dp": "8", "tp": "1",

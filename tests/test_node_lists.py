@@ -40,11 +40,11 @@ def listed(
         {"type": "DiskPressure", "status": "False", "reason": "KubeletHasNoDiskPressure"},
         {"type": "Ready", "status": ready, "reason": "KubeletReady" if ready == "True" else "NodeStatusUnknown"},
     ]
-    found = list(taints)
+    result = list(taints)
     if cordoned:
-        found.append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
+        result.append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
     if ready != "True":
-        found.append({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"})
+        result.append({"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"})
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -55,7 +55,7 @@ def listed(
         },
         "spec": {"providerID": f"cloud:///{name}"}
         | ({"unschedulable": True} if cordoned else {})
-        | ({"taints": found} if found else {}),
+        | ({"taints": result} if result else {}),
         "status": {
             "capacity": base | {key: str(value) for key, value in devices.items()},
             "allocatable": base | {key: str(value) for key, value in {**devices, **(usable or {})}.items()},
@@ -331,40 +331,40 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_list_counts_as_what_it_is(case: Case) -> None:
     report = nodes.pools(case.nodes, now=True)
-    found = {
+    pools = {
         item.pool.name: (item.pool.gpu.name, item.pool.max_nodes, item.pool.gpus_per_node, item.pool.inter.name)
-        for item in report.found
+        for item in report.entries
     }
-    assert found == case.pools
+    assert pools == case.pools
     assert tuple(item.code for item in report.left_out) == case.left_out
-    remarks = [remark for item in report.found for remark in item.remarks]
+    remarks = [remark for item in report.entries for remark in item.remarks]
     assert len(remarks) == len(case.remarks), remarks
-    assert all(told.startswith(wanted) for told, wanted in zip(remarks, case.remarks, strict=True)), remarks
-    placed = sum(item.nodes for item in report.found) + sum(len(item.nodes) for item in report.left_out)
+    assert all(text.startswith(beginning) for text, beginning in zip(remarks, case.remarks, strict=True)), remarks
+    placed = sum(item.nodes for item in report.entries) + sum(len(item.nodes) for item in report.left_out)
     assert placed + report.other_nodes == len(case.nodes)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_a_cluster_has_does_not_change_with_the_hour(case: Case) -> None:
     had = nodes.pools(case.nodes)
-    for item in had.found:
+    for item in had.entries:
         assert item.pool.max_nodes == item.nodes
         assert not any(remark.endswith("and not counted") for remark in item.remarks)
     now = nodes.pools(case.nodes, now=True)
-    assert [item.pool.name for item in now.found] == [item.pool.name for item in had.found]
-    assert all(few.pool.max_gpus <= many.pool.max_gpus for few, many in zip(now.found, had.found, strict=True))
+    assert [item.pool.name for item in now.entries] == [item.pool.name for item in had.entries]
+    assert all(few.pool.max_gpus <= many.pool.max_gpus for few, many in zip(now.entries, had.entries, strict=True))
 
 
 def test_a_machine_with_gpus_as_an_extra_costs_both() -> None:
-    (found,) = nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).found
-    assert found.pool.price_per_gpu_hour == pytest.approx((0.379998 + 2 * 0.35) / 2)
-    document = nodes.discovered(found)
+    (pool,) = nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).entries
+    assert pool.pool.price_per_gpu_hour == pytest.approx((0.379998 + 2 * 0.35) / 2)
+    document = nodes.discovered(pool)
     assert document is not None
     assert (
         nodes.pools([], [document]).pools
         == nodes.pools(times(2, gke("nvidia-tesla-t4", "n1-standard-8", 2), {GPU: 2})).pools
     )
-    (unpriced,) = nodes.pools(times(1, gke("nvidia-tesla-t4", "n1-custom-6-23040", 1), {GPU: 1})).found
+    (unpriced,) = nodes.pools(times(1, gke("nvidia-tesla-t4", "n1-custom-6-23040", 1), {GPU: 1})).entries
     assert unpriced.pool.price_per_gpu_hour is None
 
 
@@ -378,9 +378,9 @@ def test_whole_gpus_are_not_selected_with_shared_ones() -> None:
         )
         for index in range(2)
     ]
-    (found,) = nodes.pools([*whole, *shared]).found
-    assert found.pool.node_selector == {"cloud.google.com/gke-nodepool": "gpus"}
-    (alone,) = nodes.pools(whole).found
+    (pool,) = nodes.pools([*whole, *shared]).entries
+    assert pool.pool.node_selector == {"cloud.google.com/gke-nodepool": "gpus"}
+    (alone,) = nodes.pools(whole).entries
     assert alone.pool.node_selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
 
 
@@ -401,27 +401,29 @@ def test_a_users_word_on_the_size_stands() -> None:
     spec = {"selector": {PRODUCT: H100[PRODUCT]}, "maxNodes": 4}
     pool = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "mine"}, "spec": spec}
     everyone = CASES["cordoned"].nodes
-    (found,) = nodes.pools(everyone, [pool], now=True).found
-    assert found.pool.max_nodes == 4 and found.remarks == ("1 of 4 nodes (c) is cordoned",)
+    (entry,) = nodes.pools(everyone, [pool], now=True).entries
+    assert entry.pool.max_nodes == 4 and entry.remarks == ("1 of 4 nodes (c) is cordoned",)
     del spec["maxNodes"]
-    (found,) = nodes.pools(everyone, [pool], now=True).found
-    assert found.pool.max_nodes == 3
+    (entry,) = nodes.pools(everyone, [pool], now=True).entries
+    assert entry.pool.max_nodes == 3
 
 
 def test_a_remembered_pool_counts_nodes_that_may_come_but_not_those_that_cannot_be_used() -> None:
-    memory = [document for item in nodes.pools(times(6, H100, {GPU: 8})).found if (document := nodes.discovered(item))]
+    memory = [
+        document for item in nodes.pools(times(6, H100, {GPU: 8})).entries if (document := nodes.discovered(item))
+    ]
     everyone = CASES["cordoned"].nodes
-    (found,) = nodes.pools(everyone, memory, now=True).found
-    assert (found.pool.max_nodes, found.nodes, found.unusable) == (5, 4, 1)
-    assert nodes.pools(everyone, memory).found[0].pool.max_nodes == 6
+    (pool,) = nodes.pools(everyone, memory, now=True).entries
+    assert (pool.pool.max_nodes, pool.nodes, pool.unusable) == (5, 4, 1)
+    assert nodes.pools(everyone, memory).entries[0].pool.max_nodes == 6
 
 
 def test_a_cordoned_node_leaves_its_nvlink_domain() -> None:
     rows = [rack(f"a{index}", "uuid.1") for index in range(18)] + [rack(f"b{index}", "uuid.2") for index in range(9)]
-    assert nodes.pools(rows, now=True).found[0].pool.domain == 72
+    assert nodes.pools(rows, now=True).entries[0].pool.domain == 72
     for row in rows[:12]:
         row["spec"]["unschedulable"] = True
-    assert nodes.pools(rows, now=True).found[0].pool.domain == 36
+    assert nodes.pools(rows, now=True).entries[0].pool.domain == 36
 
 
 def test_an_ultraserver_is_a_domain_of_its_own() -> None:
@@ -431,14 +433,14 @@ def test_an_ultraserver_is_a_domain_of_its_own() -> None:
         )
         for index in range(18)
     ]
-    (found,) = nodes.pools(rows, now=True).found
-    assert found.facts["nvlinkDomain"] == ("36", "topology.k8s.aws/ultraserver-id")
+    (pool,) = nodes.pools(rows, now=True).entries
+    assert pool.facts["nvlinkDomain"] == ("36", "topology.k8s.aws/ultraserver-id")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
     assert main(list(words)) == 0
-    told = capsys.readouterr()
-    return told.out, told.err
+    text = capsys.readouterr()
+    return text.out, text.err
 
 
 def written(tmp_path: Path, rows: list[dict[str, Any]]) -> str:
@@ -464,7 +466,7 @@ def test_the_first_screen_says_which_nodes_do_not_count(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"),
+    ("gpus", "text"),
     [
         ("a100-40:16", "a100-40 2 nodes of 8, nvlink3 inside, efa-400 between, as p4d.24xlarge"),
         ("gb200:72", "gb200 18 nodes of 4, nvlink5-nvl72 over 72 GPUs, infiniband-ndr-4x400 beyond, as gb200-4x"),
@@ -477,10 +479,10 @@ def test_the_first_screen_says_which_nodes_do_not_count(tmp_path: Path, capsys: 
     ],
 )
 def test_the_first_screen_says_what_a_bare_count_assumes(
-    gpus: str, told: str, capsys: pytest.CaptureFixture[str]
+    gpus: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, _ = run(capsys, "advise", "gpt2", "--seq", "1024", "--batch", "144", "--gpus", gpus)
-    assert f"Assumed of --gpus: {told}. Give --nodes FILE for nodes of your own." in " ".join(out.split())
+    assert f"Assumed of --gpus: {text}. Give --nodes FILE for nodes of your own." in " ".join(out.split())
 
 
 def test_the_assumption_is_told_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -498,3 +500,11 @@ def test_prices_and_networks_of_instance_types_have_sources_and_dates() -> None:
         if "price_per_hour" in stated:
             assert re.search(r"\d{4}-\d{2}-\d{2}", table["sources"]["price_per_hour"]), name
     assert len(node_types()) == sum(len(table["nodes"]) for table in rented.values()), "no type is in two files"
+
+
+def test_a_node_that_is_listed_twice_counts_once() -> None:
+    """Two lists put together: eight GPUs were sixteen."""
+    one = listed("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, {GPU: 8})
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [one, one]})
+    (pool,) = nodes.pools(*nodes.parse(text)).pools
+    assert pool.max_gpus == 8

@@ -142,9 +142,9 @@ LABELS: list[tuple[dict[str, str], str, str]] = [
 )
 def test_every_known_label_names_its_gpu(labels: dict[str, str], gpu: str, layer: str) -> None:
     count = node_types()[labels[TYPE]].gpus if TYPE in labels else 8
-    (found,) = nodes.pools([node("a", labels, count)]).found
-    assert (found.pool.gpu.name, found.pool.layers["gpu"]) == (gpu, layer)
-    assert found.facts["gpu"] == (gpu, layer)
+    (pool,) = nodes.pools([node("a", labels, count)]).entries
+    assert (pool.pool.gpu.name, pool.pool.layers["gpu"]) == (gpu, layer)
+    assert pool.facts["gpu"] == (gpu, layer)
 
 
 LEFT_OUT: list[tuple[dict[str, str], dict[str, str], str]] = [
@@ -167,7 +167,7 @@ def test_what_is_no_whole_known_gpu_is_left_out_with_a_reason(
     labels: dict[str, str], capacity: dict[str, str], code: str
 ) -> None:
     report = nodes.pools([node("a", labels, capacity=capacity)])
-    assert not report.found
+    assert not report.entries
     (left_out,) = report.left_out
     assert (left_out.code, left_out.nodes) == (code, ("a",))
     assert left_out.message and left_out.remedy
@@ -204,11 +204,11 @@ def test_slices_of_one_profile_are_devices(
 ) -> None:
     whole, profile = gpu.split("-mig-")
     report = nodes.pools([node("a", labels, gpus, capacity=capacity)])
-    (found,) = report.found
-    pool = found.pool
+    (entry,) = report.entries
+    pool = entry.pool
     assert (pool.name, pool.gpu.name, pool.gpu.mig, pool.gpus_per_node) == (gpu, gpu, profile, count)
     assert pool.gpu.memory_bytes < find_gpu(whole).memory_bytes
-    assert found.gpus_total == count
+    assert entry.gpus_total == count
     price = nodes.pools([node("a", {TYPE: labels[TYPE]})]).pools[0].price_per_gpu_hour if TYPE in labels else None
     assert pool.price_per_gpu_hour == (None if price is None else pytest.approx(price / 7))
 
@@ -254,7 +254,7 @@ def test_other_makers_are_unknown_not_absent() -> None:
 
 def test_nodes_without_gpus_are_counted_only() -> None:
     report = nodes.pools([node("a", {TYPE: "m5.large"}, None)])
-    assert (report.found, report.left_out, report.other_nodes) == ((), (), 1)
+    assert (report.entries, report.left_out, report.other_nodes) == ((), (), 1)
     with pytest.raises(SpecError, match="none of the 1 nodes has a GPU"):
         report.require()
 
@@ -276,16 +276,16 @@ def mixed() -> list[dict[str, Any]]:
 
 
 def test_shape_and_market_make_separate_pools() -> None:
-    found = {item.pool.name: item for item in nodes.pools(mixed()).found}
-    assert list(found) == ["h100-sxm", "l4-1x", "l4-8x", "l4-spot"]
-    assert found["h100-sxm"].nodes == 2 and found["h100-sxm"].gpus_total == 16
-    assert found["l4-8x"].pool.price_per_gpu_hour == pytest.approx(13.3504 / 8)
-    assert found["l4-spot"].pool.price_per_gpu_hour is None, "a list price does not hold for spot"
+    pools = {item.pool.name: item for item in nodes.pools(mixed()).entries}
+    assert list(pools) == ["h100-sxm", "l4-1x", "l4-8x", "l4-spot"]
+    assert pools["h100-sxm"].nodes == 2 and pools["h100-sxm"].gpus_total == 16
+    assert pools["l4-8x"].pool.price_per_gpu_hour == pytest.approx(13.3504 / 8)
+    assert pools["l4-spot"].pool.price_per_gpu_hour is None, "a list price does not hold for spot"
 
 
 def test_selectors_select_exactly_their_pool() -> None:
     everyone = mixed()
-    for item in nodes.pools(everyone).found:
+    for item in nodes.pools(everyone).entries:
         selector = item.pool.node_selector
         chosen = [one for one in everyone if selector.items() <= one["metadata"]["labels"].items()]
         expected = item.nodes if item.pool.name != "l4-8x" else 2
@@ -294,9 +294,9 @@ def test_selectors_select_exactly_their_pool() -> None:
 
 
 def test_order_does_not_matter() -> None:
-    first = nodes.pools(mixed()).found
+    first = nodes.pools(mixed()).entries
     for order in list(permutations(mixed()))[::97]:
-        assert nodes.pools(order).found == first
+        assert nodes.pools(order).entries == first
 
 
 def test_taints_become_tolerations_but_passing_states_do_not() -> None:
@@ -306,27 +306,27 @@ def test_taints_become_tolerations_but_passing_states_do_not() -> None:
         {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"},
         {"key": "soft", "effect": "PreferNoSchedule"},
     ]
-    (found,) = nodes.pools([node("a", {PRODUCT: "Tesla-T4"}, taints=taints)]).found
-    assert found.pool.tolerations == (
+    (pool,) = nodes.pools([node("a", {PRODUCT: "Tesla-T4"}, taints=taints)]).entries
+    assert pool.pool.tolerations == (
         {"key": "dedicated", "operator": "Exists", "effect": "NoExecute"},
         {"key": "nvidia.com/gpu", "operator": "Equal", "value": "present", "effect": "NoSchedule"},
     )
 
 
 def test_links_come_from_type_label_or_a_stated_default() -> None:
-    by_type = nodes.pools([node("a", {TYPE: "p4d.24xlarge"})]).found[0]
+    by_type = nodes.pools([node("a", {TYPE: "p4d.24xlarge"})]).entries[0]
     assert by_type.facts["interNode"] == ("efa-400", "instance type")
     labels = {
         "karpenter.k8s.aws/instance-gpu-name": "t4",
         "karpenter.k8s.aws/instance-network-bandwidth": "50000",
         TYPE: "g99.large",
     }
-    by_label = nodes.pools([node("a", labels)]).found[0]
+    by_label = nodes.pools([node("a", labels)]).entries[0]
     assert by_label.facts["interNode"] == ("ethernet-50", "karpenter")
     assert by_label.pool.inter.bandwidth_bytes_per_s == 6.25e9
-    assumed = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"})]).found[0]
+    assumed = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"})]).entries[0]
     assert assumed.facts["interNode"] == ("infiniband-ndr-8x400", "default")
-    single = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).found[0]
+    single = nodes.pools([node("a", {PRODUCT: "NVIDIA-H100-80GB-HBM3"}, 1)]).entries[0]
     assert single.facts["interNode"] == ("ethernet-25", "default")
 
 
@@ -346,13 +346,13 @@ def rack(name: str, clique: str) -> dict[str, Any]:
 )
 def test_cliques_say_how_many_gpus_share_nvlink(cliques: list[str], domain: int, layer: str) -> None:
     rows = [rack(f"n{index}", clique) for index, clique in enumerate(cliques)]
-    (found,) = nodes.pools(rows).found
-    assert found.facts["nvlinkDomain"] == (str(domain), layer)
-    assert (found.pool.domain, found.pool.gpus_per_node) == (domain, 4)
+    (pool,) = nodes.pools(rows).entries
+    assert pool.facts["nvlinkDomain"] == (str(domain), layer)
+    assert (pool.pool.domain, pool.pool.gpus_per_node) == (domain, 4)
     asked = gpu_pool("mine", selector={PRODUCT: "NVIDIA-GB200"}, gpu={"name": "gb200"})
-    assert nodes.pools(rows, [asked]).found[0].pool.domain == domain
+    assert nodes.pools(rows, [asked]).entries[0].pool.domain == domain
     asked["spec"]["links"] = {"nvlinkDomain": 8}
-    (mine,) = nodes.pools(rows, [asked]).found
+    (mine,) = nodes.pools(rows, [asked]).entries
     assert (mine.facts["nvlinkDomain"], mine.pool.domain) == (("8", "override"), 8)
 
 
@@ -372,8 +372,8 @@ def test_a_gpu_comes_in_nodes_of_its_makers_system(gpu: str, count: int, network
 
 
 def test_a_link_that_ends_in_the_node_has_no_domain() -> None:
-    (found,) = nodes.pools([node("a", gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0"))]).found
-    assert "nvlinkDomain" not in found.facts
+    (pool,) = nodes.pools([node("a", gfd("NVIDIA-H100-80GB-HBM3", "81559", "hopper", "9.0"))]).entries
+    assert "nvlinkDomain" not in pool.facts
     asked = gpu_pool("l4", gpu={"name": "l4"}, gpusPerNode=8, maxNodes=2, links={"nvlinkDomain": 16})
     error = nodes.pools([], [asked]).invalid["l4"]
     assert str(error).startswith("spec.links.nvlinkDomain: pcie4 does not reach across nodes; drop it")
@@ -381,39 +381,39 @@ def test_a_link_that_ends_in_the_node_has_no_domain() -> None:
 
 def test_a_users_pool_takes_its_nodes_and_wins() -> None:
     mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 2.0}, maxNodes=10)
-    found = {item.pool.name: item for item in nodes.pools(mixed(), [mine]).found}
-    assert list(found) == ["mine", "l4-1x", "l4-8x", "l4-spot"]
-    pool = found["mine"].pool
+    pools = {item.pool.name: item for item in nodes.pools(mixed(), [mine]).entries}
+    assert list(pools) == ["mine", "l4-1x", "l4-8x", "l4-spot"]
+    pool = pools["mine"].pool
     assert (pool.gpu.name, pool.max_nodes, pool.price_per_gpu_hour) == ("h100-sxm", 10, 2.0)
-    assert (found["mine"].nodes, found["mine"].facts["price"]) == (2, ("2 USD", "override"))
+    assert (pools["mine"].nodes, pools["mine"].facts["price"]) == (2, ("2 USD", "override"))
     assert pool.inter.name == "efa-3200", "what the user left open comes from the nodes"
 
 
 def test_a_users_pool_names_an_unknown_gpu() -> None:
     unknown = node("a", {PRODUCT: "NVIDIA-Z900", "rack": "7"})
     mine = gpu_pool("mine", selector={"rack": "7"}, gpu={"name": "t4"})
-    (found,) = nodes.pools([unknown], [mine]).found
-    assert (found.pool.gpu.name, found.facts["gpu"]) == ("t4", ("t4", "override"))
+    (pool,) = nodes.pools([unknown], [mine]).entries
+    assert (pool.pool.gpu.name, pool.facts["gpu"]) == ("t4", ("t4", "override"))
 
 
 def test_spot_price_holds_for_spot_nodes_only() -> None:
     mine = gpu_pool("cheap", selector={"karpenter.sh/capacity-type": "spot"}, price={"perGpuHour": 2.0, "spot": 0.5})
-    found = {item.pool.name: item.pool for item in nodes.pools(mixed(), [mine]).found}
-    assert found["cheap"].price_per_gpu_hour == 0.5
+    pools = {item.pool.name: item.pool for item in nodes.pools(mixed(), [mine]).entries}
+    assert pools["cheap"].price_per_gpu_hour == 0.5
 
 
 def test_a_free_pool_and_one_scaled_to_nothing() -> None:
     mine = gpu_pool("mine", selector={TYPE: "p5.48xlarge"}, price={"perGpuHour": 0}, maxNodes=0)
     later = gpu_pool("later", nodeType="p4d.24xlarge", maxNodes=0)
-    found = {item.pool.name: item for item in nodes.pools(mixed(), [mine, later]).found}
-    assert (found["mine"].pool.price_per_gpu_hour, found["mine"].facts["price"]) == (0.0, ("0 USD", "override"))
-    assert (found["mine"].nodes, found["mine"].pool.max_gpus) == (2, 0)
-    assert (found["later"].nodes, found["later"].gpus_total, found["later"].pool.max_gpus) == (0, 0, 0)
+    pools = {item.pool.name: item for item in nodes.pools(mixed(), [mine, later]).entries}
+    assert (pools["mine"].pool.price_per_gpu_hour, pools["mine"].facts["price"]) == (0.0, ("0 USD", "override"))
+    assert (pools["mine"].nodes, pools["mine"].pool.max_gpus) == (2, 0)
+    assert (pools["later"].nodes, pools["later"].gpus_total, pools["later"].pool.max_gpus) == (0, 0, 0)
 
 
 def test_a_wrong_pool_does_not_spoil_the_others() -> None:
     report = nodes.pools(mixed(), [gpu_pool("bad", gpu={"name": "h101"}, gpusPerNode=1, maxNodes=1)])
-    assert list(report.invalid) == ["bad"] and len(report.found) == 4
+    assert list(report.invalid) == ["bad"] and len(report.entries) == 4
     with pytest.raises(SpecError, match=r"GPUPool bad: spec\.gpu\.name"):
         report.require()
 
@@ -421,8 +421,8 @@ def test_a_wrong_pool_does_not_spoil_the_others() -> None:
 def test_parse_takes_what_kubectl_prints() -> None:
     text = """{"apiVersion": "v1", "kind": "List", "items": [
       {"kind": "Node", "metadata": {"name": "a"}}, {"kind": "GPUPool", "metadata": {"name": "b"}}]}"""
-    found, own, slices = nodes.parse(text)
-    assert [item["metadata"]["name"] for item in found + own] == ["a", "b"] and not slices
+    members, own, slices = nodes.parse(text)
+    assert [item["metadata"]["name"] for item in members + own] == ["a", "b"] and not slices
     with pytest.raises(SpecError, match="kind 'Pod' is not a node"):
         nodes.parse("kind: Pod")
 
@@ -482,7 +482,7 @@ KEYS = [PRODUCT, TYPE, "nvidia.com/gpu.replicas", "nvidia.com/gpu.count", "karpe
 def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], int | None]]) -> None:
     documents = [node(f"n{index}", labels, count) for index, (labels, count) in enumerate(rows)]
     report = nodes.pools(documents)
-    placed = sum(item.nodes for item in report.found)
+    placed = sum(item.nodes for item in report.entries)
     left = sum(len(item.nodes) for item in report.left_out)
     assert placed + left + report.other_nodes == len(rows)
     names = [pool.name for pool in report.pools]

@@ -49,8 +49,8 @@ def test_the_closed_form_is_the_timeline(
     first_s: float, share: float, each_s: float, count: int, pass_s: float
 ) -> None:
     busy, parts, room = (np.array([value]) for value in (each_s * count, float(count), pass_s))
-    found = overlap.exposed(busy, parts, room, first_s, share)
-    assert found[0] == pytest.approx(simulated(first_s, share, each_s, count, pass_s), rel=1e-9, abs=1e-9)
+    exposed = overlap.exposed(busy, parts, room, first_s, share)
+    assert exposed[0] == pytest.approx(simulated(first_s, share, each_s, count, pass_s), rel=1e-9, abs=1e-9)
 
 
 @given(each_s=st.floats(1e-6, 3.0), count=st.integers(1, 60), shorter=st.floats(0.0, 50.0), more=st.floats(0.0, 50.0))
@@ -126,9 +126,9 @@ def test_buckets_after_the_backward_pass_cost_their_latency() -> None:
 def test_sizes_that_are_tried_cost_what_the_job_would_with_them() -> None:
     plans, sizes = Plans.of(PLAN), (1, 25, 200)
     sharded = models.shard(BERT, plans)
-    found = bucketed(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
-    assert found == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
-    assert step_s(BERT) == found[1]
+    seconds = bucketed(BERT, sharded, plans, SLOW, kernel_seconds(BERT, sharded, SLOW.gpu), sizes)
+    assert seconds == pytest.approx([step_s(replace(BERT, bucket_mib=size)) for size in sizes], rel=1e-9)
+    assert step_s(BERT) == seconds[1]
 
 
 @pytest.mark.parametrize("updates", ["synchronous", "asynchronous"])
@@ -156,8 +156,8 @@ def test_servers_that_wait_for_nobody_are_faster() -> None:
 
 def test_servers_leave_gradients_whole() -> None:
     job = replace(BERT, framework=None, gradient_sync="parameterServer")
-    found = search.enumerate_plans(job, SLOW, search.Limits(gpus=16))
-    assert len(found) and not found.zero_stage.any()
+    plans = search.enumerate_plans(job, SLOW, search.Limits(gpus=16))
+    assert len(plans) and not plans.zero_stage.any()
 
 
 BARE = ["advise", "bert-large", "--seq", "512", "--batch", "256", "--gpus", "a100-40:16"]
@@ -167,15 +167,15 @@ def test_the_ways_of_summing_gradients_stand_beside_each_other(capsys: pytest.Ca
     served = ["--gradient-sync", "parameterServer", "--parameter-servers", "4", "--server-updates", "asynchronous"]
     plan = ["--plan", "dp=16,mb=16"]
     assert main([*BARE, *plan, *served, "--explain", "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    ways = told["explanation"]["gradientSyncs"]
+    document = json.loads(capsys.readouterr().out)
+    ways = document["explanation"]["gradientSyncs"]
     assert [(one["gradientSync"], one.get("serverUpdates"), one["servers"]) for one in ways] == [
         ("parameterServer", "asynchronous", 4),
         ("allReduce", None, 0),
         ("parameterServer", "synchronous", 4),
     ]
     assert ways[0]["seconds"] < ways[2]["seconds"]
-    assert ways[0]["stepSeconds"] == pytest.approx(target(told), rel=1e-3)
+    assert ways[0]["stepSeconds"] == pytest.approx(target(document), rel=1e-3)
     assert main([*BARE, *plan, "--explain"]) == 0
     screen = capsys.readouterr().out
     assert "GRADIENTS SUMMED BY" in screen and "2 synchronous parameter servers" in screen
@@ -208,7 +208,7 @@ def test_the_advice_names_the_fastest_size(capsys: pytest.CaptureFixture[str], t
 
 
 @pytest.mark.parametrize(
-    ("training", "said"),
+    ("training", "problem"),
     [
         ({"framework": "fsdp2", "bucketMiB": 25}, "spec.training.bucketMiB: fsdp2 reduces gradients block by block"),
         ({"framework": "megatron", "gradientSync": "parameterServer"}, "spec.training.gradientSync: megatron has no"),
@@ -222,11 +222,11 @@ def test_the_advice_names_the_fastest_size(capsys: pytest.CaptureFixture[str], t
     ],
 )
 def test_what_cannot_be_meant_is_one_line(
-    training: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    training: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["advise", job(tmp_path, **training), "--gpus", "a100-40:16"]) != 0
-    told = capsys.readouterr().err
-    assert said in told and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert problem in message and message.count("\n") == 1
 
 
 def test_a_plan_that_shards_gradients_has_no_servers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +235,7 @@ def test_a_plan_that_shards_gradients_has_no_servers(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("launcher", "framework", "stage", "said"),
+    ("launcher", "framework", "stage", "problem"),
     [
         ("torchrun", "ddp", 0, "bucket_cap_mb=100, gradient_as_bucket_view=False"),
         ("accelerate", "huggingface", 0, "bucket_cap_mb=100"),
@@ -244,11 +244,11 @@ def test_a_plan_that_shards_gradients_has_no_servers(capsys: pytest.CaptureFixtu
         ("deepspeed", "deepspeed", 1, '"reduce_bucket_size": 52428800'),
     ],
 )
-def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, stage: int, said: str) -> None:
+def test_the_command_has_the_job_s_buckets(launcher: str, framework: Framework, stage: int, problem: str) -> None:
     workload = replace(BERT, framework=framework, bucket_mib=100)
     setting = Setting("job", workload, replace(PLAN, zero_stage=stage), "a100-40", 2, 8, 1.5)
-    found = launch(launcher, setting)
-    assert said in "\n".join([" ".join(found.command), *found.files.values(), *found.script])
+    line = launch(launcher, setting)
+    assert problem in "\n".join([" ".join(line.command), *line.files.values(), *line.script])
 
 
 def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
@@ -259,7 +259,7 @@ def test_experts_that_no_other_rank_holds_are_in_no_bucket() -> None:
     plans = Plans.of(Plan(data=8, expert=8, micro_batch=1))
     sharded = models.shard(job, plans)
     caps = overlap.Caps.of(job, plans, gradient_bytes(job), np.ones(1))
-    found = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
+    sync = sync_seconds(job, sharded, Held.of(job, sharded, plans), plans, pool, caps, np.ones(1), constants.shipped())
     shared = sharded.stage("parameters", plans) - sharded.stage("expert_parameters", plans)
     whole = float((shared * gradient_bytes(job))[0])
-    assert found.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))
+    assert sync.scattered[0] == pytest.approx(float(caps.count(np.array([whole]))[0]))

@@ -28,16 +28,16 @@ EXAMPLE = ROOT / "examples" / "jobs" / "gpt2-xl-fp16.yaml"
 
 
 def pool(gpu: str, per_node: int = 8, nodes: int = 4) -> Pool:
-    found = find_gpu(gpu)
-    return Pool(found.name, found, per_node, nodes, find_link(found.intra_link), find_link("ethernet-100"))
+    facts = find_gpu(gpu)
+    return Pool(facts.name, facts, per_node, nodes, find_link(facts.intra_link), find_link("ethernet-100"))
 
 
 def families(
     workload: Workload, on: Pool, gpus: int, vary: tuple[Dimension, ...] = tuple(perlayer.DIMENSIONS)
 ) -> perlayer.Families:
-    found = perlayer.Families.of(workload, on, gpus, search.Limits(), vary)
-    assert found is not None
-    return found
+    result = perlayer.Families.of(workload, on, gpus, search.Limits(), vary)
+    assert result is not None
+    return result
 
 
 def small(**dimensions: float) -> Model:
@@ -101,39 +101,39 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     every = families(workload, on, gpus, vary)
     seconds = every.uniform_s()
     for rows in every.rows():
-        family = every.family(every.kept(rows, seconds))
+        family = every.family(every.worthwhile(rows, seconds))
         one = family.chain
         for path in itertools.product(range(len(family.plans)), repeat=len(one.cost)):
             cost, held = chain.price(one, np.array(path))
             if held <= one.budget:
                 best = min(best, cost)
-    found = perlayer.best(workload, on, gpus, vary=vary)
-    assert (found is None) == (best == np.inf)
-    if found is not None:
+    per_layer = perlayer.best(workload, on, gpus, vary=vary)
+    assert (per_layer is None) == (best == np.inf)
+    if per_layer is not None:
         fixed_s = once_seconds(workload, every.graph, constants.shipped())
-        assert best <= (found.step_s - fixed_s) * (1 + 1e-11)
-        assert found.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
-        assert found.bound_s - fixed_s == pytest.approx(best, rel=1e-9)
-        assert found.memory_bytes <= found.memory_available_bytes
-        assert found.uniform_s is None or found.uniform_s >= best + fixed_s - 1e-9
+        assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
+        assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
+        assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)
+        assert per_layer.memory_bytes <= per_layer.memory_available_bytes
+        assert per_layer.uniform_s is None or per_layer.uniform_s >= best + fixed_s - 1e-9
 
 
 def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[str]) -> None:
     workload = training_job.read(yaml.safe_load(EXAMPLE.read_text())).workload
-    found = perlayer.best(workload, pool("t4", nodes=1), 8)
-    assert found is not None
-    assert found.saving is not None
-    assert found.saving >= 0.02
-    assert found.memory_bytes <= found.memory_available_bytes
-    assert set(found.varies) <= {"recomputation", "zero"}
-    assert "fsdp2" in found.frameworks
-    assert sum(len(group.layers) for group in found.groups) == workload.model.layers
+    per_layer = perlayer.best(workload, pool("t4", nodes=1), 8)
+    assert per_layer is not None
+    assert per_layer.saving is not None
+    assert per_layer.saving >= 0.02
+    assert per_layer.memory_bytes <= per_layer.memory_available_bytes
+    assert set(per_layer.varies) <= {"recomputation", "zero"}
+    assert "fsdp2" in per_layer.frameworks
+    assert sum(len(group.layers) for group in per_layer.groups) == workload.model.layers
     assert main(["advise", str(EXAMPLE), "--gpus", "t4:8", "--per-layer"]) == 0
     screen = capsys.readouterr().out
-    assert f"{found.saving:.1%} less than the best that is the same everywhere" in screen
-    told = screen.split("Per layer on", 1)[1]
-    assert "ac-full" in told
-    assert re.search(rf"^  layers? [\d,-]+ of {workload.model.layers} ", told, re.MULTILINE)
+    assert f"{per_layer.saving:.1%} less than the best that is the same everywhere" in screen
+    section = screen.split("Per layer on", 1)[1]
+    assert "ac-full" in section
+    assert re.search(rf"^  layers? [\d,-]+ of {workload.model.layers} ", section, re.MULTILINE)
 
 
 def test_a_framework_limits_what_varies() -> None:
@@ -165,9 +165,9 @@ def test_layers_that_alternate_stand_where_they_are() -> None:
 
 def test_tied_weights_share_a_layout() -> None:
     workload = Workload(small(vocab=200_000, tied_embeddings=True), 512, 64, "bf16")
-    found = perlayer.best(workload, pool("l4"), 8)
-    assert found is not None
-    ends = {group.name: group.plan for group in found.groups if not group.layers}
+    per_layer = perlayer.best(workload, pool("l4"), 8)
+    assert per_layer is not None
+    ends = {group.name: group.plan for group in per_layer.groups if not group.layers}
     assert ends["embedding"].tensor == ends["head"].tensor
     assert ends["embedding"].zero_stage == ends["head"].zero_stage
 
@@ -175,21 +175,21 @@ def test_tied_weights_share_a_layout() -> None:
 def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
     workload = Workload(small(layers=16, vocab=200_000), 2048, 256, "bf16")
     plan = Plan(data=1, tensor=2, pipeline=4, micro_batch=4, gradient_accumulation=64, sequence_parallel=True)
-    found = perlayer.cut_pipeline(workload, pool("a100-80"), plan)
-    assert found is not None
-    assert sum(found.layers) == 16
-    assert found.layers[-1] < 4
-    assert found.step_s < 0.9 * found.even_s
+    cut = perlayer.cut_pipeline(workload, pool("a100-80"), plan)
+    assert cut is not None
+    assert sum(cut.layers) == 16
+    assert cut.layers[-1] < 4
+    assert cut.step_s < 0.9 * cut.even_s
 
 
 def test_stages_sum_their_gradients_as_the_step_does() -> None:
     """Over short micro-batches that takes a fifth of the step; the bubble is short beside so many of them."""
     workload = Workload(small(layers=8, hidden=4096, heads=32), 512, 256, "bf16", execution="compiled")
     plan, on = Plan(pipeline=4, micro_batch=1, gradient_accumulation=256), pool("a100-80")
-    found, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.of(plan), on).times
-    assert found is not None
+    prices, times = perlayer.cut_pipeline(workload, on, plan), search.price(workload, Plans.of(plan), on).times
+    assert prices is not None
     parts = times.parts(0)
-    assert found.even_s == pytest.approx(parts["compute"] + parts["communication"] + parts["bubble"], rel=0.01)
+    assert prices.even_s == pytest.approx(parts["compute"] + parts["communication"] + parts["bubble"], rel=0.01)
 
 
 @pytest.mark.parametrize("plan", [Plan(data=8), Plan(pipeline=4, virtual_stages=2, gradient_accumulation=8)])
@@ -208,6 +208,6 @@ def test_what_has_no_strategies_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_programs_read_it_as_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(EXAMPLE), "--gpus", "t4:8", "--per-layer", "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)["perLayer"]["strategies"]
-    assert told["boundSeconds"] <= told["stepSeconds"] < 0.98 * told["uniform"]["stepSeconds"]
-    assert sorted(layer for group in told["groups"] for layer in group["layers"]) == list(range(1, 49))
+    section = json.loads(capsys.readouterr().out)["perLayer"]["strategies"]
+    assert section["boundSeconds"] <= section["stepSeconds"] < 0.98 * section["uniform"]["stepSeconds"]
+    assert sorted(layer for group in section["groups"] for layer in group["layers"]) == list(range(1, 49))

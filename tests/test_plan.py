@@ -73,12 +73,12 @@ def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> No
     rng = np.random.default_rng(0)
     for row in rng.choice(len(plans), 60, replace=False):
         plan = plans.row(int(row))
-        found = stated.plans(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
-        assert list(found) == [plan]
+        table = stated.plans(workload, plan.gpus, Stated.parse(str(plan), "plan"), "plan")
+        assert list(table) == [plan]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("dp=3", "does not divide the global batch 128"),
         ("tp=3", "degrees of 3 do not make 16 GPUs"),
@@ -92,17 +92,17 @@ def test_what_a_table_prints_means_the_plan_it_printed(workload: Workload) -> No
         ("cp=16,sp=1", "sp=1 finds no tokens"),
     ],
 )
-def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictions_are_named(text: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main([*JOB, "--plan", text])
     error = capsys.readouterr().err
-    if said:
-        assert status == 2 and error.startswith("tilecast: --plan: ") and said in error and error.count("\n") == 1
+    if problem:
+        assert status == 2 and error.startswith("tilecast: --plan: ") and problem in error and error.count("\n") == 1
     else:
         assert status in (0, 3) and error == ""
 
 
 @pytest.mark.parametrize(
-    ("model", "text", "said"),
+    ("model", "text", "problem"),
     [
         (
             "resnet-50",
@@ -120,10 +120,10 @@ def test_contradictions_are_named(text: str, said: str, capsys: pytest.CaptureFi
         ("mixtral-8x7b", "ep=16", "does not divide 8 experts"),
     ],
 )
-def test_contradictions_with_a_model_are_named(model: str, text: str, said: str) -> None:
+def test_contradictions_with_a_model_are_named(model: str, text: str, problem: str) -> None:
     preset = models.preset(model)
     workload = Workload(preset, 512 if preset.vocab else 1, 64)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=problem):
         stated.plans(workload, 16, Stated.parse(text, "plan"), "plan")
 
 

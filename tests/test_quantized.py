@@ -37,20 +37,20 @@ def moved(op: Op) -> float:
 
 
 def test_operands_of_fp8_products_are_cast() -> None:
-    found = ops(DENSE, "layer")
+    layer_ops = ops(DENSE, "layer")
     tokens, hidden, wide = 4096.0, 4096.0, 14336.0
     # 16 bits in, one byte by rows and one by columns out.
-    assert moved(found["mlp.down.quantize"]) == 4 * tokens * wide
-    assert moved(found["mlp.down.gradient.quantize"]) == 4 * tokens * hidden
-    assert moved(found["mlp.up.gradient.quantize"]) == 4 * tokens * 2 * wide
-    assert "mlp.up.quantize" not in found  # the norm writes it so
+    assert moved(layer_ops["mlp.down.quantize"]) == 4 * tokens * wide
+    assert moved(layer_ops["mlp.down.gradient.quantize"]) == 4 * tokens * hidden
+    assert moved(layer_ops["mlp.up.gradient.quantize"]) == 4 * tokens * 2 * wide
+    assert "mlp.up.quantize" not in layer_ops  # the norm writes it so
     assert not any("quantize" in name for name in ops(replace(DENSE, precision="bf16"), "layer"))
 
 
 def test_a_forward_pass_alone_casts_one_copy() -> None:
-    found = ops(replace(DENSE, training=False), "layer")
-    assert moved(found["mlp.down.quantize"]) == 3 * 4096.0 * 14336.0
-    assert not any("gradient" in name for name in found)
+    layer_ops = ops(replace(DENSE, training=False), "layer")
+    assert moved(layer_ops["mlp.down.quantize"]) == 3 * 4096.0 * 14336.0
+    assert not any("gradient" in name for name in layer_ops)
 
 
 def test_tensor_ranks_cast_and_gather_their_own_part() -> None:
@@ -76,26 +76,26 @@ def test_router_and_head_stay_in_16_bits() -> None:
 
 @pytest.mark.parametrize(("framework", "calls"), [("megatron", 16.0), ("nemo", 16.0), ("torchtitan", 1.0)])
 def test_a_kernel_for_each_expert_or_one_for_all(framework: Any, calls: float) -> None:
-    found = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
-    assert float(np.asarray(found["experts.up"].launches).item()) == calls
-    assert float(np.asarray(found["experts.up.quantize"].launches).item()) == calls
-    assert found["experts.router"].launches == 1.0
+    layer_ops = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
+    assert float(np.asarray(layer_ops["experts.up"].launches).item()) == calls
+    assert float(np.asarray(layer_ops["experts.up.quantize"].launches).item()) == calls
+    assert layer_ops["experts.router"].launches == 1.0
 
 
 def test_the_work_of_experts_is_that_of_their_tokens_however_they_are_launched() -> None:
     slots, hidden, wide = 4096 * 8.0, 2048.0, 768.0
     for framework in ("megatron", "torchtitan"):
-        found = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
-        assert found["experts.up"].table.flops()[0] == 2 * slots * hidden * 2 * wide
-        assert moved(found["experts.down.quantize"]) == 4 * slots * wide
+        layer_ops = ops(replace(SPARSE, framework=framework), "expert-layer", expert=8)
+        assert layer_ops["experts.up"].table.flops()[0] == 2 * slots * hidden * 2 * wide
+        assert moved(layer_ops["experts.down.quantize"]) == 4 * slots * wide
 
 
 def test_biases_and_limits_of_experts_are_passes_of_their_own() -> None:
-    found, plain = ops(BIASED, "expert-layer", expert=8), ops(replace(SPARSE, precision="bf16"), "expert-layer")
+    layer_ops, plain = ops(BIASED, "expert-layer", expert=8), ops(replace(SPARSE, precision="bf16"), "expert-layer")
     slots, hidden, wide = 4096 * 4.0, 2880.0, 2880.0
     # A product in FP32, a sum, a copy and a cast: 4 + (2 + 4) + 4 + 4 + 4 + 4 + 4 + 2 bytes of an element.
-    assert moved(found["experts.weighted-bias"]) == 28 * slots * hidden
-    assert moved(found["experts.activation.clamp"]) == 16 * slots * wide
+    assert moved(layer_ops["experts.weighted-bias"]) == 28 * slots * hidden
+    assert moved(layer_ops["experts.activation.clamp"]) == 16 * slots * wide
     assert not {"experts.weighted-bias", "experts.activation.clamp"} & set(plain)
     compiled = ops(replace(BIASED, execution="compiled"), "expert-layer", expert=8)
     assert "experts.activation.clamp" not in compiled

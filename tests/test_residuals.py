@@ -35,26 +35,26 @@ def synthetic(seed: int, rows: int = 400) -> tuple[np.ndarray, np.ndarray, list[
 @pytest.mark.parametrize("seed", range(5))
 def test_effects_are_found_beside_those_of_sources(seed: int) -> None:
     y, x, sources = synthetic(seed)
-    found = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
-    assert found.fixed == pytest.approx([0.4, -0.2], abs=0.05)
-    assert (np.abs(found.fixed - [0.4, -0.2]) < 5 * found.error).all()
-    assert found.between == pytest.approx(0.3, abs=0.2)
-    assert found.within == pytest.approx(0.03, abs=0.02)
+    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
+    assert effects.fixed == pytest.approx([0.4, -0.2], abs=0.05)
+    assert (np.abs(effects.fixed - [0.4, -0.2]) < 5 * effects.error).all()
+    assert effects.between == pytest.approx(0.3, abs=0.2)
+    assert effects.within == pytest.approx(0.03, abs=0.02)
 
 
 def test_a_few_wild_rows_change_little() -> None:
     y, x, sources = synthetic(7)
     y[:8] += 4.0
-    found = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
-    assert found.fixed == pytest.approx([0.4, -0.2], abs=0.08)
+    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 5.0))
+    assert effects.fixed == pytest.approx([0.4, -0.2], abs=0.08)
 
 
 def test_what_no_row_contains_stays_at_its_prior() -> None:
     y, x, sources = synthetic(3)
     x[:, 1] = 0.0
-    found = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 0.1))
-    assert found.fixed[1] == pytest.approx(0.0, abs=1e-9)
-    assert found.error[1] == pytest.approx(0.1, rel=1e-4)
+    effects = mixed.solve(y, x, sources, mixed.balanced(sources), np.full(2, 0.1))
+    assert effects.fixed[1] == pytest.approx(0.0, abs=1e-9)
+    assert effects.error[1] == pytest.approx(0.1, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_framework_is_never_a_submitter_nor_a_word_of_a_source() -> None:
 def test_a_bin_is_off_where_two_sources_say_so() -> None:
     rows = [{**ROW, "source": source, "seq_len": str(length)} for length in (2048, 8192) for source in "ab" * 6]
     ratio = np.array([1.0] * 12 + [0.8] * 12)
-    found = {item.value: item for item in residuals.bins(dict(residuals.COVARIATES)["sequence"], rows, ratio)}
-    assert (found["8192"].rows, found["8192"].sources) == (12, 2)
-    assert found["8192"].ratio == pytest.approx(0.8)
-    assert found["8192"].is_off and not found["2048"].is_off
+    bins = {item.value: item for item in residuals.bins(dict(residuals.COVARIATES)["sequence"], rows, ratio)}
+    assert (bins["8192"].rows, bins["8192"].sources) == (12, 2)
+    assert bins["8192"].ratio == pytest.approx(0.8)
+    assert bins["8192"].is_off and not bins["2048"].is_off
     alone = residuals.bins(dict(residuals.COVARIATES)["sequence"], [{**row, "source": "a"} for row in rows], ratio)
     assert not any(item.is_off for item in alone)
     assert "sequence 8192" in residuals.table(rows, ratio)
@@ -112,16 +112,16 @@ def test_factors_that_sources_agree_on_are_found() -> None:
     share[:, 1] = 1 - share[:, 0]
     ratio = 1 / (share[:, 0] + 1.4 * share[:, 1])
     rows = [{**ROW, "source": name} for name in names]
-    found = {part.name: part for part in residuals.parts(rows, ratio, share)}
+    parts = {part.name: part for part in residuals.parts(rows, ratio, share)}
     first, second = list(residuals.PARTS)[:2]
-    assert found[first].factor == pytest.approx(1.0, abs=0.08)
-    assert found[second].factor == pytest.approx(1.4, abs=0.12)
-    assert found[second].is_off and not found[first].is_off
-    assert residuals.parts_table(list(found.values())).count("off") == 1
+    assert parts[first].factor == pytest.approx(1.0, abs=0.08)
+    assert parts[second].factor == pytest.approx(1.4, abs=0.12)
+    assert parts[second].is_off and not parts[first].is_off
+    assert residuals.parts_table(list(parts.values())).count("off") == 1
 
 
 def test_a_section_moves_as_one() -> None:
-    found = constants.scaled(("step_ms", "optimizer.efficiency"), 2.0)
-    assert found["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
-    assert found["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
-    assert set(found) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}
+    values = constants.scaled(("step_ms", "optimizer.efficiency"), 2.0)
+    assert values["step_ms.eager"] == pytest.approx(2e3 * constants.shipped().step_s["eager"])
+    assert values["optimizer.efficiency"] == pytest.approx(2 * constants.shipped().optimizer_efficiency)
+    assert set(values) == {f"step_ms.{name}" for name in constants.shipped().step_s} | {"optimizer.efficiency"}

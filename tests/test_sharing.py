@@ -24,9 +24,9 @@ CUT = [name for name, gpu in gpus().items() if hardware.mig_profiles(gpu)]
 
 
 def pool(gpu: str, per_node: int = 8, nodes: int = 2) -> Pool:
-    found = find_gpu(gpu)
-    link = find_link(found.intra_link)
-    return Pool(found.name, found, per_node, nodes, link, find_link("ethernet-100"), price_per_gpu_hour=3.0)
+    facts = find_gpu(gpu)
+    link = find_link(facts.intra_link)
+    return Pool(facts.name, facts, per_node, nodes, link, find_link("ethernet-100"), price_per_gpu_hour=3.0)
 
 
 SMALL = Workload(models.preset("resnet-18"), 1, 4, "bf16")
@@ -36,19 +36,19 @@ GPUS = ["a100-40", "a100-80", "h100-sxm"]
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_resnet_18_with_batch_4_gets_a_slice(gpu: str) -> None:
-    found = sharing.consider(SMALL, pool(gpu))
-    assert found is not None
-    assert found.best is not None
-    assert found.best.kind == "mig"
-    assert found.best.profile == hardware.mig_profiles(find_gpu(gpu))[0].name
-    assert found.best.jobs == 7
-    assert 1 <= found.best.slowdown < 1.25
-    assert found.best.relative_cost < 0.2
-    assert found.best.memory_bytes <= found.best.memory_available_bytes
+    shares = sharing.consider(SMALL, pool(gpu))
+    assert shares is not None
+    assert shares.best is not None
+    assert shares.best.kind == "mig"
+    assert shares.best.profile == hardware.mig_profiles(find_gpu(gpu))[0].name
+    assert shares.best.jobs == 7
+    assert 1 <= shares.best.slowdown < 1.25
+    assert shares.best.relative_cost < 0.2
+    assert shares.best.memory_bytes <= shares.best.memory_available_bytes
     advice = advise(Request("small", SMALL), [pool(gpu)])
     assert advice.best is not None
     assert advice.best.gpus == 1
-    assert any(found.best.resource in note and "allowSharing" in note for note in advice.notes)
+    assert any(shares.best.resource in note and "allowSharing" in note for note in advice.notes)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -62,10 +62,10 @@ def test_llama_7b_does_not(gpu: str) -> None:
 
 def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
     busy = Workload(models.preset("gpt2"), 1024, 8, "bf16")
-    found = sharing.consider(busy, pool("h100-sxm"))
-    assert found is not None
-    assert found.options
-    assert found.best is None
+    shares = sharing.consider(busy, pool("h100-sxm"))
+    assert shares is not None
+    assert shares.options
+    assert shares.best is None
     cheap = sharing.consider(busy, pool("h100-sxm"), "cost")
     assert cheap is not None
     assert cheap.best is not None
@@ -74,12 +74,12 @@ def test_a_job_that_fills_a_gpu_is_left_alone_unless_cost_counts() -> None:
 
 
 def test_gpus_without_slices_are_shared() -> None:
-    found = sharing.consider(replace(SMALL, precision="fp16"), pool("t4"))
-    assert found is not None
-    assert found.best is not None
-    assert found.best.kind in ("mps", "timeSlicing")
-    assert found.best.jobs * found.best.memory_bytes <= memory.usable_bytes(find_gpu("t4"))
-    assert found.best.share == 1 / found.best.jobs
+    shares = sharing.consider(replace(SMALL, precision="fp16"), pool("t4"))
+    assert shares is not None
+    assert shares.best is not None
+    assert shares.best.kind in ("mps", "timeSlicing")
+    assert shares.best.jobs * shares.best.memory_bytes <= memory.usable_bytes(find_gpu("t4"))
+    assert shares.best.share == 1 / shares.best.jobs
 
 
 @settings(max_examples=20)
@@ -91,17 +91,17 @@ def test_gpus_without_slices_are_shared() -> None:
 def test_no_part_beats_the_whole_and_all_widen_the_range(gpu: str, name: str, batch: int) -> None:
     model = models.preset(name)
     workload = Workload(model, 256 if model.vocab else 1, batch, "bf16")
-    found = sharing.consider(workload, pool(gpu))
-    assert found is not None
-    for option in found.options:
-        assert option.step_s >= found.whole_s
-        assert option.slowdown == pytest.approx(option.step_s / found.whole_s)
+    shares = sharing.consider(workload, pool(gpu))
+    assert shares is not None
+    for option in shares.options:
+        assert option.step_s >= shares.whole_s
+        assert option.slowdown == pytest.approx(option.step_s / shares.whole_s)
         assert option.lower_s < option.step_s < option.upper_s
         assert 0 < option.share < 1
         held = option.memory_bytes * (1 if option.kind == "mig" else option.jobs)
         assert held <= option.memory_available_bytes
         assert option.cost_per_1000_steps == pytest.approx(3.0 * option.share * option.step_s / 3.6)
-    slices = [option for option in found.options if option.kind == "mig"]
+    slices = [option for option in shares.options if option.kind == "mig"]
     wide = [option.slowdown for option in slices if option.profile[0] == "3"]
     thin = [option.slowdown for option in slices if option.profile[0] == "1"]
     assert not (wide and thin) or wide[0] <= min(thin) * (1 + 1e-9)
@@ -153,10 +153,10 @@ def test_a_manifest_allows_it_and_programs_read_it(capsys: pytest.CaptureFixture
     request = training_job.read(yaml.safe_load(path.read_text()))
     assert request.constraints.allow_sharing
     assert main(["advise", str(path), "--gpus", "a100-80:1", "-o", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)["sharing"]
-    assert told["best"]["resource"] == "nvidia.com/mig-1g.10gb"
-    assert told["best"]["jobsPerGpu"] == 7
-    assert told["best"]["stepSeconds"]["target"] >= told["wholeStepSeconds"]
+    document = json.loads(capsys.readouterr().out)["sharing"]
+    assert document["best"]["resource"] == "nvidia.com/mig-1g.10gb"
+    assert document["best"]["jobsPerGpu"] == 7
+    assert document["best"]["stepSeconds"]["target"] >= document["wholeStepSeconds"]
     assert main(["advise", str(path), "--gpus", "a100-80:1"]) == 0
     assert "a MIG slice 1g.10gb of a100-80" in capsys.readouterr().out
 

@@ -20,8 +20,8 @@ JOB = Workload(models.preset("gpt2-xl"), 1024, 64, precision="bf16")
 
 
 def pool(gpu: str = "a100-80", inter: str = "infiniband-hdr-8x200", intra: str = "") -> Pool:
-    found = find_gpu(gpu)
-    return Pool(gpu, found, 8, 4, find_link(intra or found.intra_link), find_link(inter))
+    facts = find_gpu(gpu)
+    return Pool(gpu, facts, 8, 4, find_link(intra or facts.intra_link), find_link(inter))
 
 
 def copied(job: Workload, plans: Plans) -> list[float]:
@@ -41,11 +41,11 @@ def seconds(job: Workload, plan: Plan, where: Pool) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["intra", "inter"])
 def test_one_faster_link_slows_no_step_down(name: str, plan: Plan) -> None:
     """Neither where the exchanges wait for that link, nor where they wait for the other one."""
-    found, before = pool("h100-sxm", "efa-3200"), np.inf
+    gpu_pool, before = pool("h100-sxm", "efa-3200"), np.inf
     for factor in (0.1, 0.3, 0.6, 1.0, 2.0):
-        link = getattr(found, name)
+        link = getattr(gpu_pool, name)
         faster = replace(link, bandwidth_bytes_per_s=factor * link.bandwidth_bytes_per_s)
-        total = seconds(JOB, plan, replace(found, **{name: faster}))["total"]
+        total = seconds(JOB, plan, replace(gpu_pool, **{name: faster}))["total"]
         assert total <= before * (1 + 1e-12)
         before = total
 
@@ -150,15 +150,15 @@ def test_weights_in_fp8_alone_are_gathered_so() -> None:
     """NeMo gathers a byte of each updated weight of the layers, as --fp8-param-gather says; Megatron-LM two."""
     plans, where = Plans.of(Plan(data=16, zero_stage=1)), pool("h100-sxm")
     job = replace(JOB, precision="fp8")
-    found = {}
+    seconds = {}
     for name in ("nemo", "megatron"):
         own = replace(job, framework=name)
         caps, units = overlap.Caps.whole(1), np.ones(1)
         sharded = models.shard(own, plans)
         whole = Held.of(own, sharded, plans)
-        found[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
+        seconds[name] = sync_seconds(own, sharded, whole, plans, where, caps, units, constants.shipped()).updated_s[0]
     layered = models.shard(job, plans).layered_share(plans)[0]
-    assert found["nemo"] == pytest.approx(found["megatron"] * (1 - layered / 2), rel=0.05)
+    assert seconds["nemo"] == pytest.approx(seconds["megatron"] * (1 - layered / 2), rel=0.05)
 
 
 def test_userbuffers_need_sequence_parallelism() -> None:
@@ -222,7 +222,7 @@ def test_the_host_s_work_per_step_grows_with_the_tensors() -> None:
 
 
 def test_every_plan_has_a_finite_step() -> None:
-    found = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
-    sharded = models.shard(JOB, found)
-    times = step(JOB, sharded, found, pool(), kernel_seconds(JOB, sharded, pool().gpu))
+    plans = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
+    sharded = models.shard(JOB, plans)
+    times = step(JOB, sharded, plans, pool(), kernel_seconds(JOB, sharded, pool().gpu))
     assert np.isfinite(times.total).all() and (times.total > 0).all()

@@ -46,7 +46,7 @@ def test_values_as_they_are_written(text: str, numbers: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("training.globalBatchSize", "cannot read"),
         ("=1", "cannot read"),
@@ -63,8 +63,8 @@ def test_values_as_they_are_written(text: str, numbers: list[float]) -> None:
         ("link.bandwidth=1", "no pool has a number"),
     ],
 )
-def test_values_that_cannot_be_meant(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_values_that_cannot_be_meant(text: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
         Over.parse(text)
 
 
@@ -98,7 +98,7 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "problem"),
     [
         ("pool.gpus", Value(12), "do not fill nodes"),
         ("pool.gpus", Value(0), "no count"),
@@ -112,8 +112,8 @@ def test_arithmetic_goes_with_the_clock_and_the_multiprocessors(field: str) -> N
         ("link.interNode.bandwidth", Value(0), "not positive"),
     ],
 )
-def test_numbers_that_no_pool_can_have(field: str, value: Value, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_numbers_that_no_pool_can_have(field: str, value: Value, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
         vary([POOL], field, value)
 
 
@@ -151,9 +151,9 @@ def steps(rows: Sequence[dict[str, str]], pool: str) -> list[float]:
 def test_a_better_machine_is_no_slower(capsys: pytest.CaptureFixture[str]) -> None:
     for field in ("link.interNode.bandwidth", "gpu.bandwidth"):
         rows = swept(capsys, f"{field}=x0.25,x1,x4")
-        found = steps(rows, "l4")
+        seconds = steps(rows, "l4")
         # Of plans that tie the simplest is shown, which is some percent behind the best.
-        assert found[0] > found[2] and found[0] * 1.05 >= found[1] >= found[2] * 0.95, field
+        assert seconds[0] > seconds[2] and seconds[0] * 1.05 >= seconds[1] >= seconds[2] * 0.95, field
 
 
 def test_price_changes_cost_in_proportion_and_time_not_at_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,8 +241,8 @@ positive = st.floats(min_value=1e-6, max_value=1e12, allow_nan=False)
 
 @given(st.lists(st.tuples(positive, positive), min_size=1, max_size=6), st.sampled_from([0, 2, 10]))
 def test_every_point_lies_in_the_frame_and_between_ticks(points: list[tuple[float, float]], base: int) -> None:
-    found = tuple(charts.Point(x, y) for x, y in points)
-    chart = charts.Chart("t", charts.Axis("x", base=base), charts.Axis("y", base=base), (charts.Series("s", found),))
+    series = tuple(charts.Point(x, y) for x, y in points)
+    chart = charts.Chart("t", charts.Axis("x", base=base), charts.Axis("y", base=base), (charts.Series("s", series),))
     root = ET.fromstring(charts.svg(chart, "t"))  # noqa: S314 (our own text)
     for mark in root.iter("{http://www.w3.org/2000/svg}g"):
         place = mark.get("transform", "")

@@ -38,8 +38,8 @@ plans = st.builds(
 owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30))
 
 
-def at(found: JobRuns, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
-    ratio, width = found.columns(place, Plans.of(plan))
+def at(runs: JobRuns, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
+    ratio, width = runs.columns(place, Plans.of(plan))
     return float(ratio[0]), float(width[0])
 
 
@@ -59,22 +59,22 @@ def test_one_run_moves_its_job_everywhere_with_the_sign_of_its_deviation(own: Jo
 
 @settings(max_examples=100)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_a_range_never_widens_with_another_run(found: list[JobRun], place: Place, plan: Plan) -> None:
-    widths = [at(JobRuns(tuple(found[:count])), place, plan)[1] for count in range(len(found) + 1)]
+def test_a_range_never_widens_with_another_run(runs: list[JobRun], place: Place, plan: Plan) -> None:
+    widths = [at(JobRuns(tuple(runs[:count])), place, plan)[1] for count in range(len(runs) + 1)]
     assert all(later <= before * (1 + 1e-9) for before, later in itertools.pairwise(widths))
 
 
 @settings(max_examples=50)
 @given(st.lists(owns, min_size=1, max_size=6), places, plans)
-def test_no_correction_is_larger_than_a_forecast_can_be_off(found: list[JobRun], place: Place, plan: Plan) -> None:
-    assert 1 / MOST <= at(JobRuns(tuple(found)), place, plan)[0] <= MOST
+def test_no_correction_is_larger_than_a_forecast_can_be_off(runs: list[JobRun], place: Place, plan: Plan) -> None:
+    assert 1 / MOST <= at(JobRuns(tuple(runs)), place, plan)[0] <= MOST
 
 
 def test_a_run_moves_the_more_the_more_it_shares() -> None:
-    found = JobRuns((JobRun(A100, PLAN, 0.3, reports=20),))
+    runs = JobRuns((JobRun(A100, PLAN, 0.3, reports=20),))
     other = replace(PLAN, tensor=2, data=4)
     moved = [
-        -math.log(at(found, *where)[0])
+        -math.log(at(runs, *where)[0])
         for where in (
             (replace(H100, sequence_length=8192), other),
             (H100, other),
@@ -126,11 +126,11 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_pairs_are_of_one_source_and_model(table: Path) -> None:
-    found = transfer.subjects([table])
-    ids = [row["id"] for row in found.measured.rows]
+    subjects = transfer.subjects([table])
+    ids = [row["id"] for row in subjects.measured.rows]
     named = {
         kind: {f"{ids[one]}{ids[other]}" for one, other in zip(*both, strict=True)}
-        for kind, both in transfer.pairs(found).items()
+        for kind, both in transfer.pairs(subjects).items()
     }
     assert named == {
         "other GPU": {"ab", "ba", "bc", "cb", "bd", "db"},
@@ -140,20 +140,20 @@ def test_pairs_are_of_one_source_and_model(table: Path) -> None:
 
 
 def test_a_deviation_that_all_runs_share_is_corrected(table: Path) -> None:
-    found = transfer.subjects([table])
-    for kind, both in transfer.pairs(found).items():
-        told = transfer.line(found, transfer.held(found, kind, *both))
-        assert told.errors["raw"] == pytest.approx(0.248, abs=0.001)
-        assert told.errors["scaled"] < 0.001 < told.errors["corrected"] < told.errors["raw"]
-        assert told.interval == pytest.approx((told.gain, told.gain)), "one source cannot vary"
-        assert told.width < 1
+    subjects = transfer.subjects([table])
+    for kind, both in transfer.pairs(subjects).items():
+        line = transfer.line(subjects, transfer.held(subjects, kind, *both))
+        assert line.errors["raw"] == pytest.approx(0.248, abs=0.001)
+        assert line.errors["scaled"] < 0.001 < line.errors["corrected"] < line.errors["raw"]
+        assert line.interval == pytest.approx((line.gain, line.gain)), "one source cannot vary"
+        assert line.width < 1
 
 
 def test_the_command_prints_a_line_for_each_kind(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "transfer", str(table)]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "5 measured runs of 1 sources"
-    assert [line[:11].strip() for line in told[3:]] == ["other GPU", "other count", "other plan"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "5 measured runs of 1 sources"
+    assert [line[:11].strip() for line in lines[3:]] == ["other GPU", "other count", "other plan"]
 
 
 def test_a_table_without_measured_steps_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,14 +167,15 @@ def test_a_table_without_measured_steps_is_one_line(tmp_path: Path, capsys: pyte
 @pytest.mark.skipif("TILECAST_DATA" not in os.environ, reason="TILECAST_DATA is not set")
 def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
     folder = Path(os.environ["TILECAST_DATA"]) / "e2e"
-    found = transfer.subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
-    told = {
-        kind: transfer.line(found, transfer.held(found, kind, *both)) for kind, both in transfer.pairs(found).items()
+    subjects = transfer.subjects([folder / "published_dev.csv", folder / "neusight_dev.csv"])
+    lines = {
+        kind: transfer.line(subjects, transfer.held(subjects, kind, *both))
+        for kind, both in transfer.pairs(subjects).items()
     }
-    other = told["other GPU"]
+    other = lines["other GPU"]
     assert other.errors["corrected"] < 0.92 * other.errors["raw"]
     assert other.errors["corrected"] < other.errors["scaled"] < other.errors["bandwidth"]
-    assert told["other count"].gain < 0.72
-    assert told["other plan"].gain < 0.9
-    assert all(item.covered[1] >= 0.85 for item in told.values())
+    assert lines["other count"].gain < 0.72
+    assert lines["other plan"].gain < 0.9
+    assert all(item.covered[1] >= 0.85 for item in lines.values())
     assert np.isfinite(other.interval).all()

@@ -45,11 +45,11 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "t.csv") -
     ],
 )
 def test_words_of_a_source_mean_a_link(gpu: str, words: str, shape: str, link: str, tmp_path: Path) -> None:
-    found = read(table(tmp_path, f'x,{gpu},"{words}",all_reduce,fp16,{shape},1048576,100'))
-    assert found.link == [link]
-    assert found.reason == [""]
-    assert 0 < found.lower[0] < found.seconds[0] < found.upper[0]
-    assert found.bound[0] < found.seconds[0]
+    samples = read(table(tmp_path, f'x,{gpu},"{words}",all_reduce,fp16,{shape},1048576,100'))
+    assert samples.link == [link]
+    assert samples.reason == [""]
+    assert 0 < samples.lower[0] < samples.seconds[0] < samples.upper[0]
+    assert samples.bound[0] < samples.seconds[0]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
@@ -88,8 +88,8 @@ def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
     )
     same = read(table(tmp_path, f"{plain},4096,10,2", header=HEADER + ",concurrent_groups")).seconds
     assert same == read(table(tmp_path, f"{plain},4096,10")).seconds
-    found = read(table(tmp_path, f"{two},4096,10,8", header=HEADER + ",gpus_per_node"))
-    assert found.measured.local.tolist() == [8.0]
+    samples = read(table(tmp_path, f"{two},4096,10,8", header=HEADER + ",gpus_per_node"))
+    assert samples.measured.local.tolist() == [8.0]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_more_groups_per_node_have_the_same_shape(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_cannot_be_priced_loses_no_other(old: str, new: str, reason: str, tmp_path: Path) -> None:
-    found = read(table(tmp_path, NVSWITCH.replace(old, new) + ",8,1", f"{NVSWITCH},8,1"))
-    assert found.reason == [reason, ""]
-    assert np.isnan(found.seconds).tolist() == [True, False]
+    samples = read(table(tmp_path, NVSWITCH.replace(old, new) + ",8,1", f"{NVSWITCH},8,1"))
+    assert samples.reason == [reason, ""]
+    assert np.isnan(samples.seconds).tolist() == [True, False]
 
 
 def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
-    found = read(table(tmp_path, f"{NVSWITCH},0,9", f"{NVSWITCH},1,9"))
-    assert found.reason == ["empty-buffer", ""]
-    assert np.isnan(found.seconds).tolist() == [True, False]
+    samples = read(table(tmp_path, f"{NVSWITCH},0,9", f"{NVSWITCH},1,9"))
+    assert samples.reason == ["empty-buffer", ""]
+    assert np.isnan(samples.seconds).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_an_empty_buffer_is_not_scored(tmp_path: Path) -> None:
     ],
 )
 def test_words_and_figures_of_a_network_give_its_rate(gpu: str, words: str, gigabytes: float, nics: int) -> None:
-    found = network_link(words.split(";")[1], find_gpu(gpu), 8)
-    assert (found.bandwidth_bytes_per_s, found.nics) == (gigabytes * 1e9, nics)
+    link = network_link(words.split(";")[1], find_gpu(gpu), 8)
+    assert (link.bandwidth_bytes_per_s, link.nics) == (gigabytes * 1e9, nics)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_words_name_the_link_inside_a_node(gpu: str, words: str, link: str) -> N
 
 def test_links_may_be_named(tmp_path: Path) -> None:
     header = "op,bytes,n_gpus,n_nodes,link,network,latency_us"
-    found = read(table(tmp_path, "all_reduce,1e6,16,2,nvlink4,pod-tcp,1e4", header=header))
-    assert found.link == ["pod-tcp"]
+    samples = read(table(tmp_path, "all_reduce,1e6,16,2,nvlink4,pod-tcp,1e4", header=header))
+    assert samples.link == ["pod-tcp"]
 
 
 BAD = {
@@ -235,12 +235,12 @@ def data() -> list[Path]:
 def test_every_published_table_is_read_and_beats_the_line_rate() -> None:
     tables = [read(path) for path in data()]
     assert len(tables) >= 5
-    for found in tables:
-        assert {*found.reason} <= {"", *REASONS}
-        scored = np.isfinite(found.seconds) & np.isfinite(found.measured.seconds)
+    for one in tables:
+        assert {*one.reason} <= {"", *REASONS}
+        scored = np.isfinite(one.seconds) & np.isfinite(one.measured.seconds)
         if scored.any():
-            taken = found.measured.seconds[scored]
-            ours, plain = (abs(column[scored] / taken - 1).mean() for column in (found.seconds, found.bound))
+            taken = one.measured.seconds[scored]
+            ours, plain = (abs(column[scored] / taken - 1).mean() for column in (one.seconds, one.bound))
             assert ours < 0.6 * plain
 
 
@@ -248,8 +248,8 @@ def test_every_published_table_is_read_and_beats_the_line_rate() -> None:
 @pytest.mark.parametrize(("link", "ceiling"), [("nvlink3", (0.09, 0.11)), ("nvlink4", (0.09, 0.13))])
 def test_links_keep_their_accuracy(link: str, ceiling: tuple[float, float]) -> None:
     """Measured when set on nccl-tests' rows: nvlink3 6.6 % from 1 MiB and 7.7 % below, nvlink4 6.5 and 10.8 %."""
-    found = read(next(path for path in data() if path.name == "nccl.csv"))
-    error = abs(found.seconds / found.measured.seconds - 1)
-    rows, large = np.array(found.link) == link, found.measured.size_bytes >= 2**20
+    samples = read(next(path for path in data() if path.name == "nccl.csv"))
+    error = abs(samples.seconds / samples.measured.seconds - 1)
+    rows, large = np.array(samples.link) == link, samples.measured.size_bytes >= 2**20
     assert error[rows & large].mean() < ceiling[0]
     assert error[rows & ~large].mean() < ceiling[1]

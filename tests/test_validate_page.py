@@ -23,17 +23,17 @@ LENGTHS = (512, 1024, 2048)
 
 def rows() -> list[dict[str, str]]:
     """Forecasts of 42 runs as measurements; those of 2,048 tokens took half as long again, and one has a peak."""
-    found = [
+    result = [
         {**ROW, "id": f"r{number}-{length}", "source": source, "split_group": source, "seq_len": str(length),
          "micro_batch_per_gpu": str(micro), "global_batch": str(32 * micro), "url_or_repo_path": "", "framework": "x"}
         for number, source in enumerate(SOURCES) for length in LENGTHS for micro in (1, 2)
     ]  # fmt: skip
-    for row, item in zip(found, runs.forecast(found), strict=True):
+    for row, item in zip(result, runs.forecast(result), strict=True):
         assert item.seconds is not None
         row["step_time_s_derived"] = f"{item.seconds * (1.5 if row['seq_len'] == '2048' else 1.0):.6f}"
         row["peak_mem_gb_per_gpu"] = ""
-    found[0]["peak_mem_gb_per_gpu"] = "20"
-    return found
+    result[0]["peak_mem_gb_per_gpu"] = "20"
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_bins_that_are_off_are_marked_and_others_are_not(report: Path) -> None:
     )
     assert table is not None
     lines = {
-        found[1]: (found[0], re.findall(r"<td[^>]*>(.*?)</td>", found[2]))
-        for found in re.findall(r'<tr( class="off")?><th scope="row">(\d+)</th>(.*?)</tr>', table[0])
+        one[1]: (one[0], re.findall(r"<td[^>]*>(.*?)</td>", one[2]))
+        for one in re.findall(r'<tr( class="off")?><th scope="row">(\d+)</th>(.*?)</tr>', table[0])
     }
     assert [lines[str(length)][1] for length in LENGTHS] == [
         ["14", "7", "1.00", "0.00", ""], ["14", "7", "1.00", "0.00", ""], ["14", "7", "0.67", "0.00", "off"],
@@ -115,14 +115,14 @@ def test_what_the_table_holds_stays_text(report: Path) -> None:
 def test_the_page_says_what_the_summary_says(report: Path, measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = report.read_text()
     assert main(["validate", "runs", str(measured), "--parts"]) == 0
-    told = capsys.readouterr().out
-    for line in told.splitlines():
+    output = capsys.readouterr().out
+    for line in output.splitlines():
         if line.startswith(("42 rows", "grade A", "macro error", "90 %", "called too", "measured peaks", "mean over")):
             assert f"<p>{escape(line)}</p>" in page
-    (total,) = re.findall(r"^all +42 +7 +(.*)$", told, re.MULTILINE)
+    (total,) = re.findall(r"^all +42 +7 +(.*)$", output, re.MULTILINE)
     cells = "".join(f'<td class="n">{cell}</td>' for cell in total.split())
     assert f'<th scope="row">all</th><td class="n">42</td><td class="n">7</td>{cells}' in page
-    for name, share, factor, error in re.findall(r"^([a-z ]+?) +([\d.]+%) +([\d.]+) +([\d.]+)", told, re.MULTILINE):
+    for name, share, factor, error in re.findall(r"^([a-z ]+?) +([\d.]+%) +([\d.]+) +([\d.]+)", output, re.MULTILINE):
         cells = "".join(f'<td class="n">{cell}</td>' for cell in (share, factor, error))
         assert f'<th scope="row">{name}</th>{cells}' in page
 

@@ -91,18 +91,18 @@ def test_old_tensorflow_exchanges_gradients_over_grpc(framework: str, link: str)
 
 
 def test_megatron_s_own_kernels_are_fused_and_tensorflow_s_compiler_is_xla() -> None:
-    said = {**ROW, "fused_kernels": "0", "execution": "compiled"}
-    assert table.read({**said, "framework": "Megatron-LM"}).workload.fused_kernels
-    assert not table.read({**said, "framework": "PyTorch"}).workload.fused_kernels
-    assert table.execution({**said, "framework": "TensorFlow 2.3"}) == "xla"
-    assert table.execution({**said, "framework": "PyTorch"}) == "compiled"
+    row = {**ROW, "fused_kernels": "0", "execution": "compiled"}
+    assert table.read({**row, "framework": "Megatron-LM"}).workload.fused_kernels
+    assert not table.read({**row, "framework": "PyTorch"}).workload.fused_kernels
+    assert table.execution({**row, "framework": "TensorFlow 2.3"}) == "xla"
+    assert table.execution({**row, "framework": "PyTorch"}) == "compiled"
 
 
 def test_deepspeed_reduces_after_the_backward_pass() -> None:
     job = {**ROW, "framework": "DeepSpeed", "zero_stage": "1", "grad_accum": "1", "global_batch": "16"}
-    (usual,), (told,) = (runs.forecast([{**job, "notes": notes}]) for notes in ("", "no gradient bucketing"))
-    assert usual.parts and told.parts
-    assert usual.parts["communication"] == told.parts["communication"]
+    (usual,), (unbucketed,) = (runs.forecast([{**job, "notes": notes}]) for notes in ("", "no gradient bucketing"))
+    assert usual.parts and unbucketed.parts
+    assert usual.parts["communication"] == unbucketed.parts["communication"]
 
 
 def test_a_run_that_reduces_at_the_end_says_so() -> None:
@@ -164,10 +164,10 @@ SHAPES = (
 @pytest.mark.parametrize("column", SHAPES)
 def test_no_number_in_a_row_loses_the_others(column: str) -> None:
     rows = [ROW] + [{**ROW, column: value, "family": family} for value in NUMBERS for family in ("decoder", "moe")]
-    found = runs.forecast(rows)
-    assert len(found) == len(rows)
-    assert found[0] == runs.forecast([ROW])[0]
-    for item in found:
+    forecasts = runs.forecast(rows)
+    assert len(forecasts) == len(rows)
+    assert forecasts[0] == runs.forecast([ROW])[0]
+    for item in forecasts:
         assert (item.seconds is None) == (item.reason in REASONS)
         assert item.seconds is None or 0 < item.seconds < float("inf")
 
@@ -175,8 +175,8 @@ def test_no_number_in_a_row_loses_the_others(column: str) -> None:
 @pytest.mark.parametrize("notes", NOTES)
 def test_no_note_in_a_row_loses_the_others(notes: str) -> None:
     changes: list[dict[str, str]] = [{}, {"family": "moe"}, {"task": "lora"}]
-    found = runs.forecast([{**ROW, **change, "notes": notes} for change in changes])
-    assert all((item.seconds is None) == (item.reason in REASONS) for item in found)
+    forecasts = runs.forecast([{**ROW, **change, "notes": notes} for change in changes])
+    assert all((item.seconds is None) == (item.reason in REASONS) for item in forecasts)
 
 
 @pytest.mark.parametrize("measured", ["n/a", "0", "nan", "-1", ""])
@@ -242,7 +242,7 @@ CEILINGS = {"vtrain_dev.csv": 0.095, "published_dev.csv": 0.145, "neusight_dev.c
 
 
 def test_a_source_that_moves_a_constant_has_its_own() -> None:
-    assert all(found != constants.shipped() for found in runs.left_out().values())
+    assert all(one != constants.shipped() for one in runs.left_out().values())
     with pytest.raises(KeyError):
         constants.with_values({"overlap.unheard.of": 1.0})
 

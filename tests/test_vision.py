@@ -20,7 +20,7 @@ from tilecast.models.numerics import Numerics
 from tilecast.models.traced import document
 from tilecast.spec import SpecError, Workload
 from tilecast.validate import runs
-from tilecast.validate.graphs import Graphs, Wanted, wanted
+from tilecast.validate.graphs import GraphName, Graphs, graph_of
 
 RESNET = Path(__file__).parent / "graphs" / "resnet.json"
 ONE = np.ones(1, dtype=np.int64)
@@ -50,14 +50,14 @@ def copies(**how: Any) -> int:
 
 
 def test_a_row_names_its_graph_by_model_and_image_size() -> None:
-    assert wanted(ROW) == Wanted("some_net", IMAGE)
-    assert wanted({**ROW, "notes": ""}) == Wanted("some_net", 0)
-    assert Wanted("some_net", 224).file == "some_net@224.json" and Wanted("some_net", 0).file == "some_net.json"
+    assert graph_of(ROW) == GraphName("some_net", IMAGE)
+    assert graph_of({**ROW, "notes": ""}) == GraphName("some_net", 0)
+    assert GraphName("some_net", 224).file == "some_net@224.json" and GraphName("some_net", 0).file == "some_net.json"
 
 
 @pytest.mark.parametrize("name", ["", "..\\x", "a/b c", "timm/", "a\0b"])
 def test_a_name_that_is_no_files_asks_for_no_graph(name: str) -> None:
-    assert wanted({**ROW, "model_name": name}) is None
+    assert graph_of({**ROW, "model_name": name}) is None
 
 
 def test_a_row_is_priced_from_its_graph(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_a_damaged_graph_is_one_line_with_its_file(
     table = tmp_path / "runs.csv"
     table.write_text(",".join(ROW) + "\n" + ",".join(f'"{value}"' for value in ROW.values()) + "\n")
     assert main(["validate", "runs", str(table), "--graphs", str(tmp_path)]) == 2
-    told = capsys.readouterr().err.strip()
-    assert "\n" not in told and f"some_net@{IMAGE}.json" in told
+    message = capsys.readouterr().err.strip()
+    assert "\n" not in message and f"some_net@{IMAGE}.json" in message
 
 
 def test_a_folder_of_graphs_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def emitted(memory_format: Any, **dims: float) -> list[Op]:
 
 
 def test_depthwise_convolutions_run_without_copies() -> None:
-    found = emitted("contiguous", c_in=64.0, c_out=64.0, groups=64.0)
-    assert not any("layout" in op.name for op in found)
+    names = emitted("contiguous", c_in=64.0, c_out=64.0, groups=64.0)
+    assert not any("layout" in op.name for op in names)
 
 
 def test_channels_that_fill_no_word_are_padded_by_copies_in_any_layout() -> None:
@@ -128,8 +128,8 @@ def test_channels_that_fill_no_word_are_padded_by_copies_in_any_layout() -> None
 
 @pytest.mark.parametrize(("groups", "kind"), [(32.0, "conv"), (64.0, "conv"), (8.0, "direct_conv")])
 def test_channels_last_groups_have_tensor_kernels_in_multiples_of_32(groups: float, kind: str) -> None:
-    found = emitted("channelsLast", c_in=512.0, c_out=512.0, groups=groups)
-    assert {KIND_NAMES[op.table.kind[0]] for op in found} == {kind}
+    names = emitted("channelsLast", c_in=512.0, c_out=512.0, groups=groups)
+    assert {KIND_NAMES[op.table.kind[0]] for op in names} == {kind}
     assert {KIND_NAMES[op.table.kind[0]] for op in emitted("contiguous", c_in=512.0, c_out=512.0, groups=groups)} == {
         "conv", "elementwise",
     }  # fmt: skip
@@ -175,8 +175,8 @@ def test_the_memory_format_of_a_bare_model_is_a_flag(capsys: pytest.CaptureFixtu
 def test_the_gradient_of_regions_is_added_neighbour_by_neighbour() -> None:
     def written(name: str, memory_format: str) -> float:
         """Bytes that the gradient writes for each pixel of a region."""
-        found = ops(model=models.preset(name), precision="fp32", memory_format=memory_format)
-        gradient = next(op for op in found if op.name == "align.gradient")
+        walked_ops = ops(model=models.preset(name), precision="fp32", memory_format=memory_format)
+        gradient = next(op for op in walked_ops if op.name == "align.gradient")
         ((_, _, dims),) = gradient.table.groups()
         return float(dims["written_bytes"][0])
 
@@ -199,6 +199,6 @@ def test_windows_of_swin_are_no_larger_than_the_image_and_cover_it(image: int, w
         warnings.simplefilter("error")
         built = models.build(Workload(model, 1, 1, training=False), Shards(ONE, ONE, ONE, ONE, 0 * ONE))
     stages = [block for block in built.layers if block.name.endswith("-layer")]
-    found = [next(op for op in stage.ops if op.name == "attention.scores").table.flops()[0] for stage in stages]
+    flops = [next(op for op in stage.ops if op.name == "attention.scores").table.flops()[0] for stage in stages]
     wide = [2.0 * count * side**4 * 192 * 2**stage for stage, (count, side) in enumerate(windows)]
-    assert found == pytest.approx(wide)
+    assert flops == pytest.approx(wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tilecast import models, search
@@ -13,12 +14,14 @@ from tilecast.advise.remedies import roomier
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Stated, Workload
+from tilecast.step import hastened
+from tilecast.step.blocks import kernel_seconds
 
 
 def pool(gpu: str, nodes: int, price: float | None, link: str = "infiniband-hdr-8x200", per_node: int = 8) -> Pool:
-    found = find_gpu(gpu)
+    facts = find_gpu(gpu)
     inter = find_link(link)
-    return Pool(found.name, found, per_node, nodes, find_link(found.intra_link), inter, price_per_gpu_hour=price)
+    return Pool(facts.name, facts, per_node, nodes, find_link(facts.intra_link), inter, price_per_gpu_hour=price)
 
 
 POOLS = [pool("h100-sxm", 2, 6.9), pool("a100-80", 2, 3.4), pool("l4", 2, 0.8, "ethernet-25"), pool("t4", 2, 0.5)]
@@ -52,9 +55,9 @@ REQUESTS: dict[str, Request] = {
 def given(name: str) -> tuple[Advice, list[tuple[str, Plan | None, Change]]]:
     """The advice, and every change that it names with its pool and the plan that it is for."""
     advice = advise(REQUESTS[name], POOLS)
-    found = [(item.pool, item.plan, item.change) for item in advice.why_not if item.subject != "pool" and item.change]
-    found += [(item.pool, None, item.change) for item in advice.why_not if item.subject == "pool" and item.change]
-    return advice, [*found, *((item.pool, None, item.change) for item in advice.rejections if item.change)]
+    changes = [(item.pool, item.plan, item.change) for item in advice.why_not if item.subject != "pool" and item.change]
+    changes += [(item.pool, None, item.change) for item in advice.why_not if item.subject == "pool" and item.change]
+    return advice, [*changes, *((item.pool, None, item.change) for item in advice.rejections if item.change)]
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -78,9 +81,9 @@ def check_plan(advice: Advice, before: Pool, plan: Plan, change: Change) -> None
     best = advice.best
     assert best is not None
     if change.input == "plan":
-        found = search.find(best.workload, before)
-        row = next(index for index, one in enumerate(found.plans) if str(one) == change.value and found.fits[index])
-        one = found.plans.row(row)
+        plans = search.find(best.workload, before)
+        row = next(index for index, one in enumerate(plans.plans) if str(one) == change.value and plans.fits[index])
+        one = plans.plans.row(row)
         assert (one.data, one.tensor, one.pipeline) == (plan.data, plan.tensor, plan.pipeline)
         return
     _, after = apply(change, advice.request, before)
@@ -156,9 +159,9 @@ def test_the_least_memory_that_would_do_is_told() -> None:
     request = Request("one", replace(LARGE, global_batch=1), constraints=Constraints(gpus=1))
     where = replace(pool("l4", 1, 0.8), max_nodes=1)
     (rejection,) = advise(request, [where]).rejections
-    found = roomier(where, float(rejection.memory_bytes or 0))
+    change = roomier(where, float(rejection.memory_bytes or 0))
     for less, fits in ((0, True), (1, False)):
-        changed = apply(replace(found, value=float(found.value) - less), request, where)[1]
+        changed = apply(replace(change, value=float(change.value) - less), request, where)[1]
         assert (advise(request, [changed]).best is not None) == fits
 
 
@@ -231,19 +234,19 @@ def test_every_input_of_the_table_changes_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "told"),
+    ("model", "gpus", "items"),
     [
         ("llama-3.1-8b", 1, "1 node of 2 GPUs instead of 1"),
         ("llama-3-70b", 1, "2 nodes of 8 GPUs instead of 1 node of 1"),
         ("llama-3-70b", 8, "2 nodes instead of 1"),
     ],
 )
-def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str, gpus: int, told: str) -> None:
+def test_a_part_of_a_node_grows_to_a_whole_one_before_there_are_more(model: str, gpus: int, items: str) -> None:
     whole = pool("h100-sxm", 1, 6.9)
     part = replace(whole, gpus_per_node=gpus, usual_gpus_per_node=8)
     request = Request("x", Workload(models.preset(model), 4096, 64))
     (rejection,) = advise(request, [part]).rejections
-    assert rejection.change is not None and rejection.remedy == told
+    assert rejection.change is not None and rejection.remedy == items
     after, grown = apply(rejection.change, request, part)
     assert advise(after, [grown]).best is not None
     assert (grown.gpus_per_node, grown.max_nodes) == ((2, 1) if model == "llama-3.1-8b" else (8, 2))
@@ -273,17 +276,17 @@ def test_a_change_names_sizes_that_can_be_had(gpus: int) -> None:
 
 def test_a_precision_helps_a_batch_that_few_counts_divide() -> None:
     """Seven samples go onto one of six V100, though not onto two, three or six."""
-    found = pool("v100-sxm-32", 1, 3.1)
+    gpu_pool = pool("v100-sxm-32", 1, 3.1)
     request = Request("x", Workload(models.preset("t5-small"), 512, 7))
-    (rejection,) = advise(request, [replace(found, gpus_per_node=6)]).rejections
+    (rejection,) = advise(request, [replace(gpu_pool, gpus_per_node=6)]).rejections
     assert rejection.remedy == "train in fp16"
 
 
 def test_a_limit_on_nodes_counts_nodes_not_parts_of_one() -> None:
     part = replace(pool("h100-sxm", 1, 6.9), gpus_per_node=1, usual_gpus_per_node=8)
     request = Request("x", Workload(models.preset("gpt2-xl"), 1024, 64), constraints=Constraints(max_nodes=1))
-    told = [item for item in advise(request, [part, pool("a100-80", 1, 4.1)]).why_not if item.subject == "pool"]
-    (change,) = [item.change for item in told if item.pool == part.name]
+    items = [item for item in advise(request, [part, pool("a100-80", 1, 4.1)]).why_not if item.subject == "pool"]
+    (change,) = [item.change for item in items if item.pool == part.name]
     assert change is not None and change.input == "pool.gpus" and int(change.value) <= 8
 
 
@@ -296,18 +299,31 @@ def test_faster_links_are_faster_and_leave_the_rest() -> None:
     assert fast_times.communication.sum() < 0.5 * slow_times.communication.sum()
 
 
+@pytest.mark.parametrize("workload", [LARGE, replace(LARGE, gradient_sync="parameterServer"), MOE])
+def test_plans_on_several_speeds_at_once_take_what_they_do_on_each(workload: Workload) -> None:
+    factors = np.array([1.0, 1.35, 4.0])
+    plans = search.enumerate_plans(workload, POOLS[2])
+    plans = plans.take(np.arange(0, len(plans), 7))
+    sharded = models.shard(workload, plans)
+    kernels = kernel_seconds(workload, sharded, POOLS[2].gpu)
+    together = hastened(workload, sharded, plans, POOLS[2], kernels, factors)
+    for factor, column in zip(factors, together.T, strict=True):
+        _, fast = apply(Change("pool.links", factor, "wins", ""), Request("x", workload), POOLS[2])
+        np.testing.assert_allclose(column, search.price(workload, plans, fast).step_s, rtol=1e-12)
+
+
 def test_a_job_with_servers_is_told_to_shard_without_them() -> None:
     served = replace(LARGE, gradient_sync="parameterServer")
     request = Request("served", served, plan=Stated.parse("dp=16", "plan"), constraints=Constraints(gpus=16))
-    told = {item.change.input for item in advise(request, POOLS).rejections if item.change}
-    assert "training.gradientSync" in told and not told & {"plan.zeroStage", "training.framework"}
+    inputs = {item.change.input for item in advise(request, POOLS).rejections if item.change}
+    assert "training.gradientSync" in inputs and not inputs & {"plan.zeroStage", "training.framework"}
 
 
 def test_a_framework_that_cannot_shard_is_told_one_that_can() -> None:
     advice = advise(Request("ddp", replace(LARGE, framework="ddp")), POOLS)
-    told = {item.change.input: item for item in advice.rejections if item.change and item.code == "OutOfMemory"}
-    assert "training.framework" in told
-    rejection = told["training.framework"]
+    changes = {item.change.input: item for item in advice.rejections if item.change and item.code == "OutOfMemory"}
+    assert "training.framework" in changes
+    rejection = changes["training.framework"]
     assert rejection.remedy == "fsdp2 instead of ddp"
 
 

@@ -58,12 +58,12 @@ class Measurements:
 
 def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
     """Seconds of every row on those links, (R,)."""
-    found = np.zeros(len(measured))
+    seconds = np.zeros(len(measured))
     for name in np.unique(measured.collective):
         rows = measured.collective == name
         part = measured.where(rows)
-        found[rows] = collectives.seconds(str(name), part.size_bytes, part.group(), intra, inter)
-    return found
+        seconds[rows] = collectives.seconds(str(name), part.size_bytes, part.group(), intra, inter)
+    return seconds
 
 
 BULK = ("simple", "share")
@@ -194,9 +194,10 @@ _PROGRAM = re.compile(rf"({'|'.join(collectives.PROGRAMS)}|[a-z]+)_perf(?![a-z])
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*\S)?"
 )
-# Before a row may stand what a launcher puts there: mpirun's [1,0]<stdout>:, srun's 0:, kubectl's [pod/…] or a time.
+# Before a row may stand what a launcher puts there: mpirun's [1,0]<stdout>:, srun's 0:, pdsh's host:, kubectl's [pod/…]
+# or a time.
 _ROW = re.compile(
-    r"^\s*(?:\[[^\]]*\](?:<\w+>:?)?|\d+:(?=\s)|\S*\d\d:\d\d:\d\d\S*)?"
+    r"^\s*(?:\[[^\]]*\](?:<\w+>:?)?|[\w.-]+:(?=\s)|\S*\d\d:\d\d:\d\d\S*)?"
     r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s+\w+\s+-?\d+\s+(\d\S*)\s+(\d\S*)\s+(\d\S*)\s+(\d\S*|N/A)"
 )
 
@@ -226,7 +227,7 @@ def read_log(path: Path) -> Log:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
-    name = found[1] if (found := _PROGRAM.search(path.name)) else ""
+    name = match[1] if (match := _PROGRAM.search(path.name)) else ""
     hosts: list[tuple[str, str]] = []
     parts: list[Measurements] = []
     gpu, fresh = "", True

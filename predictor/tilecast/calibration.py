@@ -5,7 +5,9 @@ group: of the cluster, of a GPU, of a precision and model family on it, of a ran
 of the run alone; and, across all GPUs, of a framework and model family. `calibration.toml` says how large each is.
 Given the runs seen so far, the expected deviation of a new run is the best linear unbiased prediction (Henderson 1975;
 Robinson, Statistical Science 6, 1991): every group is shrunk towards the coarser one that holds it, and towards 0, by
-exactly as much as its runs leave open. What a job's own runs teach of it elsewhere is `transfer`'s.
+exactly as much as its runs leave open.
+What a job's own runs teach of it elsewhere is `transfer`'s, and what namespaces of a cluster teach each other that of
+`namespaces`.
 
 A group counts only once it has `LEAST` observations, so that nothing moves on one. Runs far from the others are drawn
 in (Huber's weights). Where the newest runs of a pool contradict its older ones, the older ones no longer count.
@@ -18,15 +20,16 @@ import json
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
+from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from tilecast.consensus import Consensus, Party
 from tilecast.spec import Floats, Ints, Workload
 
 LEAST = 3
@@ -56,8 +59,8 @@ def relative_error(predicted: ValueT, observed: ValueT) -> ValueT:
 
 def digest(workload: Workload) -> str:
     """A short name for everything that a workload's step depends on."""
-    said = json.dumps(asdict(replace(workload, steps=None)), sort_keys=True, default=repr)
-    return hashlib.sha256(said.encode()).hexdigest()[:8]
+    text = json.dumps(asdict(replace(workload, steps=None)), sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def scale(gpus: int) -> str:
@@ -87,6 +90,8 @@ class Run:
     observations: int = 1
     framework: str = ""
     """As `framework_of` names it; empty where that is not known, and then the run shares nothing by it."""
+    namespace: str = ""
+    """Whose run it is."""
 
     @property
     def deviation(self) -> float:
@@ -150,8 +155,8 @@ class Calibration:
         """What applies to a workload on so many GPUs of a kind."""
         if not self.corrections:
             return Correction()
-        found = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
-        return replace(found, ratio=found.ratio * self.crossed(framework_of(workload), workload.model.family))
+        correction = self.at((gpu, workload.precision, workload.model.family, scale(gpus), digest(workload)))
+        return replace(correction, ratio=correction.ratio * self.crossed(framework_of(workload), workload.model.family))
 
     def crossed(self, framework: str, family: str) -> float:
         """The ratio of a framework and family, which the others are multiplied by."""
@@ -197,29 +202,18 @@ def deviations() -> Mapping[str, float]:
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:
-    """The correction of every group that has a run, and of those that hold it.
+    """The correction of every group that has a run, and of those that hold it; all runs count fully.
 
     Args:
         runs: oldest first; those that `drifted` supersedes are left aside.
         known: other deviations than `deviations()`.
     """
-    found = _Fit.of(current(runs), known or deviations())
-    if found is None:
-        return Calibration()
-    keys = sorted({group(run)[:depth] for run in found.runs for _, depth in LEVELS})
-    names = sorted({(run.framework, run.family) for run in found.runs if run.framework})
-    return Calibration(
-        tuple(one for key in keys if (one := found.correction(key)) is not None),
-        tuple(one for name in names if (one := found.crossed(name)) is not None),
-    )
+    return RunFit.of(current(runs), known or deviations()).calibration()
 
 
 def left_out(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Floats:
     """The signed relative error of every current run under a calibration that has not seen it, (n,)."""
-    now = current(runs)
-    found = _Fit.of(now, known or deviations())
-    deviation = np.array([run.deviation for run in now])
-    error: Floats = np.expm1(deviation if found is None else found.left_out())
+    error: Floats = np.expm1(RunFit.of(current(runs), known or deviations()).left_out())
     return error
 
 
@@ -244,14 +238,14 @@ def drifted(runs: Sequence[Run]) -> int | None:
     """
     deviation = np.array([run.deviation for run in runs])
     floor = deviations()["report"]
-    found: list[tuple[float, int]] = []
+    segments: list[tuple[float, int]] = []
     for count in range(NEWEST // 2, min(NEWEST, len(runs) - NEWEST // 2) + 1):
         old, new = deviation[:-count], deviation[-count:]
         rest = np.concatenate([old - np.median(old), new - np.median(new)])
         error = 1.2533 * max(_mad(rest), floor) * math.sqrt(1 / len(new) + 1 / len(old))
         if abs(float(np.median(new) - np.median(old))) > DRIFT * error:
-            found.append((float(np.abs(rest).sum()), len(runs) - count))
-    return min(found)[1] if found else None
+            segments.append((float(np.abs(rest).sum()), len(runs) - count))
+    return min(segments)[1] if segments else None
 
 
 def median(values: Sequence[float]) -> float:
@@ -267,109 +261,206 @@ def _mad(residuals: Floats) -> float:
     return 1.4826 * float(np.median(np.abs(residuals)))
 
 
-def _crossed(runs: Sequence[Run]) -> npt.NDArray[np.bool_]:
-    """Which runs share the deviation of a framework and family that was observed often enough, (n, n); a run of a known
-    framework has one of its own in any case."""
-    named = np.array([bool(run.framework) for run in runs])
-    reports = np.array([run.observations for run in runs])
-    _, of = np.unique([f"{run.framework}|{run.family}" for run in runs], return_inverse=True)
-    enough = np.bincount(of, reports)[of] >= LEAST
-    return np.asarray((of[:, None] == of[None]) & (named & enough)[:, None]) | np.diag(named)
+_Effect: TypeAlias = tuple[str, Key]
+"""A level and the group that has the deviation."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """Runs with their inverse covariance."""
+@dataclass(frozen=True)
+class RunFit:
+    """Runs that count fully, with their inverse covariance, and what others teach."""
 
     runs: tuple[Run, ...]
     known: Mapping[str, float]
-    keys: tuple[Key, ...]
-    counts: Mapping[tuple[int, Key], int]
+    others: tuple[RunFit, ...]
+    counts: Mapping[_Effect, int]
+    """Observations of every group."""
+    members: Mapping[_Effect, int]
+    """Runs of every group."""
+    index: Mapping[Hashable, int]
+    """Columns of the effects that runs share or others teach."""
+    mean: Floats
+    """What others teach of the effects, in their standard deviations, (m,)."""
+    covariance: Floats
+    """What they leave open of them, (m, m)."""
+    shares: Floats
+    """How much of each of the effects is in a run's deviation, (n, m)."""
+    noise: Floats
+    """Covariance of what else there is, (n, n)."""
     inverse: Floats
     """Of the covariance of the deviations, (n, n)."""
+    deviation: Floats
+    """Of the runs, less what others expect, (n,)."""
     drawn: Floats
-    """Deviations, outliers drawn in, (n,)."""
+    """The same, outliers drawn in, (n,)."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], known: Mapping[str, float]) -> _Fit | None:
-        if not runs:
-            return None
-        keys = tuple(group(run) for run in runs)
-        counts: Counter[tuple[int, Key]] = Counter()
-        for run, key in zip(runs, keys, strict=True):
-            for _, depth in LEVELS:
-                counts[depth, key[:depth]] += run.observations
-        if counts[0, ()] < LEAST:
-            return None
-        noise = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
-        covariance = np.diag(noise)
-        for name, depth in LEVELS:
-            variance = known[name] ** 2
-            _, member = np.unique(["|".join(key[:depth]) for key in keys], return_inverse=True)
-            holds = np.array([counts[depth, key[:depth]] >= LEAST for key in keys])
-            covariance += variance * ((member[:, None] == member[None]) & holds[:, None])
-            covariance += np.diag(variance * ~holds)
-        covariance += known[SOFTWARE] ** 2 * _crossed(runs)
-        inverse = np.linalg.inv(covariance)
+    def of(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
+        """Some runs, of which nobody teaches anything else."""
+        counts: Counter[_Effect] = Counter()
+        for run in runs:
+            for effect in _effects(run):
+                counts[effect] += run.observations
+        if counts["cluster", ()] < LEAST:
+            counts.clear()
+        shared = [[effect for effect in _effects(run, _SHARED) if counts[effect] >= LEAST] for run in runs]
+        index: dict[Hashable, int] = {name: column for column, name in enumerate(dict.fromkeys(chain(*shared)))}
+        shares = np.zeros((len(runs), len(index)))
+        for row, effects in enumerate(shared):
+            for effect in effects:
+                shares[row, index[effect]] = known[effect[0]]
+        noise = _noise(runs, known, counts)
         deviation = np.array([run.deviation for run in runs])
-        drawn = deviation
-        for _ in range(5):
-            apart, spread = cls._apart(inverse, drawn, deviation)
-            drawn = deviation - apart + np.clip(apart, -HUBER * spread, HUBER * spread)
-        return cls(tuple(runs), known, keys, counts, inverse, drawn)
+        inverse = _inverse(noise + shares @ shares.T)
+        return cls(
+            runs=tuple(runs),
+            known=known,
+            others=(),
+            counts=counts,
+            members=Counter(effect for run in runs for effect in _effects(run)),
+            index=index,
+            mean=np.zeros(len(index)),
+            covariance=np.eye(len(index)),
+            shares=shares,
+            noise=noise,
+            inverse=inverse,
+            deviation=deviation,
+            drawn=_drawn(inverse, deviation),
+        )
 
-    @staticmethod
-    def _apart(inverse: Floats, drawn: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-        """How far each run lies from what the others expect of it, and how far it may (Rasmussen and Williams 2006,
-        equations 5.10 to 5.12), (n,)."""
-        precision = np.diag(inverse)
-        expected = drawn - (inverse @ drawn) / precision
-        return deviation - expected, 1 / np.sqrt(precision)
+    def after(self, taught: Consensus, others: tuple[RunFit, ...]) -> RunFit:
+        """The same runs, of which nobody taught anything yet, after what others teach."""
+        index = {name: column for column, name in enumerate(dict.fromkeys((*taught.index, *self.index)))}
+        shares = np.zeros((len(self.runs), len(index)))
+        shares[:, [index[name] for name in self.index]] = self.shares
+        mean, covariance = taught.of(len(index))
+        return replace(
+            self,
+            others=others,
+            index=index,
+            mean=mean,
+            covariance=covariance,
+            shares=shares,
+            inverse=_inverse(self.noise + shares @ covariance @ shares.T),
+            deviation=self.deviation - shares @ mean,
+            drawn=self.drawn - shares @ mean,
+        )
+
+    @cached_property
+    def party(self) -> Party:
+        """The runs as others see them."""
+        return Party.of(tuple(self.index), self.shares, self.noise, self.drawn)
 
     def left_out(self) -> Floats:
         """Each run's deviation less what the others expect, (n,)."""
-        return self._apart(self.inverse, self.drawn, np.array([run.deviation for run in self.runs]))[0]
+        return _apart(self.inverse, self.drawn, self.deviation)[0]
 
-    def correction(self, key: Key) -> Correction | None:
-        """That of one group; None where the group adds nothing to the coarser one that holds it."""
-        if self.counts[len(key), key] < LEAST:
-            return None
-        shared = np.zeros(len(self.runs))
-        before = 0.0
-        for name, depth in LEVELS:
-            variance = self.known[name] ** 2
-            before += variance
-            if depth <= len(key) and self.counts[depth, key[:depth]] >= LEAST:
-                shared += variance * np.array([own[:depth] == key[:depth] for own in self.keys])
-        expected = float(shared @ self.inverse @ self.drawn)
-        after = before - float(shared @ self.inverse @ shared)
-        noise = self.known["run"] ** 2
-        own = sum(one[: len(key)] == key for one in self.keys)
-        bounded = min(max(math.exp(-expected), 1 / MOST), MOST)
-        return Correction(
-            group=key,
-            ratio=float(f"{bounded:.4g}"),
-            width=float(f"{math.sqrt((after + noise) / (before + noise)) * self._spread():.3g}"),
-            runs=len(self.runs),
-            own=own,
-            observations=self.counts[len(key), key],
+    def calibration(self) -> Calibration:
+        """The correction of every group that was observed often enough."""
+        counts, members = Counter(self.counts), Counter(self.members)
+        for one in self.others:
+            counts.update({effect: count for effect, count in one.counts.items() if effect[0] in _SHARED})
+            members.update({effect: count for effect, count in one.members.items() if effect[0] in _SHARED})
+        effects = sorted((effect for effect, count in counts.items() if count >= LEAST), key=_by_group)
+        ratio, width = self._expected(effects)
+        runs = sum(len(one.runs) for one in (self, *self.others))
+        corrections = [
+            Correction(effect[1], float(f"{each:.4g}"), float(f"{wide:.3g}"), runs, members[effect], counts[effect])
+            for effect, each, wide in zip(effects, ratio, width, strict=True)
+        ]
+        software = [effect[0] == SOFTWARE for effect in effects]
+        return Calibration(
+            tuple(one for one, crossed in zip(corrections, software, strict=True) if not crossed),
+            tuple(replace(one, width=1.0) for one, crossed in zip(corrections, software, strict=True) if crossed),
         )
 
-    def crossed(self, name: tuple[str, str]) -> Correction | None:
-        """That of a framework and family on every GPU; None where too little was observed of it."""
-        own = np.array([(run.framework, run.family) == name for run in self.runs])
-        observations = sum(run.observations for run, mine in zip(self.runs, own, strict=True) if mine)
-        if observations < LEAST:
-            return None
-        expected = self.known[SOFTWARE] ** 2 * float(own @ self.inverse @ self.drawn)
-        ratio = min(max(math.exp(-expected), 1 / MOST), MOST)
-        return Correction(name, float(f"{ratio:.4g}"), 1.0, len(self.runs), int(own.sum()), observations)
+    def _expected(self, effects: Sequence[_Effect]) -> tuple[Floats, Floats]:
+        """What forecasts of groups are multiplied by, and the half-widths of their ranges, (k,) each."""
+        if not effects:
+            return np.ones(0), np.ones(0)
+        asked = np.zeros((len(self.index), len(effects)))
+        local = np.zeros((len(self.runs), len(effects)))
+        groups = [group(run) for run in self.runs]
+        for column, (level, key) in enumerate(effects):
+            for effect in ((level, key),) if level == SOFTWARE else _groups(key):
+                if effect in self.index:
+                    asked[self.index[effect], column] = self.known[effect[0]]
+                elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= LEAST:
+                    alike = [own[: len(effect[1])] == effect[1] for own in groups]
+                    local[:, column] += self.known[effect[0]] ** 2 * np.array(alike)
+        left = self.covariance @ asked
+        shared = self.shares @ left + local
+        expected = asked.T @ self.mean + shared.T @ (self.inverse @ self.drawn)
+        explained = (asked * (asked - left)).sum(0) + (shared * (self.inverse @ shared)).sum(0)
+        before = sum(self.known[name] ** 2 for name, _ in LEVELS) + self.known["run"] ** 2
+        width = np.sqrt((before - explained) / before) * self._spread
+        return np.clip(np.exp(-expected), 1 / MOST, MOST), width
 
+    @cached_property
     def _spread(self) -> float:
-        """How much wider than assumed the runs really lie: their errors' 90 % quantile in units of the assumed one,
-        weighed against as many runs that lie as assumed as it takes to know a quantile."""
-        apart, spread = self._apart(self.inverse, self.drawn, np.array([run.deviation for run in self.runs]))
+        """How much wider than assumed runs really lie: one's own, or without any the median of the others': the errors'
+        90 % quantile in units of the assumed one, weighed against as many runs that lie as assumed as it takes to know
+        a quantile."""
+        if not self.counts:
+            return float(np.quantile([one._spread for one in self.others if one.counts], 0.5, method="lower"))
+        apart, spread = _apart(self.inverse, self.drawn, self.deviation)
         held = np.sort(np.abs(apart) / spread)
         rank = min(math.ceil((len(held) + 1) * COVER), len(held)) - 1
         weight = len(held) / (len(held) + 1 / (1 - COVER))
         return math.sqrt(1 - weight + weight * float(held[rank] / Z) ** 2)
+
+
+_SHARED = ("cluster", "gpu", "kind", SOFTWARE)
+"""Deviations that others share; those of finer groups are of one's own runs."""
+_ALL = (*(name for name, _ in LEVELS), SOFTWARE)
+
+
+def _groups(key: Key) -> list[_Effect]:
+    """The group of a key and those that hold it."""
+    return [(name, key[:depth]) for name, depth in LEVELS if depth <= len(key)]
+
+
+def _effects(run: Run, levels: Collection[str] = _ALL) -> list[_Effect]:
+    """The deviations that a run has in common with others."""
+    software: list[_Effect] = [(SOFTWARE, (run.framework, run.family))] if run.framework else []
+    return [effect for effect in (*_groups(group(run)), *software) if effect[0] in levels]
+
+
+def _by_group(effect: _Effect) -> Key:
+    return effect[1]
+
+
+def _noise(runs: Sequence[Run], known: Mapping[str, float], counts: Mapping[_Effect, int]) -> Floats:
+    """Covariance of what runs do not share with others: deviations of their own, of finer groups, and of groups that
+    were observed too rarely, (n, n)."""
+    own = np.array([known["run"] ** 2 + known["report"] ** 2 / run.observations for run in runs])
+    for row, run in enumerate(runs):
+        own[row] += sum(known[name] ** 2 for name, key in _effects(run) if counts[name, key] < LEAST)
+    covariance: Floats = np.diag(own)
+    for name, depth in LEVELS:
+        if name not in _SHARED and len(runs):
+            keys = [group(run)[:depth] for run in runs]
+            _, member = np.unique(["|".join(key) for key in keys], return_inverse=True)
+            holds = np.array([counts[name, key] >= LEAST for key in keys], dtype=bool)
+            covariance += known[name] ** 2 * ((member[:, None] == member[None]) & holds[:, None])
+    return covariance
+
+
+def _drawn(inverse: Floats, deviation: Floats) -> Floats:
+    """Deviations of runs, those far from what the others expect drawn in, (n,)."""
+    drawn = deviation
+    for _ in range(5):
+        apart, spread = _apart(inverse, drawn, deviation)
+        drawn = deviation - apart + np.clip(apart, -HUBER * spread, HUBER * spread)
+    return drawn
+
+
+def _apart(inverse: Floats, drawn: Floats, deviation: Floats) -> tuple[Floats, Floats]:
+    """How far each run lies from what the others expect of it, and how far it may (Rasmussen and Williams 2006,
+    equations 5.10 to 5.12), (n,)."""
+    precision = np.diag(inverse)
+    expected = drawn - (inverse @ drawn) / precision
+    return deviation - expected, 1 / np.sqrt(precision)
+
+
+def _inverse(covariance: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(covariance), dtype=np.float64)

@@ -67,7 +67,7 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
     """The cheapest path that fits and costs less than so many seconds; None if there is none."""
     whole = _Whole.of(chain)
     limit = below * PICO
-    found: _Found | None = None
+    best: _Solution | None = None
     open_parts: list[tuple[float, float, _Whole]] = []
     byte_price = 0.0
     for cap in np.unique(whole.working[whole.allowed & (whole.working <= whole.budget)])[::-1]:
@@ -76,7 +76,7 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
             continue
         bound, byte_price, known = part.dual()
         if known.cost < limit:
-            found, limit = known, known.cost
+            best, limit = known, known.cost
         open_parts.append((bound, byte_price, part))
     if not open_parts:
         return None
@@ -87,15 +87,15 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
             better, dropped = part.labels(byte_price, limit)
             least = min(least, dropped)
             if better is not None and better.cost < limit:
-                found, limit = better, better.cost
-    if found is None:
+                best, limit = better, better.cost
+    if best is None:
         return None
-    cost, held = price(chain, found.strategies)
-    return Path(found.strategies, cost, held, min(cost, least / PICO))
+    cost, held = price(chain, best.strategies)
+    return Path(best.strategies, cost, held, min(cost, least / PICO))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Solution:
     strategies: Ints
     cost: int
 
@@ -134,7 +134,7 @@ class _Whole:
         lean = np.where(allowed, self.memory, _FORBIDDEN).min(axis=1)
         return part if allowed.any(axis=1).all() and lean.sum() <= part.budget else None
 
-    def relaxed(self, byte_price: float) -> tuple[float, _Found, int]:
+    def relaxed(self, byte_price: float) -> tuple[float, _Solution, int]:
         """Viterbi with a price of a byte instead of a budget: the bound in picoseconds, the path and its bytes."""
         node = np.where(self.allowed, self.cost + byte_price * self.memory, np.inf)
         value = node[0]
@@ -148,7 +148,7 @@ class _Whole:
         for link in range(len(node) - 1, 0, -1):
             path[link - 1] = back[link, path[link]]
         cost, held = self.sums(path)
-        return float(value.min()) - byte_price * self.budget, _Found(path, cost), held
+        return float(value.min()) - byte_price * self.budget, _Solution(path, cost), held
 
     def sums(self, path: Ints) -> tuple[int, int]:
         """Picoseconds and bytes of a path."""
@@ -156,7 +156,7 @@ class _Whole:
         cost = self.cost[links, path].sum() + self.change[links[:-1], path[:-1], path[1:]].sum()
         return int(cost), int(self.memory[links, path].sum())
 
-    def dual(self) -> tuple[float, float, _Found]:
+    def dual(self) -> tuple[float, float, _Solution]:
         """The best bound in picoseconds, the price of a byte that gives it, and the cheapest path seen that fits.
 
         The price moves along the lower hull of (memory, cost): of the two ends around the budget, to the slope between
@@ -167,7 +167,7 @@ class _Whole:
             return bound, 0.0, rich
         lean_path = np.where(self.allowed, self.memory, _FORBIDDEN).argmin(axis=1)
         lean_cost, lean_bytes = self.sums(lean_path)
-        lean = _Found(lean_path, lean_cost)
+        lean = _Solution(lean_path, lean_cost)
         byte_price = 0.0
         while lean.cost > rich.cost:
             slope = (lean.cost - rich.cost) / (rich_bytes - lean_bytes)
@@ -183,7 +183,7 @@ class _Whole:
                 rich, rich_bytes = middle, middle_bytes
         return bound, byte_price, self._crossed(rich, lean)
 
-    def _crossed(self, rich: _Found, lean: _Found) -> _Found:
+    def _crossed(self, rich: _Solution, lean: _Solution) -> _Solution:
         """The cheapest that fits among one path's beginnings with the other's endings."""
         best = lean
         for one, other in ((rich, lean), (lean, rich)):
@@ -191,10 +191,10 @@ class _Whole:
                 path = np.concatenate([one.strategies[:link], other.strategies[link:]])
                 cost, held = self.sums(path)
                 if held <= self.budget and cost < best.cost:
-                    best = _Found(path, cost)
+                    best = _Solution(path, cost)
         return best
 
-    def labels(self, byte_price: float, known: float) -> tuple[_Found | None, float]:
+    def labels(self, byte_price: float, known: float) -> tuple[_Solution | None, float]:
         """The cheapest path that fits and costs less than what is known, and a bound on all paths in picoseconds."""
         count, width = self.cost.shape
         ending = np.zeros((count, width))
@@ -230,11 +230,11 @@ class _Whole:
             if not len(rows):
                 return None, dropped
         row = int(cost.argmin())
-        found = int(cost[row])
+        total = int(cost[row])
         path = np.zeros(count, np.int64)
         for link in range(count - 1, -1, -1):
             path[link], row = chosen[link][row], parents[link][row]
-        return _Found(path, found), dropped
+        return _Solution(path, total), dropped
 
 
 def _undominated(strategy: Ints, held: Ints, cost: Ints) -> npt.NDArray[np.intp]:

@@ -326,8 +326,8 @@ def _fastest(
     inside, network = (_constants(link, protocols, axes) for link in (intra, inter))
     start_s = np.maximum(np.where(near, inside.start_s, 0.0), np.where(far, network.start_s, 0.0))
     hops_s = load.near_hops * inside.hop_s + load.far_hops * network.hop_s
-    found = start_s + hops_s + together(near_s / inside.share, far_s / network.share)
-    return np.where(group.ranks > 1, found.min(axis=0), 0.0)
+    seconds = start_s + hops_s + together(near_s / inside.share, far_s / network.share)
+    return np.where(group.ranks > 1, seconds.min(axis=0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +340,8 @@ class _Constants:
 
 
 def _constants(link: Link, protocols: tuple[str, ...], axes: tuple[int, ...]) -> _Constants:
-    found = [link.protocols.get(name, _ABSENT) for name in protocols]
-    table = np.array([(one.start_s, one.hop_s, one.share) for one in found])
+    rows = [link.protocols.get(name, _ABSENT) for name in protocols]
+    table = np.array([(one.start_s, one.hop_s, one.share) for one in rows])
     return _Constants(*table.T.reshape(3, -1, *axes))
 
 

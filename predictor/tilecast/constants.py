@@ -114,13 +114,13 @@ def scaled(places: Sequence[str], factor: float, table: Mapping[str, Any] | None
             return {path: value * factor}
         return {place: one for name, item in value.items() for place, one in under(f"{path}.{name}", item).items()}
 
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for path in places:
         value: Any = _table() if table is None else table
         for key in path.split("."):
             value = value[key]
-        found |= under(path, value)
-    return found
+        values |= under(path, value)
+    return values
 
 
 @cache

@@ -171,7 +171,7 @@ def explain(workload: Workload, plan: Plan, pool: Pool, step_s: float) -> Explan
     model_flops = float(flops) * plan.tensor * plan.context * plan.data * plan.gradient_accumulation
     held = sharded.stage("parameters", plans) * sharded.trainable_share(plans)
     steps = step.Steps.of(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu))
-    whole = steps.shared.held
+    whole = steps.held
     copied = weights.copied_seconds(workload, whole, plans, steps.copied_bytes_per_s)
     gathers = int(weights.gathers(workload, plans)[0])
     wire = held * frameworks.gradient_bytes(workload) if workload.training and plan.data * plan.context > 1 else [0.0]
@@ -217,17 +217,17 @@ def _syncs(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tu
     if not workload.training or int(plans.replicas[0]) == 1 or int(plans.zero_stage[0]) > 0:
         return ()
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu)
-    nodes = int(placement.group_of(plans.replicas, plans.tensor.astype(float), plans, pool).nodes[0])
+    nodes = int(placement.group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool).nodes[0])
     servers, own = workload.parameter_servers or nodes, (workload.gradient_sync, workload.server_updates)
-    found = []
+    syncs = []
     for way, updates in sorted(_WAYS, key=lambda one: one != own):
         job = replace(workload, gradient_sync=way, server_updates=updates, parameter_servers=servers)
         steps = step.Steps.of(job, sharded, plans, pool, priced)
         sync = steps.shared.sync
         wire_s, step_s = (sync.first_s + sync.reduce_s)[0], steps.rows(slice(None)).total[0]
         served = way == "parameterServer"
-        found.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
-    return tuple(found)
+        syncs.append(Sync(way, updates if served else None, servers if served else 0, float(wire_s), float(step_s)))
+    return tuple(syncs)
 
 
 def _in_order(graph: Graph) -> list[tuple[Block, Op]]:
@@ -258,15 +258,15 @@ def _operators(
         count, seconds = runs.get(key, (0.0, 0.0))
         spent_s = passes * float(blocks.operator_seconds(workload, op, times, index)[shard])
         runs[key] = (count + passes * op.count, seconds + spent_s)
-        factors = blocks.corrections(workload, op, times, index)
-        corrected[key] = {told: float(value[min(shard, len(value) - 1)]) for told, value in factors.items()}
+        factors = blocks.corrections(workload, op, times, index[shard : shard + 1])
+        corrected[key] = {word: float(value[0]) for word, value in factors.items()}
     table, tiling = times.table, times.tiling()
     flops, moved = table.flops(), table.bytes()
-    found = []
+    operators = []
     for (name, phase, row), (count, seconds) in runs.items():
         kind, precision = KIND_NAMES[table.kind[row]], PRECISION_NAMES[table.precision[row]]
         compute_s = flops[row] / times.gpu.peak_flops.get(precision, np.inf)
-        found.append(
+        operators.append(
             PricedOperator(
                 name=name,
                 phase=phase,
@@ -286,7 +286,7 @@ def _operators(
                 waves=float(tiling.waves[row]),
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.seconds))
+    return tuple(sorted(operators, key=lambda one: -one.seconds))
 
 
 _NEARLY = 1 - 1e-9
@@ -295,12 +295,12 @@ _NEARLY = 1 - 1e-9
 
 def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -> tuple[Exchange, ...]:
     plan, graph, fitted = plans.row(0), sharded.graph, constants.shipped()
-    factor = fitted.factor["exchange"]
-    found = []
+    factor, priced = fitted.factor["exchange"], passes.Exchanges(sharded, plans, pool)
+    exchanges = []
     for block in graph.blocks:
         again = plan.checkpointing == "full" and any(block is layer for layer in graph.layers)
         for transfer in block.transfers:
-            alone_s = float(passes.transfer_seconds(sharded, plans, pool, transfer)[0])
+            alone_s = float(priced.seconds(transfer)[0])
             once_s = alone_s * factor
             if once_s == 0.0 or (transfer.phase == "backward" and not workload.training):
                 continue
@@ -309,14 +309,14 @@ def _exchanges(workload: Workload, plans: Plans, sharded: Sharded, pool: Pool) -
             size = float(sharded.gather(transfer.size_bytes)[0])
             ranks = int(getattr(plan, transfer.group))
             exposed = passes.exposed_share(workload, transfer, fitted) / factor
-            found.append(
+            exchanges.append(
                 Exchange(transfer.name, transfer.collective, transfer.group, ranks, size, runs, runs * once_s, exposed)
             )
     if plan.pipeline > 1:
         boundary_s = float(passes.boundary_seconds(workload, sharded, plans, pool)[0]) * plan.virtual_stages
         size = float(sharded.gather(graph.boundary_bytes)[0])
         runs = plan.virtual_stages * (2 if workload.training else 1)
-        found.append(
+        exchanges.append(
             Exchange("next stage and back", "send_recv", "pipeline", plan.pipeline, size, runs, boundary_s, 1.0)
         )
-    return tuple(sorted(found, key=lambda one: -one.seconds))
+    return tuple(sorted(exchanges, key=lambda one: -one.seconds))

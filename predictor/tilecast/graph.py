@@ -162,14 +162,14 @@ class KernelTable:
 
     def groups(self) -> Sequence[tuple[Kind, npt.NDArray[np.intp], Dims]]:
         """(kind, rows, dims of those rows) for every kind present."""
-        found = []
+        groups = []
         for code, name in enumerate(KIND_NAMES):
             rows = np.flatnonzero(self.kind == code)
             if len(rows):
                 names = KINDS[name].dims
                 part = self.dims[rows]
-                found.append((KINDS[name], rows, {dim: part[:, i] for i, dim in enumerate(names)}))
-        return found
+                groups.append((KINDS[name], rows, {dim: part[:, i] for i, dim in enumerate(names)}))
+        return groups
 
     @property
     def element_bytes(self) -> Floats:
@@ -234,8 +234,8 @@ def _hashes(rows: Floats) -> npt.NDArray[np.uint64]:
     """A number for each row, equal for equal rows, (N,)."""
     bits = rows.view(np.uint64)
     mixed = (bits ^ (bits >> np.uint64(29))) * _MIX[: rows.shape[1]]
-    found: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1)
-    return found
+    hashes: npt.NDArray[np.uint64] = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1)
+    return hashes
 
 
 _MIX = np.random.default_rng(0).integers(1, 1 << 63, WIDTH + 1, dtype=np.uint64) | np.uint64(1)

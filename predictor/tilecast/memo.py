@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -15,14 +15,14 @@ class Memo(Generic[Key, Value]):
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._kept: list[tuple[Key, Value]] = []
+        self._entries: list[tuple[Key, Value]] = []
         self._lock = threading.Lock()
         _MEMOS.append(self)
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The result for the key, made where it is not at hand."""
-        if (found := self.find(lambda other: other == key)) is not None:
-            return found
+        if (stored := self.find(lambda other: other == key)) is not None:
+            return stored
         value = make()
         self.put(key, value)
         return value
@@ -30,23 +30,38 @@ class Memo(Generic[Key, Value]):
     def find(self, matches: Callable[[Key], bool]) -> Value | None:
         """The result whose key matches, the latest first."""
         with self._lock:
-            kept = list(self._kept)
-        for entry in reversed(kept):
+            items = list(self._entries)
+        for entry in reversed(items):
             if matches(entry[0]):
                 with self._lock:
-                    self._kept = [*(other for other in self._kept if other is not entry), entry]
+                    self._entries = [*(other for other in self._entries if other is not entry), entry]
                 return entry[1]
         return None
 
     def put(self, key: Key, value: Value) -> None:
         """Keep a result."""
         with self._lock:
-            self._kept = [*self._kept, (key, value)][-self._size :]
+            self._entries = [*self._entries, (key, value)][-self._size :]
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._kept = []
+            self._entries = []
+
+
+class Later(Generic[Value]):
+    """A value that is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make: Callable[[], Value] | None = make
+        self._value: Value | None = None
+
+    def __call__(self) -> Value:
+        """The value; threads that ask at once may make it twice."""
+        if (make := self._make) is not None:
+            self._value = make()
+            self._make = None
+        return cast("Value", self._value)
 
 
 _MEMOS: list[Memo[Any, Any]] = []

@@ -170,7 +170,7 @@ _DEGREES = ("data", "tensor", "pipeline", "context", "expert")
 def channels(gpu: Gpu | None) -> Channels:
     """The channels of a GPU's communicators; of the fastest kind where it is not said which GPU."""
     link = gpu.intra_link if gpu else ""
-    return next((found for beginning, found in _CHANNELS if link.startswith(beginning)), _CHANNELS[-1][1])
+    return next((channels for beginning, channels in _CHANNELS if link.startswith(beginning)), _CHANNELS[-1][1])
 
 
 def context_bytes(workload: Workload, plans: Plans, gpu: Gpu | None) -> Floats:
@@ -213,7 +213,7 @@ class Bills:
     """Weights, gradients and optimizer states of those at ZeRO stage 0, then at stages 1, 2 and 3."""
     context: Floats
     """Of each of those rows, what libraries and communicators take."""
-    kept: Distinct
+    activations: Distinct
     """Rows alike in shard, recomputation and pipeline: those share what a micro-batch keeps."""
     micro: _Micro
 
@@ -226,15 +226,15 @@ class Bills:
         sharded, some = sharded.take(alike.first), plans.take(alike.first)
         accumulates = (np.minimum(some.gradient_accumulation, 2),) if framework.updates_in_backward else ()
         degrees = distinct(some.tensor, some.expert, some.context, some.pipeline, some.data, *accumulates)
-        kept = distinct(sharded.index, some.checkpointing, some.pipeline)
+        activations = distinct(sharded.index, some.checkpointing, some.pipeline)
         four = np.tile(degrees.first, 4)
         staged = replace(some.take(four), zero_stage=np.repeat(np.arange(4), len(degrees)))
         states = _states(workload, sharded.take(four), staged, gpu)
-        micro = _micro(workload, sharded.take(kept.first), some.take(kept.first))
+        micro = _micro(workload, sharded.take(activations.first), some.take(activations.first))
         context = context_bytes(workload, some.take(degrees.first), gpu)
         share = VARIED if "largest_image" in workload.model.extra else CACHED
         cached = share - FRAGMENTATION if framework.allocator == "caching" else 0.0
-        return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, kept, micro)
+        return cls(workload, framework.memory_error, cached, plans, alike, degrees, states, context, activations, micro)
 
     def on(self, gpu: Gpu) -> Bills:
         """The bills on another GPU that holds weights alike (`reads_either`)."""
@@ -250,7 +250,7 @@ class Bills:
         plans, place = self.plans.take(rows), self.alike.index[rows]
         stage = np.clip(plans.zero_stage, 0, 3)  # tables may state any number
         states = self.states.take(stage * len(self.degrees) + self.degrees.index[place])
-        micro = self.micro.take(self.kept.index[place])
+        micro = self.micro.take(self.activations.index[place])
         activations = np.zeros(len(plans))
         if self.workload.training:
             # 1F1B keeps p micro-batches on the first stage; interleaving v stages a little more
@@ -378,12 +378,12 @@ def _weights(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, gp
     """Bytes of the weights that a rank holds between steps and during them, (n,)."""
     parameters, own = sharded.held_parameters(plans)
     trainable, framework = sharded.trainable_share(plans), frameworks.of(workload)
-    kept = np.where(plans.zero_stage >= 3, own, parameters)
+    resident = np.where(plans.zero_stage >= 3, own, parameters)
     # Under ZeRO 2 a framework with shards holds those in FP32 and the whole in 16 bit.
-    shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else kept
+    shard = np.where(plans.zero_stage >= 2, own, parameters) if framework.weights == "sharded" else resident
     whole = np.where(plans.zero_stage >= 3, 0.0, parameters)
     held = trainable * (shard * each.weight + whole * (each.cast if workload.training else 0.0))
-    held = held + (1 - trainable) * kept * sharded.frozen_bytes(workload, plans)
+    held = held + (1 - trainable) * resident * sharded.frozen_bytes(workload, plans)
     return np.asarray(held + _fp8_bytes(workload, framework, gpu) * sharded.layered_share(plans) * whole)
 
 
@@ -413,7 +413,9 @@ def _buffers(workload: Workload, sharded: Sharded, plans: Plans, each: _Each, tr
     bucket = overlap.Caps.of(workload, plans, each.gradient, trainable * each.gradient).rest
     copies = np.array(framework.bucket_copies)[plans.zero_stage]
     buckets = np.where(plans.replicas > 1, copies * np.minimum(bucket, trainable * each.gradient), 0.0)
-    if not (framework.wgrad_placeholders and workload.is_mixed):
+    # Networks of convolutions have none of the library's layers.
+    is_network = models.recomputes(workload.model) == ("none",)
+    if is_network or not (framework.wgrad_placeholders and workload.is_mixed):
         return np.asarray(buckets)
     # One for each shape of a layer's weights, for good, and that of the output layer while its gradient is computed.
     graph = sharded.graph
@@ -439,10 +441,10 @@ class _Micro(Columns):
 
 def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     graph, code = sharded.graph, plans.checkpointing
-    kept = np.zeros(len(plans))
+    activations = np.zeros(len(plans))
     for item in graph.layers:
         modes = np.broadcast_to(item.activation_bytes, (3, graph.shards))
-        kept = kept + item.repeat * modes[code, sharded.index]
+        activations = activations + item.repeat * modes[code, sharded.index]
     first = sum((sharded.gather(item.activation_bytes[0]) for item in graph.first), np.zeros(len(plans)))
     last = sum((sharded.gather(item.activation_bytes[0]) for item in graph.last), np.zeros(len(plans)))
     layer_working = _largest(sharded, [item.working_bytes for item in graph.layers], len(plans))
@@ -458,13 +460,13 @@ def _micro(workload: Workload, sharded: Sharded, plans: Plans) -> _Micro:
     layer_working = np.where(code == 2, whole, np.where(code == 1, np.minimum(whole, layer_working * 2), layer_working))
     layer_working = layer_working + copied
     share = sharded.layer_share(plans, "activations")
-    everything, staged = kept + first + last, plans.pipeline > 1
-    early = np.where(staged, kept * share + first, everything)
-    late = np.where(staged, kept * share + last, everything)
+    everything, staged = activations + first + last, plans.pipeline > 1
+    early = np.where(staged, activations * share + first, everything)
+    late = np.where(staged, activations * share + last, everything)
     workspace = _largest(sharded, [item.workspace_bytes for item in graph.blocks], len(plans))
     return _Micro(early, late, layer_working, head_working, last, workspace)
 
 
 def _largest(sharded: Sharded, columns: list[Floats], rows: int) -> Floats:
-    found = [sharded.gather(column) for column in columns]
-    return np.maximum.reduce(found) if found else np.zeros(rows)
+    gathered = [sharded.gather(column) for column in columns]
+    return np.maximum.reduce(gathered) if gathered else np.zeros(rows)

@@ -35,8 +35,8 @@ class Curve:
 def curves(request: Request, pools: Sequence[Pool]) -> tuple[Curve, ...]:
     """A curve for every pool that can run the job, its constraints and objective left aside."""
     free = replace(request, objective="time", constraints=Constraints(), batches=None, deadline_s=None, budget=None)
-    found = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
-    return tuple(curve for curve in found if curve.points)
+    by_pool = (_curve(free, pool) for pool in sorted(pools, key=lambda pool: pool.name))
+    return tuple(curve for curve in by_pool if curve.points)
 
 
 def _curve(request: Request, pool: Pool) -> Curve:

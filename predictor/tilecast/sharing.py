@@ -229,8 +229,8 @@ def _turns(workload: Workload, pool: Pool, whole: _Run) -> Iterator[Share]:
         yield run.share("timeSlicing", pool, whole, jobs, 1 / jobs, slower=slower)
 
 
-def _best_of(found: Iterator[Share], objective: Objective) -> list[Share]:
+def _best_of(shares: Iterator[Share], objective: Objective) -> list[Share]:
     """The number of jobs that is worth while and costs least; else the smallest number."""
-    every = list(found)
+    every = list(shares)
     worth = [option for option in every if _is_worth(option, objective)]
     return [min(worth, key=lambda option: option.relative_cost)] if worth else every[:1]

@@ -113,6 +113,9 @@ class Model:
     """Networks of their own whose output the model reads, trained with it: an encoder of images or of sound."""
     notes: tuple[str, ...] = ()
     """Sentences on what is assumed of the model, or left out of its price."""
+    auto: str | None = None
+    """What follows Transformers' `AutoModel` in the name of the class that returns the loss; empty where none does,
+    None where that of its family does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +250,10 @@ class Stated:
         """
         items = [part.strip() for part in text.lower().split(",")]
         pairs = [pair for item in items for pair in (_written(item) if "=" in item else _printed(item, field))]
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for key, value in pairs:
             column = BY_FLAG.get(key)
-            is_twice = column is not None and column.name in found
+            is_twice = column is not None and column.name in fields
             if is_twice and key in ("dp", "zero") and any(item.startswith("fsdp") for item in items):
                 problem = f"{key} is said beside fsdp, which says dp and zero=3"
                 raise SpecError(field, problem, "write dp=N,zero=STAGE in place of fsdp, or fsdp alone")
@@ -258,8 +261,8 @@ class Stated:
                 problem = f"{key[:40]!r} is unknown" if column is None else f"{key} is given twice"
                 known = ", ".join((*BY_FLAG, "fsdp"))
                 raise SpecError(field, problem, f"write for instance tp=2,dp=8; known: {known}")
-            found[column.name] = _plan_value(column, value, f"{key}={value}", field)
-        return cls(**({**_OFF, **found} if "micro_batch" in found else found))
+            fields[column.name] = _plan_value(column, value, f"{key}={value}", field)
+        return cls(**({**_OFF, **fields} if "micro_batch" in fields else fields))
 
 
 _OFF: Mapping[str, object] = {name: column.off for name, column in PLAN_COLUMNS.items() if column.off is not None}
@@ -375,8 +378,8 @@ _ROOM = 1 << 14
 def _renumbered(code: Rows, size: int) -> tuple[Rows, int]:
     """Codes below `size` as 0, 1, 2, … in the same order, and how many there are."""
     if size > max(_ROOM, 8 * len(code)):
-        values, found = np.unique(code, return_inverse=True)
-        return found.reshape(-1), len(values)
+        values, index = np.unique(code, return_inverse=True)
+        return index.reshape(-1), len(values)
     seen = np.zeros(size, bool)
     seen[code] = True
     places = np.cumsum(seen, dtype=np.intp) - 1

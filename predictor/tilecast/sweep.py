@@ -112,7 +112,7 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
     Raises:
         SpecError: the number is impossible there.
     """
-    known, found = FIELDS[field], []
+    known, changes = FIELDS[field], []
     for pool in pools:
         number = value.of(known.get(pool), flag)
         if known.is_count and (number != int(number) or number < 1):
@@ -127,8 +127,8 @@ def vary(pools: Sequence[Pool], field: str, value: Value, flag: str = "--over") 
         if field == "pool.gpus" and number > per_node and number % per_node:
             problem = f"{number:g} GPUs do not fill nodes of {per_node}"
             raise SpecError(flag, problem, f"give multiples of {per_node}, or fewer")
-        found.append(known.put(pool, number))
-    return found
+        changes.append(known.put(pool, number))
+    return changes
 
 
 _MOST = 2**20
@@ -231,7 +231,7 @@ class Row:
     """One value and the advice that it leads to."""
 
     value: float
-    told: str
+    label: str
     """As it was written: a factor stays one."""
     advice: Advice
 

@@ -14,7 +14,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class TraceOperator:
     """One operator. `kind` is a key of `tilecast.models.traced.OPERATORS`; inputs and outputs name tensors, "" where
     an optional one is left out."""
 
@@ -38,4 +38,4 @@ class Trace:
     parameters: tuple[str, ...]
     outputs: tuple[str, ...]
     shapes: Mapping[str, Shape]
-    operators: tuple[Operator, ...]
+    operators: tuple[TraceOperator, ...]

@@ -63,7 +63,7 @@ class JobRun:
     """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter; the deviation is of
     the step without them."""
     gpus_per_node: int = 1
-    said: tuple[str, ...] = WHOLE
+    fields: tuple[str, ...] = WHOLE
     """Columns of its plan that are known; in the others any plan may be as it was."""
 
 
@@ -72,7 +72,7 @@ def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
     seen, ran = own.place, Plans.of(own.plan)
     shape = (seen.precision, seen.sequence_length) == (place.precision, place.sequence_length)
     every = np.ones(len(plans), dtype=bool)
-    same = {name: every if name not in own.said else getattr(plans, name) == getattr(ran, name) for name in WHOLE}
+    same = {name: every if name not in own.fields else getattr(plans, name) == getattr(ran, name) for name in WHOLE}
     split = np.all([same[name] for name in SPLIT], axis=0)
     whole = np.all(list(same.values()), axis=0) & (plans.gpus == ran.gpus)
     return np.stack(
@@ -142,17 +142,17 @@ def corrected(
         reports: of the runs, (…, k).
     """
     variance = np.array([known[name] ** 2 for name in LEVELS])
-    covariance, wanted = (np.tensordot(variance, one, 1) for one in (among, shared))
+    covariance, target = (np.tensordot(variance, one, 1) for one in (among, shared))
     noise = known["run"] ** 2 + known["report"] ** 2 / reports
     odds, expected = [], []
     for scale, share in ((known["small"], known["usual"]), (known["large"], 1 - known["usual"])):
         whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
         weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
         odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))
-        expected.append(scale * (weighed[..., None] * wanted).sum(-2))
+        expected.append(scale * (weighed[..., None] * target).sum(-2))
     unusual = 1 / (1 + np.exp(np.clip(odds[0] - odds[1], -50, 50)))[..., None]
     mean = (1 - unusual) * expected[0] + unusual * expected[1]
     whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
-    explained = (wanted * np.linalg.solve(whole, wanted)).sum(-2) / (variance.sum() + known["run"] ** 2)
+    explained = (target * np.linalg.solve(whole, target)).sum(-2) / (variance.sum() + known["run"] ** 2)
     left = 1.0 - np.clip(explained, 0.0, 1.0)
     return np.clip(np.exp(-mean), 1 / MOST, MOST), np.asarray(left ** known["narrowing"])

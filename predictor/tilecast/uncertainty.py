@@ -83,11 +83,11 @@ _REACH = NormalDist().inv_cdf(1 - ODDS) / NormalDist().inv_cdf(0.95)
 """That point as a share of the half-width of a 90 % range."""
 
 
-def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
+def tie_within(own: Errors, other: Errors, alike: npt.NDArray[np.bool_], known: Widths | None = None) -> Floats:
     """Up to which logarithm of their ratio two plans on one pool are a tie. Columns broadcast.
 
     Args:
-        found: the errors of some plans.
+        own: the errors of some plans.
         other: those of the plans that they are held against.
         alike: whether a GPU does the same work in both, so that they differ in the number of replicas only and the
             pair has no error of its own.
@@ -96,17 +96,17 @@ def tie_within(found: Errors, other: Errors, alike: npt.NDArray[np.bool_], known
     known = known or constants.widths()
     squares = (
         np.where(alike, _REPEATED, known.plans) ** 2
-        + (found.communication - other.communication) ** 2
-        + (found.host - other.host) ** 2
-        + (found.kernels - other.kernels) ** 2
+        + (own.communication - other.communication) ** 2
+        + (own.host - other.host) ** 2
+        + (own.kernels - other.kernels) ** 2
     )
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 
-def tie_between(found: Errors, other: Errors, known: Widths | None = None) -> Floats:
+def tie_between(own: Errors, other: Errors, known: Widths | None = None) -> Floats:
     """The same for plans on two pools, whose networks, hosts and kernels err apart from each other."""
     known = known or constants.widths()
-    squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (found, other))
+    squares = known.plans**2 + sum(one.communication**2 + one.host**2 + one.kernels**2 for one in (own, other))
     return np.asarray(np.minimum(_REACH * np.sqrt(squares), MOST_TIED))
 
 

@@ -162,15 +162,15 @@ def _every(table: MeasuredKernels) -> Mask:
 def _asked(
     data: Path, sources: Sequence[SampleTable], model: Path | None, chosen: Chosen
 ) -> list[tuple[MeasuredKernels, Prediction, Mask]]:
-    found = []
+    lines = []
     for source in sources:
         table = read(data / source.file)
         rows = chosen(table)
         if source.variants:
             named = [any(word in text for word in source.variants) for text in table.variant]
             rows = rows & np.array(named)
-        found.append((table, predict(table, model), rows))
-    return found
+        lines.append((table, predict(table, model), rows))
+    return lines
 
 
 def _section(title: str, note: str, asked: Iterable[tuple[MeasuredKernels, Prediction, Mask]]) -> list[str]:

@@ -49,11 +49,11 @@ DEFAULTS: Mapping[str, Ceiling] = {
 
 def fit(samples: Mapping[str, Samples]) -> dict[str, Ceiling]:
     """A ceiling for every case of the bandwidth-bound kinds, fitted where there are samples."""
-    found = dict(DEFAULTS)
+    values = dict(DEFAULTS)
     for part in samples.values():
         for case in sorted(set(part.case) & set(DEFAULTS)):
-            found[case] = _fit_one(part.take(part.case == case), DEFAULTS[case])
-    return found
+            values[case] = _fit_one(part.take(part.case == case), DEFAULTS[case])
+    return values
 
 
 def shown(rows: Samples, ceiling: Ceiling) -> Floats:

@@ -101,14 +101,16 @@ def _tower(node: Callable[..., None]) -> None:
 SHIPPED = files("tilecast.kernels").joinpath("weights", "utilization.onnx")
 
 
-def write(path: Path, networks: Mapping[str, Trained], description: Description, *, kept: Sequence[str] = ()) -> None:
+def write(
+    path: Path, networks: Mapping[str, Trained], description: Description, *, shipped_kinds: Sequence[str] = ()
+) -> None:
     """Write the model file.
 
     Args:
         path: file to create or replace.
         networks: trained networks by kind.
-        description: what the file says of itself; must name the same kinds, those of `kept` too.
-        kept: kinds whose networks are copied from the model that ships.
+        description: what the file says of itself; must name the same kinds, those of `shipped_kinds` too.
+        shipped_kinds: kinds whose networks are copied from the model that ships.
     """
     nodes, weights, inputs, outputs = [], [], [], []
     for kind, net in networks.items():
@@ -129,10 +131,10 @@ def write(path: Path, networks: Mapping[str, Trained], description: Description,
                 weights.append(numpy_helper.from_array(rows.astype(np.int64), f"{kind}_{name}"))
         nodes += _nodes(kind, net)
     shipped = onnx.load_from_string(SHIPPED.read_bytes()).graph
-    for kind in kept:
+    for kind in shipped_kinds:
         nodes += [item for item in shipped.node if item.output[0].startswith(f"{kind}_")]
-        for found, all_parts in ((weights, shipped.initializer), (inputs, shipped.input), (outputs, shipped.output)):
-            found += [item for item in all_parts if item.name.startswith(f"{kind}_")]
+        for part, all_parts in ((weights, shipped.initializer), (inputs, shipped.input), (outputs, shipped.output)):
+            part += [item for item in all_parts if item.name.startswith(f"{kind}_")]
     graph = helper.make_graph(nodes, "tilecast_utilization", inputs, outputs, weights)
     model = helper.make_model(graph, producer_name="tilecast_fit", opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 8

@@ -19,7 +19,7 @@ from pathlib import Path
 from tilecast.models.traced import document, torch_build, torch_export
 from tilecast.spec import SpecError
 from tilecast.validate import runs
-from tilecast.validate.graphs import Wanted, wanted
+from tilecast.validate.graphs import GraphName, graph_of
 
 LONGEST_REASON = 4000
 """Bytes that fit into a pipe nobody reads yet."""
@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trace what is missing, print one line per model that failed, and how many graphs there are."""
     rows = [row for path in options.tables for row in runs.read_table(path)]
-    models = sorted({found for row in rows if (found := wanted(row)) is not None}, key=lambda one: one.file)
+    models = sorted({graph for row in rows if (graph := graph_of(row)) is not None}, key=lambda one: one.file)
     options.output.mkdir(parents=True, exist_ok=True)
     failed = trace_all(models, options.output, options.seconds, int(options.memory_gib * 2**30), options.jobs)
     for model, reason in failed.items():
@@ -47,8 +47,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def trace_all(
-    models: Sequence[Wanted], folder: Path, seconds: float, memory_bytes: int, jobs: int = 1
-) -> dict[Wanted, str]:
+    models: Sequence[GraphName], folder: Path, seconds: float, memory_bytes: int, jobs: int = 1
+) -> dict[GraphName, str]:
     """Trace every model whose graph is not in the folder; returns why others have none.
 
     Raises:
@@ -64,7 +64,7 @@ def trace_all(
     torch_export.trace_of(lambda: (torch.nn.Linear(2, 2), (torch.zeros(2, 2),)), "linear")
     waiting = [model for model in models if not (folder / model.file).exists()][::-1]
     running: list[_Child] = []
-    reasons: dict[Wanted, str] = {}
+    reasons: dict[GraphName, str] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(_Child.start(waiting.pop(), folder, seconds, memory_bytes))
@@ -80,7 +80,7 @@ def trace_all(
 class _Child:
     """A process that traces one model, and the end of a pipe from which to read what went wrong in it."""
 
-    model: Wanted
+    model: GraphName
     process: int
     pipe: int
     seconds: float
@@ -89,7 +89,7 @@ class _Child:
     is_late: bool = False
 
     @classmethod
-    def start(cls, model: Wanted, folder: Path, seconds: float, memory_bytes: int) -> _Child:
+    def start(cls, model: GraphName, folder: Path, seconds: float, memory_bytes: int) -> _Child:
         """Part a process from this one."""
         sys.stdout.flush()
         pipe, writer = os.pipe()
@@ -116,15 +116,15 @@ class _Child:
     def reason(self) -> str:
         """Why there is no graph; nothing where there is one."""
         with os.fdopen(self.pipe, encoding="utf-8", errors="replace") as pipe:
-            told = pipe.read()
+            text = pipe.read()
         if self.is_late:
             return f"took more than {self.seconds:g} s"
         if self.status is not None and os.WIFSIGNALED(self.status):
             return f"its process died of signal {os.WTERMSIG(self.status)}"
-        return told
+        return text
 
 
-def _traced(model: Wanted, folder: Path, memory_bytes: int) -> str:
+def _traced(model: GraphName, folder: Path, memory_bytes: int) -> str:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -71,10 +71,10 @@ def report(data: Path, leave_out: int) -> None:
     network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
         measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
-        found = fit(start(name), measured.where(measured.ranks != leave_out), network)
-        print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := constant(found, key))))
+        estimate = fit(start(name), measured.where(measured.ranks != leave_out), network)
+        print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := constant(estimate, key))))
         judged = measured.where(measured.ranks == leave_out) if leave_out else measured
-        errors = np.abs(predict(judged, found, network) / judged.seconds - 1)
+        errors = np.abs(predict(judged, estimate, network) / judged.seconds - 1)
         large = judged.size_bytes >= LARGE_BYTES
         for operation in [*np.unique(judged.collective), "all"]:
             rows = (judged.collective == operation) | (operation == "all")

@@ -126,25 +126,25 @@ def initial(seed: int, inputs: int, details: int, cases: int, dies: int) -> Para
     def matrix(rows: int, cols: int) -> jax.Array:
         return jnp.asarray(rng.normal(size=(rows, cols)) / np.sqrt(rows), jnp.float32)
 
-    found = {
+    weights = {
         "w1": 0.3 * matrix(inputs, WIDTH),
         "w2": 0.2 * matrix(WIDTH, ALGORITHMS * BOTTLENECKS),
         "s2": 0.3 * matrix(inputs, ALGORITHMS * BOTTLENECKS),
     }
     if details:
-        found["wt1"] = matrix(inputs + details, TOWER_WIDTH)
-        found["wt2"] = matrix(TOWER_WIDTH, TOWER_WIDTH)
-        found["wt3"] = 0.1 * matrix(TOWER_WIDTH, 1)
+        weights["wt1"] = matrix(inputs + details, TOWER_WIDTH)
+        weights["wt2"] = matrix(TOWER_WIDTH, TOWER_WIDTH)
+        weights["wt3"] = 0.1 * matrix(TOWER_WIDTH, 1)
     for layer, size in layers(details).items():
-        found[f"b{layer}"] = jnp.zeros(size)
-        found[f"case{layer}"] = jnp.zeros((cases, size))
-        found[f"die{layer}"] = jnp.zeros((dies, size))
-        found[f"pair{layer}"] = jnp.zeros((dies * cases, size))
-    found["b2"] = jnp.asarray(0.3 * rng.normal(size=ALGORITHMS * BOTTLENECKS), jnp.float32)
-    found["b3"] = jnp.full(1, 12.0 / SCALE)
+        weights[f"b{layer}"] = jnp.zeros(size)
+        weights[f"case{layer}"] = jnp.zeros((cases, size))
+        weights[f"die{layer}"] = jnp.zeros((dies, size))
+        weights[f"pair{layer}"] = jnp.zeros((dies * cases, size))
+    weights["b2"] = jnp.asarray(0.3 * rng.normal(size=ALGORITHMS * BOTTLENECKS), jnp.float32)
+    weights["b3"] = jnp.full(1, 12.0 / SCALE)
     if details:
-        found["bt3"] = jnp.full(1, TOWER_START)
-    return found
+        weights["bt3"] = jnp.full(1, TOWER_START)
+    return weights
 
 
 def weights(p: Parameters, steepest: float) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -193,8 +193,8 @@ def log2_cycles(
 
 def _loss(p: Parameters, batch: dict[str, jax.Array], softness: jax.Array, steepest: float) -> jax.Array:
     cycles = log2_cycles(p, batch["x"], batch["z"], batch["case"], batch["die"], softness, steepest)
-    found = cycles - batch["log2_clock"] + np.log2(1e6)
-    shown = jnp.maximum(jnp.exp2(jnp.clip(found, -10.0, 40.0)) + batch["added"], batch["least"])
+    predicted = cycles - batch["log2_clock"] + np.log2(1e6)
+    shown = jnp.maximum(jnp.exp2(jnp.clip(predicted, -10.0, 40.0)) + batch["added"], batch["least"])
     gap = jnp.abs(jnp.log(shown) - batch["measured"])
     return jnp.mean(jnp.where(gap < HUBER, gap * gap / (2 * HUBER), gap - HUBER / 2))
 
@@ -286,13 +286,13 @@ def predict(net: Trained, samples: Samples, context: Ints) -> Floats:
     h = np.concatenate([np.maximum(z[..., :half], 0.0), np.minimum(z[..., half:], 0.0)], axis=-1)
     v = h @ w["w2"] + x @ w["s2"] + biases(net, "2")[context]
     fastest = v.reshape(*v.shape[:-1], ALGORITHMS, BOTTLENECKS).max(axis=-1).min(axis=-1)
-    found: Floats = SCALE * (fastest + biases(net, "3")[context][:, 0])
-    base: Floats = found[0]
+    log2_cycles: Floats = SCALE * (fastest + biases(net, "3")[context][:, 0])
+    base: Floats = log2_cycles[0]
     if not net.doubled:
         return base
     h = np.maximum(net.tower(samples.all_inputs()) @ w["wt1"] + biases(net, "t1")[context], 0.0)
     h = np.maximum(h @ w["wt2"] + biases(net, "t2")[context], 0.0)
     share = 1.0 / (1.0 + np.exp(-(h @ w["wt3"] + biases(net, "t3")[context])[:, 0]))
-    room = np.clip(found[1:].min(axis=0) - base - MARGIN, 0.0, LARGEST_SHARE)
+    room = np.clip(log2_cycles[1:].min(axis=0) - base - MARGIN, 0.0, LARGEST_SHARE)
     refined: Floats = base + room * share
     return refined

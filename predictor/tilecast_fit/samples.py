@@ -175,7 +175,7 @@ def gather(
         SpecError: a file is missing or no table, or a GPU to leave out is unknown.
     """
     dropped = {find_gpu(name).name for name in leave_out}
-    found: dict[str, list[Samples]] = {}
+    samples: dict[str, list[Samples]] = {}
     for source in sources:
         table = read(data / source.file)
         keep = _usable(table, source)
@@ -183,8 +183,8 @@ def gather(
             rng = np.random.default_rng(seed)
             keep = np.isin(np.arange(len(table)), rng.choice(np.flatnonzero(keep), source.limit, replace=False))
         for family, part in _samples(table, keep, source, dropped):
-            found.setdefault(family, []).append(part)
-    return {family: Samples.concatenate(parts) for family, parts in found.items()}
+            samples.setdefault(family, []).append(part)
+    return {family: Samples.concatenate(parts) for family, parts in samples.items()}
 
 
 def _usable(table: MeasuredKernels, source: SampleTable) -> npt.NDArray[np.bool_]:

@@ -147,18 +147,18 @@ class Sample:
         weight = np.zeros(len(order))
         for name in set(tables):
             own = tables == name
-            split = [rows[index].get("split_group", "") for index, kept in zip(order, own, strict=True) if kept]
+            split = [rows[index].get("split_group", "") for index, is_own in zip(order, own, strict=True) if is_own]
             weight[own] = mixed.balanced(split) / own.sum() * WEIGHTS.get(name, 1.0)
         sources = tuple(residuals.source_of(rows[index]) for index in order)
         return cls(tuple(groups), measured, sources, weight / weight.mean())
 
     def steps(self, fitted: Constants) -> Floats:
         """The forecast of every row with these constants, in seconds."""
-        found = []
+        steps = []
         for group in self.groups:
             priced = runs.price(group, fitted)
-            found += [runs.meant(group.workload, priced, member).of(priced.step_s) for member in group.members]
-        return np.array(found)
+            steps += [runs.meant(group.workload, priced, member).of(priced.step_s) for member in group.members]
+        return np.array(steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Round:
     """Logarithm of measured over forecast seconds of each row."""
     left: Floats
     shares: Floats
-    kept: npt.NDArray[np.bool_]
+    mask: npt.NDArray[np.bool_]
     source: tuple[str, ...]
     weight: Floats
 
@@ -190,7 +190,7 @@ class Round:
     def solve(self, without: str = "") -> Floats:
         """The constants that the rows ask for, (constants,); `without` names a source that is left out."""
         source = np.array(self.source)
-        rows = self.kept & (source != without)
+        rows = self.mask & (source != without)
         names = [str(name) for name in source[rows]]
         spread = np.array([prior.spread for prior in PRIORS])
         effects = mixed.solve(self.left[rows], self.shares[rows], names, mixed.balanced(names), spread, ratios=SHRUNKEN)
@@ -220,7 +220,7 @@ def fit(table: Mapping[str, Any], sample: Sample, rounds: int = 3) -> tuple[dict
 def left_out(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, float]]:
     """For every source the constants that differ when its rows are left out of the fit: path and value."""
     every = model.solve()
-    found: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float]] = {}
     for name in sorted(set(model.source)):
         moved: dict[str, float] = {}
         for prior, value, usual in zip(PRIORS, model.solve(name), every, strict=True):
@@ -228,8 +228,8 @@ def left_out(table: Mapping[str, Any], model: Round) -> dict[str, dict[str, floa
                 for place in prior.places:
                     moved[place] = _rounded(np.clip(_get(table, place) * value / usual, prior.low, prior.high))
         if moved:
-            found[name] = moved
-    return found
+            values[name] = moved
+    return values
 
 
 def _rounded(value: float | Floats) -> float:

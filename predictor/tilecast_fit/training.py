@@ -46,7 +46,7 @@ def shown(samples: Samples, net: network.Trained, *, hide_die: bool = False) -> 
 def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
     """Half-widths that cover 90 % of the samples of each case, with the die shown and hidden."""
     shown_s, hidden_s = shown(samples, net), shown(samples, net, hide_die=True)
-    found = {}
+    deviations = {}
     for text in net.cases:
         here = samples.case == text
         seen, unseen = (
@@ -55,8 +55,8 @@ def spreads(samples: Samples, net: network.Trained) -> dict[str, Spread]:
         unseen = UNSEEN_MARGIN * max(seen, unseen)
         widths = by_die(samples.die[here], off(samples.measured_s[here] / shown_s[here]))
         dies = {name: SEEN_MARGIN * width for name, width in widths.items()}
-        found[text] = Spread(seen=SEEN_MARGIN * seen, unseen=unseen, dies=dies)
-    return found
+        deviations[text] = Spread(seen=SEEN_MARGIN * seen, unseen=unseen, dies=dies)
+    return deviations
 
 
 def describe(
@@ -103,8 +103,8 @@ def fit(
     samples = gather(data, sources, leave_out, seed)
     if hold_out is not None:
         samples = {kind: part.take(part.fold != hold_out) for kind, part in samples.items()}
-    wanted = [family for family in STEPS if family in samples and (not only or family in only)]
-    learned = {family: _plenty(samples[family], family) for family in wanted}
+    families = [family for family in STEPS if family in samples and (not only or family in only)]
+    learned = {family: _plenty(samples[family], family) for family in families}
     learned = {family: part for family, part in learned.items() if len(part)}
     bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     networks = {}
@@ -126,8 +126,13 @@ def fit(
         return
     base = utilization.load().description
     fresh = describe(networks, learned, {**base.ceilings, **{case: fitted[case] for case in only if case in fitted}})
-    kept = {family: network for family, network in base.networks.items() if family not in networks}
-    export.write(output, networks, fresh.model_copy(update={"networks": kept | dict(fresh.networks)}), kept=tuple(kept))
+    others = {family: network for family, network in base.networks.items() if family not in networks}
+    export.write(
+        output,
+        networks,
+        fresh.model_copy(update={"networks": others | dict(fresh.networks)}),
+        shipped_kinds=tuple(others),
+    )
 
 
 def _require_known(only: Sequence[str]) -> None:

@@ -44,18 +44,18 @@ class ReporterSettings:
         """The settings of an environment. What cannot be read is told once in the log and left out."""
         plan = environment.get("TILECAST_PLAN", "")
         try:
-            found = json.loads(plan) if plan else {}
+            split = json.loads(plan) if plan else {}
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            split = None
+        if not isinstance(split, dict):
             log.warning("TILECAST_PLAN is no JSON object; the advised plan is assumed")
-            found = {}
+            split = {}
         return cls(
             url=environment.get("TILECAST_URL", "").rstrip("/"),
             job=environment.get("TILECAST_JOB", ""),
             namespace=environment.get("TILECAST_NAMESPACE", "") or _text(NAMESPACE_FILE),
             token_file=environment.get("TILECAST_TOKEN_FILE", "") or TOKEN_FILE,
-            plan=found,
+            plan=split,
             gpus=_count(environment, "WORLD_SIZE"),
             metrics_port=_count(environment, "TILECAST_METRICS_PORT"),
             metrics_file=environment.get("TILECAST_METRICS_FILE", ""),
@@ -94,7 +94,7 @@ class Reporter:
         self._server: ThreadingHTTPServer | None = None
         self._text = ""
         self._steps = 0
-        self._is_told = False
+        self._has_warned = False
 
     @property
     def metrics_port(self) -> int | None:
@@ -126,33 +126,33 @@ class Reporter:
         while True:
             is_last = self._ended.wait(self._interval_s)
             try:
-                if (found := self._take(1 if is_last else LEAST_STEPS)) is not None:
-                    self._report(found)
+                if (steps := self._take(1 if is_last else LEAST_STEPS)) is not None:
+                    self._report(steps)
             except Exception as error:
-                if not self._is_told:
+                if not self._has_warned:
                     log.warning("a step time was not reported, training goes on: %s", error)
-                self._is_told = True
+                self._has_warned = True
             if is_last:
                 return
 
-    def _report(self, found: Taken) -> None:
-        self._steps += found.steps
+    def _report(self, steps: Taken) -> None:
+        self._steps += steps.steps
         peak = _peak_memory_bytes()
-        self._text = self._exposition(found, peak)
+        self._text = self._exposition(steps, peak)
         if self._settings.metrics_file:
             _replace(Path(self._settings.metrics_file), self._text)
         if self._settings.url and self._settings.job:
-            said = {
-                "stepSeconds": found.seconds,
-                "steps": found.steps,
-                "inputSeconds": found.input_seconds,
+            body = {
+                "stepSeconds": steps.seconds,
+                "steps": steps.steps,
+                "inputSeconds": steps.input_seconds,
                 "peakMemoryBytes": peak,
                 "gpu": _gpu_name(),
                 "gpus": self._settings.gpus,
                 "driver": _driver(),
                 "plan": dict(self._settings.plan) or None,
             }
-            self._put({key: value for key, value in said.items() if value is not None})
+            self._put({key: value for key, value in body.items() if value is not None})
 
     def _put(self, body: Mapping[str, Any]) -> None:
         settings = self._settings
@@ -165,16 +165,16 @@ class Reporter:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
             answer.read()
 
-    def _exposition(self, found: Taken, peak: int | None) -> str:
+    def _exposition(self, steps: Taken, peak: int | None) -> str:
         """The Prometheus text format, version 0.0.4."""
         labels = f'{{namespace="{_escaped(self._settings.namespace)}",trainingjob="{_escaped(self._settings.job)}"}}'
         metrics = [
-            ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(found.seconds)),
+            ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(steps.seconds)),
             ("tilecast_steps_total", "counter", "Optimizer steps measured since the start.", str(self._steps)),
         ]
-        if found.input_seconds is not None:
+        if steps.input_seconds is not None:
             text = "Mean time of a step that the GPU waited for data."
-            metrics.append(("tilecast_input_seconds", "gauge", text, repr(found.input_seconds)))
+            metrics.append(("tilecast_input_seconds", "gauge", text, repr(steps.input_seconds)))
         if peak is not None:
             text = "Most GPU memory that PyTorch allocated on this rank."
             metrics.append(("tilecast_peak_memory_bytes", "gauge", text, str(peak)))
@@ -188,9 +188,9 @@ class Reporter:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = self.path.split("?")[0] == "/metrics"
-                body = reporter._text.encode() if found else b""
-                self.send_response(200 if found else 404)
+                is_metrics = self.path.split("?")[0] == "/metrics"
+                body = reporter._text.encode() if is_metrics else b""
+                self.send_response(200 if is_metrics else 404)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

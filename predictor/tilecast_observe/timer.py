@@ -17,7 +17,7 @@ from tilecast_observe.reporter import Reporter, ReporterSettings, Taken, log
 if TYPE_CHECKING:
     from typing import Self
 
-KEPT = 1024
+MOST_STEPS = 1024
 """Most steps between two reports whose median is taken: the latest of them."""
 
 
@@ -47,7 +47,7 @@ class StepTimer:
         self._left = max(0, warmup_steps)
         self._mark: float | None = None
         self._lock = threading.Lock()
-        self._steps: deque[float] = deque(maxlen=KEPT)
+        self._steps: deque[float] = deque(maxlen=MOST_STEPS)
         self._count = 0
         self._waits = Waits(clock)
         self._reporter: Reporter | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import is_dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from tilecast.hardware import Pool
 from tilecast.objectives import bounded_by
 from tilecast.search import Limits
 from tilecast.sharing import Sharing, consider
-from tilecast.spec import SpecError
+from tilecast.spec import Model, SpecError
 
 __all__ = [
     "Advice",
@@ -67,13 +68,13 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     _check(request, pools)
     considered = sorted(pools, key=_name)
     fields = [field(request, pool) for pool in considered]
-    judged = [judge(request, found) for found in fields]
+    judged = [judge(request, each) for each in fields]
     ranking = settle(request, [item for item in judged if isinstance(item, Choice)])
     choices = ranking.choices
     offers = tuple(_explained(request, choice, choices) for choice in choices)
     rejections = [
-        remedied(request, found, item, choices)
-        for found, item in zip(fields, judged, strict=True)
+        remedied(request, each, item, choices)
+        for each, item in zip(fields, judged, strict=True)
         if isinstance(item, Rejection)
     ]
     baseline, refused, notes = _baseline(request, considered)
@@ -95,10 +96,10 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
             *_notes(request, offers),
             *_reading(offers),
             *_of_best(choices, partial(neighbour, request), best_size, partial(fewer_gpus, request)),
-            *_told(request, shared),
+            *_sharing_notes(request, shared),
             *notes,
         ),
-        plans_evaluated=sum(len(found) for found in fields),
+        plans_evaluated=sum(len(each) for each in fields),
         confidence=_confidence(offers),
         provenance=AdviceOrigin(
             version=__version__,
@@ -115,25 +116,38 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:
     """A short digest of everything that decides an advice: the request but for its name, the pools in any order, the
-    model, the constants and the version. What is free now and which layer told a fact decide nothing."""
+    model, the constants and the version. What is free now, which layer told a fact, and the class that Transformers
+    builds a model by decide nothing."""
     inputs = {
-        "request": asdict(replace(request, name="")),
+        "request": replace(request, name=""),
         "pools": [_deciding(pool) for pool in sorted(pools, key=_name)],
         "model": model_sha256,
         "constants": constants.digest(),
         "version": __version__,
     }
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=_plain).encode()).hexdigest()[:16]
 
 
 def _deciding(pool: Pool) -> dict[str, object]:
     """What of a pool decides an advice; what runs teach where there are some."""
-    facts = asdict(replace(pool, free_gpus=None, layers={}))
+    facts = _facts(replace(pool, free_gpus=None, layers={}))
     if not pool.own.runs:
         del facts["own"]
     if not pool.calibration.software:
+        facts["calibration"] = _facts(pool.calibration)
         del facts["calibration"]["software"]
     return facts
+
+
+def _facts(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _plain(value: object) -> object:
+    if not is_dataclass(value):
+        return repr(value)
+    facts = _facts(value)
+    return {name: fact for name, fact in facts.items() if name != "auto"} if isinstance(value, Model) else facts
 
 
 def _name(pool: Pool) -> str:
@@ -194,43 +208,43 @@ def _sharing(request: Request, offers: Sequence[Offer]) -> Sharing | None:
     allows it."""
     if not offers or offers[0].gpus > 1 or not offers[0].workload.training:
         return None
-    found = consider(offers[0].workload, offers[0].pool, request.objective)
-    return found if found and (found.best or request.constraints.allow_sharing) else None
+    sharing = consider(offers[0].workload, offers[0].pool, request.objective)
+    return sharing if sharing and (sharing.best or request.constraints.allow_sharing) else None
 
 
 _SHARED: Mapping[str, str] = {"mig": "a MIG slice", "mps": "a GPU shared by MPS", "timeSlicing": "a time-sliced GPU"}
 
 
-def _told(request: Request, shared: Sharing | None) -> list[str]:
+def _sharing_notes(request: Request, shared: Sharing | None) -> list[str]:
     """What sharing would give, in a sentence."""
     if shared is None or shared.best is None:
         return []
     best = shared.best
     where = f"{_SHARED[best.kind]} {best.profile}".rstrip()
-    told = (
+    note = (
         f"The job does not fill a GPU: {where} of {shared.pool.name} ({best.resource}; {best.jobs} such jobs per GPU) "
         f"takes {best.slowdown:.2f}x as long, {best.lower_s * 1e3:.3g}-{best.upper_s * 1e3:.3g} ms a step, at "
         f"{best.relative_cost:.0%} of the cost"
     )
-    return [told + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
+    return [note + ("." if request.constraints.allow_sharing else "; constraints.allowSharing lets it.")]
 
 
 def _pareto(request: Request, choices: Sequence[Choice]) -> tuple[Offer, ...]:
-    front = pareto(request, [(choice.found, choice.kept) for choice in choices])
+    front = pareto(request, [(choice.candidates, choice.eligible) for choice in choices])
     offers: dict[tuple[str, int], Offer] = {}
     for choice in choices:
-        rows = np.array([row for found, row in front if found is choice.found], dtype=np.int64)
+        rows = np.array([row for candidates, row in front if candidates is choice.candidates], dtype=np.int64)
         if len(rows):
-            details = Details.of(choice.found, rows)
-            offers |= {(choice.found.pool.name, int(row)): details.offer(place) for place, row in enumerate(rows)}
-    found_offers = (offers[found.pool.name, row] for found, row in front)
+            details = Details.of(choice.candidates, rows)
+            offers |= {(choice.candidates.pool.name, int(row)): details.offer(place) for place, row in enumerate(rows)}
+    found_offers = (offers[candidates.pool.name, row] for candidates, row in front)
     return tuple(replace(offer, reason=_BOUND[offer.bottleneck]) for offer in found_offers)
 
 
 def _uncapped(request: Request, fields: Sequence[Field]) -> Offer | None:
     """The best of every pool there is, with none of the job's own constraints."""
     free = replace(request, constraints=Constraints())
-    choices = [item for found in fields if isinstance(item := judge(free, found), Choice)]
+    choices = [item for candidates in fields if isinstance(item := judge(free, candidates), Choice)]
     if not choices:
         return None
     offer = settle(free, choices).choices[0].offer()
@@ -239,24 +253,26 @@ def _uncapped(request: Request, fields: Sequence[Field]) -> Offer | None:
 
 def _baseline(request: Request, pools: Sequence[Pool]) -> tuple[Offer | None, list[Rejection], list[str]]:
     """The plan that the user runs today, or why it cannot be priced, and what to say about it."""
-    wanted = request.baseline
-    if wanted is None:
+    incumbent = request.baseline
+    if incumbent is None:
         return None, [], []
-    pool = next(pool for pool in pools if pool.name == wanted.pool)
+    pool = next(pool for pool in pools if pool.name == incumbent.pool)
     # A baseline is priced even where its pool is smaller today: the user runs it now.
-    nodes = max(pool.max_nodes, -(-wanted.gpus // pool.gpus_per_node))
+    nodes = max(pool.max_nodes, -(-incumbent.gpus // pool.gpus_per_node))
     roomy = replace(pool, max_nodes=nodes)
     notes = []
-    if wanted.gpus > pool.max_gpus:
-        notes.append(f"Your baseline of {wanted.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}.")
-    own = replace(request, objective="time", constraints=Constraints(gpus=wanted.gpus), batches=None, precisions=())
+    if incumbent.gpus > pool.max_gpus:
+        notes.append(
+            f"Your baseline of {incumbent.gpus} GPUs is larger than pool {pool.name}, which has {pool.max_gpus}."
+        )
+    own = replace(request, objective="time", constraints=Constraints(gpus=incumbent.gpus), batches=None, precisions=())
     table = None
-    if wanted.plan is not None and pool.gpu.supports(request.workload.precision):
-        table = stated.plans(request.workload, wanted.gpus, wanted.plan, "spec.baseline.plan")
-    judged = judge(own, field(own, roomy, Limits(gpus=wanted.gpus), table))
+    if incumbent.plan is not None and pool.gpu.supports(request.workload.precision):
+        table = stated.plans(request.workload, incumbent.gpus, incumbent.plan, "spec.baseline.plan")
+    judged = judge(own, field(own, roomy, Limits(gpus=incumbent.gpus), table))
     if isinstance(judged, Choice):
         return replace(judged.offer(), reason="your baseline"), [], notes
-    return None, [replace(judged, message=f"your baseline of {wanted.gpus}: {judged.message}")], notes
+    return None, [replace(judged, message=f"your baseline of {incumbent.gpus}: {judged.message}")], notes
 
 
 _BOUND: Mapping[str, str] = {
@@ -327,10 +343,10 @@ def _reading(offers: Sequence[Offer]) -> list[str]:
         return [f"The input pipeline of each node has to deliver {rate}; state it as training.inputSamplesPerSecond."]
     without = samples / (best.step_s - best.breakdown["input"])
     if without > stated:
-        told = f"each node could take {_rate(without)} samples/s and gets {_rate(stated)}"
-        return [f"The input pipeline bounds the step: {told}."]
-    told = f"{without / stated:.0%} of the {_rate(stated)} samples/s that the input pipeline of each node delivers"
-    return [f"The step takes {told}."] if without > NEAR * stated else []
+        text = f"each node could take {_rate(without)} samples/s and gets {_rate(stated)}"
+        return [f"The input pipeline bounds the step: {text}."]
+    text = f"{without / stated:.0%} of the {_rate(stated)} samples/s that the input pipeline of each node delivers"
+    return [f"The step takes {text}."] if without > NEAR * stated else []
 
 
 def _rate(per_s: float) -> str:

@@ -17,7 +17,7 @@ from tilecast.search import Limits
 def neighbour(request: Request, best: Choice) -> str | None:
     """A sentence on the nearest global batch that all GPUs of the recommended pool divide, if the recommendation would
     be ahead with it, per sample, by more than a tie; None for a batch that they divide, or that the job leaves open."""
-    pool, own = best.found.pool, request.workload.global_batch
+    pool, own = best.candidates.pool, request.workload.global_batch
     most = _usable(request, pool)
     part = most * (request.workload.micro_batch or 1)
     is_settled = request.goal.fewest_gpus or request.batches is not None or request.plan is not None
@@ -32,7 +32,7 @@ def neighbour(request: Request, best: Choice) -> str | None:
         ratio = _per_sample(request, judged, batch) / _per_sample(request, best, own)
         if ratio * math.exp(uncertainty.MOST_TIED) < 1:
             gain = f"cost {ratio:.0%} as much" if request.goal.is_price else f"be {1 / ratio:.2f}x as fast"
-            plan = judged.found.plans.row(judged.row)
+            plan = judged.candidates.plans.row(judged.row)
             parts = f"{most} GPUs" + (f" at micro-batch {part // most}" if own % most == 0 else "")
             better = f"{batch} would {gain} per sample, with {plan} on {judged.gpus} GPUs."
             return f"{parts} do not divide global batch {own}: {better}"
@@ -50,5 +50,5 @@ def _usable(request: Request, pool: Pool) -> int:
 
 def _per_sample(request: Request, choice: Choice, batch: int) -> float:
     """Seconds, or the price, of a sample."""
-    seconds = float(choice.found.step_s[choice.row]) / batch
-    return seconds * float(choice.found.hourly[choice.row]) if request.goal.is_price else seconds
+    seconds = float(choice.candidates.step_s[choice.row]) / batch
+    return seconds * float(choice.candidates.hourly[choice.row]) if request.goal.is_price else seconds

@@ -7,40 +7,39 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import search, uncertainty
+from tilecast import memory, search, uncertainty
 from tilecast.advise.choose import Choice, choose, sensible
-from tilecast.advise.rank import Details, Field
+from tilecast.advise.rank import Field
 from tilecast.advise.values import Rejection, Request
 from tilecast.hardware import Pool
 from tilecast.search import Mask
 from tilecast.spec import PRECISIONS, Precision
 
 
-def judge(request: Request, found: Field) -> Choice | Rejection:
+def judge(request: Request, candidates: Field) -> Choice | Rejection:
     """The plan of a pool that is recommended if the pool is, or why it has none."""
-    pool, limits = found.pool, request.constraints
-    within = found.within(limits)
-    kept = within & found.fits & found.allowed(request)
+    pool, limits = candidates.pool, request.constraints
+    within = candidates.within(limits)
     if limits.allowed_pools and pool.name not in limits.allowed_pools:
         return Rejection(pool.name, "NotAllowed", "not in constraints.allowedPools", f"add {pool.name} to it")
     if pool.gpu.mig and not limits.allow_sharing:
         return Rejection(pool.name, "SharingNotAllowed", "a slice of a GPU", "set constraints.allowSharing")
-    if not found.variants:
+    if not candidates.variants:
         return _no_units(request, pool)
     if not within.any():
         return _no_plan(request, pool)
-    if not (within & found.fits).any():
-        return _too_large(request, found, within)
+    if not (within & candidates.fits).any():
+        return _too_large(request, candidates, within)
     if request.goal.needs_price and pool.price_per_gpu_hour is None:
         return Rejection(pool.name, "PriceUnknown", "no price known", "give its GPUPool a price")
-    kept = sensible(request, found, kept)
-    return choose(request, found, kept) or _out_of_reach(request, found, within & found.fits)
+    mask = sensible(request, candidates, within & candidates.fits & candidates.allowed(request))
+    return choose(request, candidates, mask) or _out_of_reach(request, candidates, within & candidates.fits)
 
 
 def order(request: Request, choice: Choice) -> tuple[float, float, int, str]:
     """What sorts choices, best first."""
     few = choice.gpus if request.goal.fewest_gpus else 0
-    return few, choice.value, choice.gpus, choice.found.pool.name
+    return few, choice.value, choice.gpus, choice.candidates.pool.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,9 @@ def _preferred(tied: list[Choice]) -> list[Choice]:
     """Of the pools that tie those with memory to spare, and of these those whose other criterion is not clearly behind;
     where one's is not known, or prices are in two currencies, it decides nothing."""
     roomy = [choice for choice in tied if not choice.is_tight] or tied
-    known = all(choice.other > 0 for choice in roomy) and len({choice.found.pool.currency for choice in roomy}) == 1
+    known = (
+        all(choice.other > 0 for choice in roomy) and len({choice.candidates.pool.currency for choice in roomy}) == 1
+    )
     if not known:
         return roomy
     least = min(roomy, key=lambda choice: choice.other)
@@ -134,29 +135,30 @@ def _no_plan(request: Request, pool: Pool) -> Rejection:
     return Rejection(pool.name, "NoDivisiblePlan", message, f"{other}choose a global batch with more divisors")
 
 
-def _too_large(request: Request, found: Field, within: Mask) -> Rejection:
+def _too_large(request: Request, candidates: Field, within: Mask) -> Rejection:
     """The leanest plan and the line of its bill that breaks it."""
     rows = np.flatnonzero(within)
-    leanest = Details.of(found, rows[[int(np.argmin(found.memory_bytes[rows]))]]).offer(0)
-    bill = leanest.memory
+    row = int(rows[np.argmin(candidates.memory_bytes[rows])])
+    plan, workload = candidates.plans.row(row), candidates.variants[candidates.variant[row]]
+    bill = candidates.tables[candidates.table[row]].bill(candidates.origin[row : row + 1]).items(0)
     largest = max(bill, key=lambda name: bill[name])
-    over = leanest.memory_bytes - leanest.memory_available_bytes
+    needed, available = float(candidates.memory_bytes[row]), memory.usable_bytes(candidates.pool.gpu)
+    over = needed - available
     gib = 2**30
     message = f"{largest} {bill[largest] / gib:.1f} GiB; {over / gib:.1f} GiB too much"
     if request.plan is not None:
-        message = f"{leanest.plan} needs {message}"
+        message = f"{plan} needs {message}"
     code = "OutOfMemory"
-    workload = leanest.workload
     if workload.model.trace is not None:
         code, message = "TensorParallelUnsupported", f"{message}; a graph is split by data and pipeline, not by tensor"
     return Rejection(
-        found.pool.name,
+        candidates.pool.name,
         code,
         message,
         _REMEDIES["samples" if largest == "activations" and not workload.samples_are_tokens else largest],
-        leanest.plan,
-        leanest.memory_bytes,
-        leanest.memory_available_bytes,
+        plan,
+        needed,
+        available,
     )
 
 
@@ -174,18 +176,18 @@ _REMEDIES: Mapping[str, str] = {
 """What helps against each line of the memory bill."""
 
 
-def _out_of_reach(request: Request, found: Field, fitting: Mask) -> Rejection:
+def _out_of_reach(request: Request, candidates: Field, fitting: Mask) -> Rejection:
     """Nothing finishes before the deadline, or nothing is as cheap as the budget."""
     if request.budget is not None:
-        least = float(found.cost_to_finish[fitting].min())
+        least = float(candidates.cost_to_finish[fitting].min())
         message = f"the cheapest plan costs {least:,.0f} {request.budget.currency}, not {request.budget.amount:,.0f}"
-        return Rejection(found.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
-    least = float(found.finish_s[fitting].min())
-    message = f"the fastest plan takes {_told(least)}, not {_told(request.deadline_s or 0)}"
-    return Rejection(found.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
+        return Rejection(candidates.pool.name, "OverBudget", message, f"raise the budget to {least:,.0f}")
+    least = float(candidates.finish_s[fitting].min())
+    message = f"the fastest plan takes {_time(least)}, not {_time(request.deadline_s or 0)}"
+    return Rejection(candidates.pool.name, "DeadlineMissed", message, f"allow {np.ceil(least):,.0f} s")
 
 
-def _told(seconds: float) -> str:
+def _time(seconds: float) -> str:
     """A time in hours, or below one in minutes or seconds."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= size:

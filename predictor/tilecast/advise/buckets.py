@@ -18,16 +18,16 @@ LEAST_GAIN = 0.01
 def best_size(best: Choice) -> str | None:
     """A sentence on the fastest of `SIZES_MIB` for the recommendation, if it gains more than `LEAST_GAIN`; None without
     buckets that hide behind a backward pass, and where `training.framework` names none whose buckets they are."""
-    found, row = best.found, best.row
-    workload, plan = found.variants[found.variant[row]], found.plans.row(row)
+    candidates, row = best.candidates, best.row
+    workload, plan = candidates.variants[candidates.variant[row]], candidates.plans.row(row)
     has_buckets = workload.training and workload.framework is not None and frameworks.of(workload).has_buckets
     if not (has_buckets and overlap.hides(workload)) or plan.zero_stage > 1 or plan.data * plan.context == 1:
         return None
-    sharded = found.tables[found.table[row]].sharded.take(found.origin[row : row + 1])
-    priced = blocks.kernel_seconds(workload, sharded, found.pool.gpu)
-    seconds = step.bucketed(workload, sharded, Plans.of(plan), found.pool, priced, SIZES_MIB)
+    sharded = candidates.tables[candidates.table[row]].sharded.take(candidates.origin[row : row + 1])
+    priced = blocks.kernel_seconds(workload, sharded, candidates.pool.gpu)
+    seconds = step.bucketed(workload, sharded, Plans.of(plan), candidates.pool, priced, SIZES_MIB)
     fastest = int(np.argmin(seconds))
-    gain = 1 - float(seconds[fastest] / found.step_s[row])
+    gain = 1 - float(seconds[fastest] / candidates.step_s[row])
     if gain <= LEAST_GAIN:
         return None
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -95,8 +95,21 @@ def _gpus(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
 
 def grown(pool: Pool, gpus: int) -> Pool:
     """The pool with so many GPUs: a part of a node grows to a whole one before there are more of them."""
+    per_node, nodes = _shape(pool, gpus)
+    return replace(pool, gpus_per_node=per_node, max_nodes=nodes)
+
+
+def _shape(pool: Pool, gpus: int) -> tuple[int, int]:
+    """GPUs of a node and nodes of the pool with so many GPUs."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
-    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
+    return per_node, -(-gpus // per_node)
+
+
+def leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
+    """Places of the sizes of a pool that are tried first: parts of a node, a node, and so many times its nodes."""
+    nodes = [_shape(pool, gpus)[1] for gpus in possible]
+    tried = {times * pool.max_nodes for times in (1, *FURTHER)}
+    return [place for place, count in enumerate(nodes) if place and count in tried]
 
 
 FURTHER = (2, 4, 8)
@@ -117,11 +130,11 @@ def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     of a node."""
     wide = grown(pool, gpus)
     if not pool.is_part:
-        told = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
-        return Change("pool.maxNodes", wide.max_nodes, effect, told)
+        text = f"{wide.max_nodes} nodes instead of {pool.max_nodes}"
+        return Change("pool.maxNodes", wide.max_nodes, effect, text)
     nodes, own = ("1 node", "") if wide.max_nodes == 1 else (f"{wide.max_nodes} nodes", "1 node of ")
-    told = f"{nodes} of {wide.gpus_per_node} GPUs instead of {own}{pool.gpus_per_node}"
-    return Change("pool.gpus", gpus, effect, told)
+    text = f"{nodes} of {wide.gpus_per_node} GPUs instead of {own}{pool.gpus_per_node}"
+    return Change("pool.gpus", gpus, effect, text)
 
 
 def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:

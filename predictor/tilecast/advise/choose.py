@@ -9,6 +9,7 @@ is behind it in neither criterion is taken instead, whatever a slow host makes o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -29,8 +30,8 @@ MAX_TIED = 128
 class Choice:
     """The plan of a field that is recommended, and what else the forecast cannot tell from the best."""
 
-    found: Field
-    kept: Mask
+    candidates: Field
+    eligible: Mask
     """Rows that it was chosen from."""
     row: int
     value: float
@@ -49,11 +50,11 @@ class Choice:
 
     @property
     def gpus(self) -> int:
-        return int(self.found.gpus[self.row])
+        return int(self.candidates.gpus[self.row])
 
     @property
     def is_tight(self) -> bool:
-        return bool(self.found.take(slice(self.row, self.row + 1)).tight[0])
+        return bool(self.candidates.take(slice(self.row, self.row + 1)).tight[0])
 
     def offer(self) -> Offer:
         """The plan in full."""
@@ -64,18 +65,18 @@ class Choice:
         return replace(self, value=self.value * factor, best=self.best * factor, other=self.other * other)
 
 
-def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
+def choose(request: Request, candidates: Field, eligible: Mask) -> Choice | None:
     """The plan to recommend among those kept, as this module's docstring says; None if none is kept."""
-    value = found.value(request)
-    kept = kept & np.isfinite(value)
-    if not kept.any():
+    value = candidates.value(request)
+    eligible = eligible & np.isfinite(value)
+    if not eligible.any():
         return None
     if request.goal.fewest_gpus:
-        kept = kept & (found.gpus == found.gpus[kept].min())
-    rows = np.flatnonzero(kept)
+        eligible = eligible & (candidates.gpus == candidates.gpus[eligible].min())
+    rows = np.flatnonzero(eligible)
     best = float(value[rows].min())
-    near = _nearest(found, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
-    details, some = Details.of(found, near), found.take(near)
+    near = _nearest(candidates, rows[value[rows] <= best * np.exp(uncertainty.most_tied())], request)
+    details, some = Details.of(candidates, near), candidates.take(near)
     tied = _Tied(some, details.errors())
     places = tied.least(np.arange(len(near)), value[near])
     ties = len(places) - 1
@@ -91,8 +92,8 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     first = order[no_worse][0]
     place = int(places[first])
     return Choice(
-        found=found,
-        kept=kept,
+        candidates=candidates,
+        eligible=eligible,
         row=int(near[place]),
         value=float(value[near[place]]),
         best=best,
@@ -105,16 +106,18 @@ def choose(request: Request, found: Field, kept: Mask) -> Choice | None:
     )
 
 
-def _cautious(found: Field, request: Request) -> Floats:
+def _cautious(candidates: Field, request: Request) -> Floats:
     """What the objective makes least on a slow host, (n,)."""
-    return np.asarray(found.value(request) * uncertainty.cautious(found.step_s, found.launch_s) / found.step_s)
+    return np.asarray(
+        candidates.value(request) * uncertainty.cautious(candidates.step_s, candidates.launch_s) / candidates.step_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Tied:
     """Plans that may tie, and what may be off in their forecasts, (k,)."""
 
-    found: Field
+    candidates: Field
     errors: Errors
 
     def least(self, places: Ints, column: Floats) -> Ints:
@@ -129,9 +132,9 @@ class _Tied:
 
     def _width(self, first: int) -> Floats:
         """Up to which logarithm of a ratio the forecast cannot tell each plan from the first, (k,)."""
-        plans = self.found.plans
+        plans = self.candidates.plans
         columns = [getattr(plans, item.name) for item in fields(Plans) if item.name not in _REPLICAS]
-        alike = np.all([column == column[first] for column in (*columns, self.found.variant)], axis=0)
+        alike = np.all([column == column[first] for column in (*columns, self.candidates.variant)], axis=0)
         return uncertainty.tie_within(self.errors, self.errors.take(np.array([first])), alike)
 
 
@@ -139,34 +142,34 @@ _REPLICAS = ("data", "gradient_accumulation")
 """Columns that say how often a GPU's work is repeated, not what it is."""
 
 
-def _nearest(found: Field, rows: Ints, request: Request) -> Ints:
+def _nearest(candidates: Field, rows: Ints, request: Request) -> Ints:
     """The best `MAX_TIED` of the rows, the best first, and of each kind of plan (alike in what is preferred among ties)
     the best and the best on a slow host."""
-    some = found.take(rows)
+    some = candidates.take(rows)
     order = np.lexsort((some.step_s, some.value(request)))
     rows, some = rows[order], some.take(order)
     if len(rows) <= MAX_TIED:
         return rows
-    kept = np.arange(len(rows)) < MAX_TIED
+    mask = np.arange(len(rows)) < MAX_TIED
     slow = np.argsort(_cautious(some, request), kind="stable")
     kinds = [*simplicity(some), some.tight.astype(np.int64)]
-    kept[distinct(*kinds).first] = True
-    kept[slow[distinct(*(column[slow] for column in kinds)).first]] = True
-    return rows[kept]
+    mask[distinct(*kinds).first] = True
+    mask[slow[distinct(*(column[slow] for column in kinds)).first]] = True
+    return rows[mask]
 
 
-def simplicity(found: Field) -> tuple[Ints, ...]:
+def simplicity(candidates: Field) -> tuple[Ints, ...]:
     """Columns that are less for a plan that is tried first, the weightiest first: the job's own batch and precision; no
     splitting, ZeRO, tensor parallelism, context or expert parallelism, pipelines; fewer of these at once; nothing
     recomputed; a lower ZeRO stage; fewer ranks that a replica is split over; fewer GPUs."""
-    plans = found.plans
+    plans = candidates.plans
     sharded = np.minimum(plans.zero_stage, 1)
     split = [sharded, plans.tensor > 1, (plans.context > 1) | (plans.expert > 1), plans.pipeline > 1]
     rung = np.max([step * np.asarray(used, np.int64) for step, used in enumerate(split, 1)], axis=0)
     degrees = (plans.tensor, plans.pipeline, plans.context, plans.expert, plans.virtual_stages)
     several = np.sum([degree > 1 for degree in degrees], axis=0)
     replica = plans.tensor * plans.pipeline * plans.context
-    return found.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, found.gpus
+    return candidates.variant, rung, several, plans.checkpointing, plans.zero_stage, replica, candidates.gpus
 
 
 HALF, THIRD = 1 / 2, 1 / 3
@@ -174,34 +177,39 @@ HALF, THIRD = 1 / 2, 1 / 3
 ranks, and where it takes no more than the second, neither is its training state."""
 
 
-def sensible(request: Request, found: Field, kept: Mask) -> Mask:
+def sensible(request: Request, candidates: Field, eligible: Mask) -> Mask:
     """Of the rows kept those that need no excuse; whoever asks for a plan, or for a degree of tensor parallelism, gets
     it.
 
     A model that a GPU holds with room to spare is replicated, not split, as long as every GPU has a sample; a
     replica that is small, or without NVLink, is split in two ways at most; and tensor parallelism stays on GPUs that
-    NVLink joins, where the node has any. A rule that leaves nothing does not count.
+    NVLink joins, where the node has any, and on `MOST_TENSOR` of them. A rule that leaves nothing does not count.
     """
     if request.plan is not None:
-        return kept
-    plans = found.plans
+        return eligible
+    plans = candidates.plans
     split = (plans.tensor > 1) | (plans.pipeline > 1) | (plans.context > 1) | (plans.expert > 1)
-    masks = [~(split & _held(found, HALF))]
-    if np.any(kept & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
-        masks.append(~((plans.zero_stage > 0) & _held(found, THIRD)))
-    masks.append(~tangled(found))
+    masks = [~(split & _held(candidates, HALF))]
+    if np.any(eligible & ~split & (plans.data > 1) & (plans.zero_stage == 0)):
+        masks.append(~((plans.zero_stage > 0) & _held(candidates, THIRD)))
+    masks.append(~tangled(candidates))
     if request.constraints.max_tensor is None:
-        masks.append(plans.tensor <= island(found))
+        masks += [plans.tensor <= island(candidates), plans.tensor <= MOST_TENSOR]
     for mask in masks:
-        narrowed = kept & mask
-        kept = narrowed if narrowed.any() else kept
-    return kept
+        narrowed = eligible & mask
+        eligible = narrowed if narrowed.any() else eligible
+    return eligible
 
 
-def island(found: Field) -> int:
+MOST_TENSOR = 8
+"""Ranks that split a product, also where NVLink joins the GPUs of a whole rack: of the 3,460 measured steps that are at
+hand three have more, all of them over a network between nodes."""
+
+
+def island(candidates: Field) -> int:
     """GPUs of a node that the fastest link joins: those of an island, where NVLink makes some."""
-    intra = found.pool.intra
-    return intra.domain if intra.beyond else found.pool.domain
+    intra = candidates.pool.intra
+    return intra.domain if intra.beyond else candidates.pool.domain
 
 
 MOST_WAYS = 2
@@ -211,23 +219,23 @@ without NVLink. Of the 3,460 measured steps that are at hand 32 split it in thre
 nodes) and none without NVLink, so a gain that is forecast for another one rests on nothing that was measured."""
 
 
-def tangled(found: Field) -> Mask:
+def tangled(candidates: Field) -> Mask:
     """Which plans split such a replica in more ways than that, (n,). Within a node without NVLink sharding counts as
     one of them: no measured run shards what tensor parallelism and a pipeline split over a bus."""
-    plans, pool = found.plans, found.pool
-    degrees = np.stack([plans.tensor, plans.pipeline, plans.context])
-    replica, ways = degrees.prod(axis=0), (degrees > 1).sum(axis=0)
+    plans, pool = candidates.plans, candidates.pool
+    degrees = (plans.tensor, plans.pipeline, plans.context)
+    replica, ways = math.prod(degrees), sum((degree > 1).astype(np.int8) for degree in degrees)
     has_bus = pool.intra.kind != "nvlink"
     if has_bus:
         ways = ways + ((replica <= pool.gpus_per_node) & (plans.zero_stage > 0))
     return np.asarray(((replica < LEAST_SPLIT) | has_bus) & (ways > MOST_WAYS))
 
 
-def _held(found: Field, share: float) -> Mask:
+def _held(candidates: Field, share: float) -> Mask:
     """Of which plans every GPU could hold the whole model in such a share of its memory, and has a sample, (n,)."""
-    most = share * found.pool.gpu.memory_bytes
-    fits = np.array([whole_bytes(workload) <= most for workload in found.variants], bool)
-    return np.asarray(fits[found.variant] & (found.gpus <= found.batch))
+    most = share * candidates.pool.gpu.memory_bytes
+    fits = np.array([whole_bytes(workload) <= most for workload in candidates.variants], bool)
+    return np.asarray(fits[candidates.variant] & (candidates.gpus <= candidates.batch))
 
 
 def whole_bytes(workload: Workload) -> float:

@@ -21,32 +21,32 @@ def fewer_gpus(request: Request, choice: Choice) -> str | None:
     not time alone counts."""
     if request.goal.saves_gpus or request.goal.bound:
         return None
-    found = choice.found
-    same = found.batch == found.batch[choice.row]
-    rows = np.flatnonzero(choice.kept & same & (found.gpus <= choice.gpus // 2))
-    roomy = rows if choice.is_tight else rows[~found.take(rows).tight]
-    chosen, gpus, times = choice.row, found.gpus[roomy], found.step_s[roomy]
-    while (near := np.flatnonzero(gpus <= found.gpus[chosen] // 2)).size:
+    candidates = choice.candidates
+    same = candidates.batch == candidates.batch[choice.row]
+    rows = np.flatnonzero(choice.eligible & same & (candidates.gpus <= choice.gpus // 2))
+    roomy = rows if choice.is_tight else rows[~candidates.take(rows).tight]
+    chosen, gpus, times = choice.row, candidates.gpus[roomy], candidates.step_s[roomy]
+    while (near := np.flatnonzero(gpus <= candidates.gpus[chosen] // 2)).size:
         half = int(roomy[near[np.argmin(times[near])]])
-        faster = math.log(found.step_s[half] / found.step_s[chosen])
-        dearer = math.log(found.gpus[chosen] / found.gpus[half]) - faster
+        faster = math.log(candidates.step_s[half] / candidates.step_s[chosen])
+        dearer = math.log(candidates.gpus[chosen] / candidates.gpus[half]) - faster
         if dearer < SEVERAL * max(faster, 0.0):
             break
         chosen = half
     if chosen == choice.row:
         return None
 
-    def told(row: int) -> str:
-        seconds = float(found.step_s[row])
+    def text(row: int) -> str:
+        seconds = float(candidates.step_s[row])
         time = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-        if found.pool.price_per_gpu_hour is None:
+        if candidates.pool.price_per_gpu_hour is None:
             return time
-        cost = per_1000_steps(float(found.hourly[row]), seconds)
-        return f"{time} and {cost:,.3g} {found.pool.currency} per 1000 steps"
+        cost = per_1000_steps(float(candidates.hourly[row]), seconds)
+        return f"{time} and {cost:,.3g} {candidates.pool.currency} per 1000 steps"
 
-    count, faster = int(found.gpus[chosen]), float(found.step_s[chosen] / found.step_s[choice.row])
+    count, faster = int(candidates.gpus[chosen]), float(candidates.step_s[chosen] / candidates.step_s[choice.row])
     few = "Half of the GPUs take" if 2 * count == choice.gpus else f"{count} of the {choice.gpus} GPUs take"
     return (
-        f"{few} {told(chosen)} with {found.plans.row(chosen)}, instead of {told(choice.row)}: the rest make a step "
-        f"{faster:.2f}x as fast at {choice.gpus / count / faster:.3g}x the price."
+        f"{few} {text(chosen)} with {candidates.plans.row(chosen)}, instead of {text(choice.row)}: "
+        f"the rest make a step {faster:.2f}x as fast at {choice.gpus / count / faster:.3g}x the price."
     )

@@ -41,18 +41,18 @@ def hold(advice: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Advice:
     best = advice.best
     if best is None or _of(best) == incumbent:
         return advice
-    found = _stands(advice.request, pools, incumbent)
-    if isinstance(found, str):
-        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {found}"), ())
-    standing, value = found
+    offer = _current(advice.request, pools, incumbent)
+    if isinstance(offer, str):
+        return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {offer}"), ())
+    standing, value = offer
     gain = 1 - _value(advice.request, best) / value if value > 0 else 0.0
     if advice.request.goal.fewest_gpus and best.gpus < standing.gpus:
         gain = 1 - best.gpus / standing.gpus
     if gain >= MARGIN:
         return _with(advice, replace(best, reason=f"{best.reason}; replaces {incumbent}, {gain:.0%} better"), ())
     other = f"{_of(best)} is {max(gain, 0.0):.1%} better" if gain > 0 else f"{_of(best)} is no better"
-    kept = replace(standing, reason=f"kept: {other}, a change needs {MARGIN:.0%}")
-    return _with(advice, kept, (best,))
+    unchanged = replace(standing, reason=f"kept: {other}, a change needs {MARGIN:.0%}")
+    return _with(advice, unchanged, (best,))
 
 
 def _with(advice: Advice, first: Offer, then: tuple[Offer, ...]) -> Advice:
@@ -63,7 +63,7 @@ def _of(offer: Offer) -> Incumbent:
     return Incumbent(offer.pool.name, offer.plan, offer.workload.global_batch, offer.workload.precision)
 
 
-def _stands(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
+def _current(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tuple[Offer, float] | str:
     """What stands, priced anew, and its value; or why it does not stand any longer."""
     pool = next((item for item in pools if item.name == incumbent.pool), None)
     limits = request.constraints
@@ -73,29 +73,29 @@ def _stands(request: Request, pools: Sequence[Pool], incumbent: Incumbent) -> tu
         return "whose pool is not allowed"
     if incumbent.plan.gpus > pool.max_gpus:
         return f"whose pool has {pool.max_gpus} GPUs now"
-    found, row = _row(request, pool, incumbent.plan, incumbent.global_batch, incumbent.precision)
+    candidates, row = _row(request, pool, incumbent.plan, incumbent.global_batch, incumbent.precision)
     if row is None:
         return "which the job does not allow any more"
-    if not found.fits[row]:
+    if not candidates.fits[row]:
         return "which does not fit any more"
-    value = float(found.value(request)[row])
-    if not (found.within(limits) & found.allowed(request))[row] or not np.isfinite(value):
+    value = float(candidates.value(request)[row])
+    if not (candidates.within(limits) & candidates.allowed(request))[row] or not np.isfinite(value):
         return "which is out of the job's limits now"
-    return Details.of(found, np.array([row])).offer(0), value
+    return Details.of(candidates, np.array([row])).offer(0), value
 
 
 def _value(request: Request, offer: Offer) -> float:
     """What the objective makes least, of an offer."""
-    found, row = _row(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
-    return float(found.value(request)[row]) if row is not None else np.inf
+    candidates, row = _row(request, offer.pool, offer.plan, offer.workload.global_batch, offer.workload.precision)
+    return float(candidates.value(request)[row]) if row is not None else np.inf
 
 
 def _row(request: Request, pool: Pool, plan: Plan, batch: int, precision: str) -> tuple[Field, int | None]:
     """One plan as a field of one row per variant of the job, and the row that is meant."""
-    found = field(request, pool, exactly=Plans.of(plan))
+    candidates = field(request, pool, exactly=Plans.of(plan))
     meant = (
         index
-        for index, variant in enumerate(found.variant)
-        if (found.variants[variant].global_batch, found.variants[variant].precision) == (batch, precision)
+        for index, variant in enumerate(candidates.variant)
+        if (candidates.variants[variant].global_batch, candidates.variants[variant].precision) == (batch, precision)
     )
-    return found, next(meant, None)
+    return candidates, next(meant, None)

@@ -34,7 +34,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class OwnRun:
     """A measurement beside its forecast in seconds, which no own run has corrected."""
 
     measurement: Measurement
@@ -51,42 +51,42 @@ class Known:
         pool = self.measurement.pool
         place = Place.of(pool.gpu.name, pool.gpu.architecture, request.workload)
         plan = self.measurement.plan
-        said = tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None)
+        names = tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None)
         return JobRun(
             place,
             self.plan,
             -math.log(self.ratio),
             waited_s=self.measurement.waited_s,
             gpus_per_node=pool.gpus_per_node,
-            said=said,
+            fields=names,
         )
 
     def __str__(self) -> str:
         return f"{self.measurement.gpus} {self.measurement.pool.name}"
 
 
-def known(request: Request, measurements: Sequence[Measurement]) -> tuple[Known, ...]:
+def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[OwnRun, ...]:
     """The measurements with their forecasts.
 
     Raises:
         SpecError: one is impossible, or of another unit, or two contradict each other; or no plan can be as one says.
     """
-    found: list[Known] = []
+    items: list[OwnRun] = []
     for one in measurements:
-        item = _known(request, one)
-        for other in found:
+        item = _own_run(request, one)
+        for other in items:
             same = (item.plan, item.measurement.pool.name) == (other.plan, other.measurement.pool.name)
             if same and abs(math.log(one.seconds / other.measurement.seconds)) > math.log(APART):
                 problem = f"{item} take {one.seconds:g} s here and {other.measurement.seconds:g} s there"
                 raise SpecError(one.field, problem, "name the plans, or leave one of them out")
-        found.append(item)
-    return tuple(found)
+        items.append(item)
+    return tuple(items)
 
 
-def _known(request: Request, one: Measurement) -> Known:
+def _own_run(request: Request, one: Measurement) -> OwnRun:
     if not 0 < one.seconds < 1e9 or not 0 <= one.waited_s < one.seconds:
-        told = f"{one.seconds:g} s, {one.waited_s:g} s of them waiting, is no step time"
-        raise SpecError(one.field, told, "give seconds, more than 0")
+        text = f"{one.seconds:g} s, {one.waited_s:g} s of them waiting, is no step time"
+        raise SpecError(one.field, text, "give seconds, more than 0")
     try:
         held = ran(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
     except SpecError as error:
@@ -96,22 +96,22 @@ def _known(request: Request, one: Measurement) -> Known:
         peak = f"{one.gpus} {one.pool.name} at their peak take {held.least_s:.3g} s for {held.plan}"
         raise SpecError(one.field, f"{spent:.3g} s is faster than the roofline: {peak}", "check the unit and the plan")
     if abs(math.log(spent / held.step_s)) > math.log(SLIP):
-        told = f"{spent:.3g} s is {spent / held.step_s:.3g} times the forecast of {held.step_s:.3g} s for {held.plan}"
-        raise SpecError(one.field, told, "check the unit, the batch and the plan")
-    return Known(one, held.plan, held.step_s)
+        text = f"{spent:.3g} s is {spent / held.step_s:.3g} times the forecast of {held.step_s:.3g} s for {held.plan}"
+        raise SpecError(one.field, text, "check the unit, the batch and the plan")
+    return OwnRun(one, held.plan, held.step_s)
 
 
-def taught(request: Request, pools: Sequence[Pool], found: Sequence[Known]) -> tuple[Pool, ...]:
+def corrected(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
     """The pools as the job's own runs correct them."""
-    own = JobRuns(tuple(item.own(request) for item in found))
+    own = JobRuns(tuple(item.own(request) for item in items))
     return tuple(replace(pool, own=own) for pool in pools)
 
 
-def told(advice: Advice, found: Sequence[Known]) -> Advice:
+def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
     """The advice with what the own runs did to every offer in its reason, and with the runs in the notes."""
-    if not found:
+    if not items:
         return advice
-    runs = f"your run on {found[0]}" if len(found) == 1 else f"your {len(found)} runs"
+    runs = f"your run on {items[0]}" if len(items) == 1 else f"your {len(items)} runs"
 
     def offer(one: Offer) -> Offer:
         return replace(one, reason=f"{one.reason}; x{one.carried:.2f} from {runs}")
@@ -120,12 +120,12 @@ def told(advice: Advice, found: Sequence[Known]) -> Advice:
         advice,
         offers=tuple(offer(one) for one in advice.offers),
         baseline=offer(advice.baseline) if advice.baseline else None,
-        notes=(*advice.notes, *(_note(item) for item in found)),
+        notes=(*advice.notes, *(_note(item) for item in items)),
         confidence=f"{runs}; {advice.confidence}" if advice.best else advice.confidence,
     )
 
 
-def _note(item: Known) -> str:
+def _note(item: OwnRun) -> str:
     waited = item.measurement.waited_s
     loader = f" beside {waited:.3g} s of waiting for its loader, which stay on every pool" if waited else ""
     spent = f"{item.measurement.seconds - waited:.3g} s{loader}"

@@ -28,6 +28,8 @@ class Ran:
     upper_s: float
     group: Key
     """What calibration takes it for."""
+    framework: str
+    """Likewise."""
     least_s: float
     """All kernels at the peak of compute or memory."""
 
@@ -78,5 +80,6 @@ def ran(
         lower_s=lower_s,
         upper_s=upper_s,
         group=(gpu, workload.precision, family, scale, calibration.digest(workload)),
+        framework=calibration.framework_of(workload),
         least_s=float(priced.times.least[row]),
     )

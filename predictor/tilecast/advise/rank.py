@@ -16,7 +16,8 @@ from tilecast.advise import stated
 from tilecast.advise.values import Constraints, Offer, Request
 from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
-from tilecast.search import Found, Limits, Mask, Priced
+from tilecast.memo import Later
+from tilecast.search import Limits, Mask, PlanTable, Priced
 from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
 from tilecast.uncertainty import Errors
 
@@ -28,16 +29,16 @@ _UNLIMITED = Limits()
 
 def within(plans: Plans, gpus: Ints, pool: Pool, limits: Constraints) -> Mask:
     """Which plans of a pool, on so many GPUs each, keep a job's constraints, (n,)."""
-    kept = np.ones(len(plans), dtype=bool)
+    mask = np.ones(len(plans), dtype=bool)
     if limits.gpus is not None:
-        kept &= gpus == limits.gpus
+        mask &= gpus == limits.gpus
     if limits.max_gpus is not None:
-        kept &= gpus <= limits.max_gpus
+        mask &= gpus <= limits.max_gpus
     if limits.max_nodes is not None:
-        kept &= -(-gpus // pool.gpus_per_node) <= limits.max_nodes
+        mask &= -(-gpus // pool.gpus_per_node) <= limits.max_nodes
     if limits.max_tensor is not None:
-        kept &= plans.tensor <= limits.max_tensor
-    return kept
+        mask &= plans.tensor <= limits.max_tensor
+    return mask
 
 
 def variants(request: Request, pool: Pool) -> tuple[Workload, ...]:
@@ -59,14 +60,14 @@ def _batches(request: Request) -> list[int]:
         return []
     low, high = request.batches
     micro = request.workload.micro_batch or 1
-    found = {low, high}
+    sizes = {low, high}
     # The numbers with most factors of two are the ones that ranks and micro-batches divide.
     for power in range(high.bit_length(), -1, -1):
         step = 1 << power
-        found |= set(range(-(-low // step) * step, high + 1, step)[:MAX_BATCHES])
-        if len(found) >= MAX_BATCHES:
+        sizes |= set(range(-(-low // step) * step, high + 1, step)[:MAX_BATCHES])
+        if len(sizes) >= MAX_BATCHES:
             break
-    divided = sorted(item for item in found if item % micro == 0)
+    divided = sorted(item for item in sizes if item % micro == 0)
     return divided[:: -(-len(divided) // MAX_BATCHES)] if divided else []
 
 
@@ -87,7 +88,7 @@ class Field:
     """Those that the pool's GPU has units for."""
     variant: Ints
     """Index into `variants`."""
-    tables: tuple[Found, ...]
+    tables: tuple[PlanTable, ...]
     """Where the rows come from."""
     table: Ints
     """Index into `tables`."""
@@ -95,22 +96,32 @@ class Field:
     """The row there."""
     plans: Plans
     gpus: Ints
-    step_s: Floats
-    launch_s: Floats
     memory_bytes: Floats
     upper_bytes: Floats
     fits: Mask
     batch: Floats
     steps: Floats
     """Steps of the whole run; NaN where its length is not known."""
+    _seconds: Later[tuple[Floats, Floats]]
+    """Each step, and its part that waits for the host: priced when first asked for."""
 
     def __len__(self) -> int:
-        return len(self.step_s)
+        return len(self.gpus)
 
     def take(self, rows: slice | Ints) -> Field:
         """The chosen rows, in the order given."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, plans=self.plans.take(rows), **columns)
+        seconds = Later(lambda: (self.step_s[rows], self.launch_s[rows]))
+        return replace(self, plans=self.plans.take(rows), _seconds=seconds, **columns)
+
+    @property
+    def step_s(self) -> Floats:
+        return self._seconds()[0]
+
+    @property
+    def launch_s(self) -> Floats:
+        """The part of the step that waits for the host, (n,)."""
+        return self._seconds()[1]
 
     @property
     def hourly(self) -> Floats:
@@ -137,33 +148,33 @@ class Field:
 
     def value(self, request: Request) -> Floats:
         """What the objective makes least, (n,); NaN where a price is missing."""
-        return self._price(request) if request.goal.is_price else self._seconds(request)
+        return self._price(request) if request.goal.is_price else self._time(request)
 
     def other(self, request: Request) -> Floats:
         """What the objective leaves open, (n,): seconds where it makes a price least, else the price; NaN where that is
         missing."""
-        return self._seconds(request) if request.goal.is_price else self._price(request)
+        return self._time(request) if request.goal.is_price else self._price(request)
 
-    def _seconds(self, request: Request) -> Floats:
+    def _time(self, request: Request) -> Floats:
         """Of the run, or of as many samples as a step of the job's own batch has."""
         steps = self.steps if request.goal.is_whole_run else request.workload.global_batch / self.batch
         return self.step_s * steps
 
     def _price(self, request: Request) -> Floats:
-        return self.hourly / 3600 * self._seconds(request)
+        return self.hourly / 3600 * self._time(request)
 
     def allowed(self, request: Request) -> Mask:
         """Which plans the objective allows: those before the deadline, or within the budget."""
-        kept = np.ones(len(self), dtype=bool)
+        mask = np.ones(len(self), dtype=bool)
         if request.goal.bound == "deadlineSeconds" and request.deadline_s is not None:
-            kept &= self.finish_s <= request.deadline_s
+            mask &= self.finish_s <= request.deadline_s
         if request.goal.bound == "budget" and request.budget is not None:
-            kept &= self.cost_to_finish <= request.budget.amount
-        return kept
+            mask &= self.cost_to_finish <= request.budget.amount
+        return mask
 
 
 _COLUMNS = (
-    "variant", "table", "origin", "gpus", "step_s", "launch_s", "memory_bytes", "upper_bytes", "fits", "batch", "steps",
+    "variant", "table", "origin", "gpus", "memory_bytes", "upper_bytes", "fits", "batch", "steps",
 )  # fmt: skip
 
 
@@ -177,17 +188,17 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         exactly: these plans instead of those that the search enumerates.
     """
     able = variants(request, pool)
-    every: list[tuple[int, Found]] = []
+    every: list[tuple[int, PlanTable]] = []
     for index, workload in enumerate(able):
-        wanted = _stated(request, workload, pool) if exactly is None else exactly
-        if wanted is not None:
-            if len(wanted):
-                every.append((index, search.those(workload, wanted, pool)))
+        given = _stated(request, workload, pool) if exactly is None else exactly
+        if given is not None:
+            if len(given):
+                every.append((index, search.those(workload, given, pool)))
             continue
-        found = search.find(workload, pool, limits)
-        every.append((index, found))
+        listing = search.find(workload, pool, limits)
+        every.append((index, listing))
         exact = request.constraints.gpus
-        if exact is not None and limits.gpus is None and not np.any(found.plans.gpus == exact):
+        if exact is not None and limits.gpus is None and not np.any(listing.plans.gpus == exact):
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
     every = [item for item in every if len(item[1].plans)]
 
@@ -209,29 +220,28 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         origin=np.concatenate([np.zeros(0, np.int64), *(np.arange(size) for size in sizes)]),
         plans=plans,
         gpus=plans.gpus,
-        step_s=column("step_s"),
-        launch_s=column("launch_s"),
         memory_bytes=column("memory_bytes"),
         upper_bytes=column("upper_bytes"),
         fits=column("fits").astype(bool, copy=False),
         batch=batches[variant],
         steps=steps[variant],
+        _seconds=Later(lambda: (column("step_s"), column("launch_s"))),
     )
 
 
 def _stated(request: Request, workload: Workload, pool: Pool) -> Plans | None:
     """The plans that agree with the one that the request states, on the GPUs it states or on as many as may be used;
     of those the ones that the job's framework executes, if it executes any."""
-    wanted, limits = request.plan, request.constraints
-    if wanted is None:
+    given, limits = request.plan, request.constraints
+    if given is None:
         return None
     most = min(pool.max_gpus, limits.gpus or limits.max_gpus or pool.max_gpus)
-    gpus = wanted.data * wanted.tensor * wanted.pipeline * wanted.context if wanted.data else most
+    gpus = given.data * given.tensor * given.pipeline * given.context if given.data else most
     if not 0 < gpus <= pool.max_gpus:
         return Plans.of()
-    found = stated.plans(workload, gpus, wanted, "plan")
-    able = search.abilities(workload.framework).executes(found) if workload.framework else None
-    return found.take(able) if able is not None and able.any() else found
+    plans = stated.plans(workload, gpus, given, "plan")
+    able = search.abilities(workload.framework).executes(plans) if workload.framework else None
+    return plans.take(able) if able is not None and able.any() else plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +258,17 @@ class Details:
     """For each row, its place in that table, (k,)."""
 
     @classmethod
-    def of(cls, found: Field, rows: Ints) -> Details:
+    def of(cls, candidates: Field, rows: Ints) -> Details:
         """The rows of a field, in the order given."""
-        present, table = np.unique(found.table[rows], return_inverse=True)
+        present, table = np.unique(candidates.table[rows], return_inverse=True)
         place = np.zeros(len(rows), dtype=np.int64)
         priced = []
         for index, source in enumerate(present):
             members = np.flatnonzero(table == index)
             place[members] = np.arange(len(members))
             among = rows[members]
-            priced.append(found.tables[source].price(found.origin[among]))
-        return cls(found, rows, tuple(priced), table, place)
+            priced.append(candidates.tables[source].price(candidates.origin[among]))
+        return cls(candidates, rows, tuple(priced), table, place)
 
     def errors(self) -> Errors:
         """What may be off in each row's forecast."""
@@ -274,14 +284,14 @@ class Details:
 
     def offer(self, index: int) -> Offer:
         """One of the rows in full; its reason is left to the caller."""
-        found, row = self.field, int(self.rows[index])
+        candidates, row = self.field, int(self.rows[index])
         priced, place = self.priced[self.table[index]], int(self.place[index])
-        pool, workload = found.pool, found.variants[found.variant[row]]
-        plan = found.plans.row(row)
+        pool, workload = candidates.pool, candidates.variants[candidates.variant[row]]
+        plan = candidates.plans.row(row)
         per_node = min(plan.gpus, pool.gpus_per_node)
         seconds = float(priced.step_s[place])
         lower, upper = uncertainty.interval(workload, priced, place)
-        alone = found.take(slice(row, row + 1))
+        alone = candidates.take(slice(row, row + 1))
         hourly, finish, cost = (float(column[0]) for column in (alone.hourly, alone.finish_s, alone.cost_to_finish))
         return Offer(
             pool=pool,
@@ -325,20 +335,22 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
         request: the job.
         everything: the fields, and which of their rows count.
     """
-    currencies = {found.pool.currency for found, _ in everything if found.pool.price_per_gpu_hour is not None}
+    currencies = {
+        candidates.pool.currency for candidates, _ in everything if candidates.pool.price_per_gpu_hour is not None
+    }
     chosen: list[tuple[Field, int]] = []
     points: list[tuple[float, float, float]] = []
-    for found, kept in everything:
+    for each, eligible in everything:
         # On one pool the cost is time times GPUs, so the fastest plan of each count stands for all of that count.
-        rows = np.flatnonzero(kept)
-        gpus, own = found.gpus[rows], found.step_s[rows] * request.workload.global_batch / found.batch[rows]
+        rows = np.flatnonzero(eligible)
+        gpus, own = each.gpus[rows], each.step_s[rows] * request.workload.global_batch / each.batch[rows]
         least = np.full(int(gpus.max(initial=0)) + 1, np.inf)
         np.minimum.at(least, gpus, own)
         fastest = np.flatnonzero(own == least[gpus])
         for place in fastest[np.unique(gpus[fastest], return_index=True)[1]]:
             row, seconds = int(rows[place]), float(own[place])
-            price = found.pool.price_per_gpu_hour if len(currencies) == 1 else None
-            chosen.append((found, row))
+            price = each.pool.price_per_gpu_hour if len(currencies) == 1 else None
+            chosen.append((each, row))
             points.append(
                 (seconds, np.inf if price is None else float(gpus[place]) * price * seconds, float(gpus[place]))
             )
@@ -352,8 +364,8 @@ def pareto(request: Request, everything: Sequence[tuple[Field, Mask]]) -> list[t
     return sorted((chosen[front[index]] for index in kept_rows), key=lambda item: _place(request, *item))
 
 
-def _place(request: Request, found: Field, row: int) -> tuple[float, str]:
-    return float(found.step_s[row] / found.batch[row]), found.pool.name
+def _place(request: Request, candidates: Field, row: int) -> tuple[float, str]:
+    return float(candidates.step_s[row] / candidates.batch[row]), candidates.pool.name
 
 
 def _spread(axes: Floats) -> list[int]:

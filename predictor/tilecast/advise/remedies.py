@@ -13,7 +13,7 @@ from tilecast import memory, search
 from tilecast.advise.boards import judge, settle, usable
 from tilecast.advise.changes import FURTHER, apply, grown, more, sizes
 from tilecast.advise.choose import Choice
-from tilecast.advise.rank import Field, field, variants, within
+from tilecast.advise.rank import Field, field
 from tilecast.advise.values import Change, Rejection, Request
 from tilecast.frameworks import FRAMEWORKS
 from tilecast.hardware import Pool
@@ -25,34 +25,36 @@ MAX_COUNTS = 3
 """GPU counts tried to see whether a changed job fits, the largest first."""
 
 
-def remedied(request: Request, found: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
+def remedied(request: Request, candidates: Field, rejection: Rejection, others: tuple[Choice, ...]) -> Rejection:
     """The rejection with the first change that helps, if one does; `others` are the choices of the other pools."""
     if rejection.code == "PriceUnknown":
-        change = _price(request, found, others)
+        change = _price(request, candidates, others)
         return rejection if change is None else replace(rejection, remedy=change.text, change=change)
     remedy = rejection.remedy
-    for change in _CANDIDATES[rejection.code](request, found, rejection):
-        judged = _judged(change, request, found)
+    for change in _CANDIDATES[rejection.code](request, candidates, rejection):
+        judged = _judged(change, request, candidates)
         if judged is None:
-            change = _least(change, request, found)
+            change = _least(change, request, candidates)
             return replace(rejection, remedy=change.text, change=change)
         if judged.code != rejection.code and remedy is rejection.remedy:
             remedy = f"{change.text}, and then: {judged.message}"
     return replace(rejection, remedy=remedy)
 
 
-def _least(change: Change, request: Request, found: Field) -> Change:
+def _least(change: Change, request: Request, candidates: Field) -> Change:
     """The change that helps, no larger than it has to be: of inputs that are tried in leaps, what lies between is
     halved."""
     if change.input not in _LEAPS:
         return change
-    present, grain, told = _LEAPS[change.input]
-    start = present(request, found.pool) // grain
+    present, grain, text = _LEAPS[change.input]
+    start = present(request, candidates.pool) // grain
 
     def of(value: int) -> Change:
-        return replace(change, value=value * grain, text=told(value * grain, found.pool))
+        return replace(change, value=value * grain, text=text(value * grain, candidates.pool))
 
-    return of(least_whole(lambda value: _judged(of(value), request, found) is None, start, int(change.value) // grain))
+    return of(
+        least_whole(lambda value: _judged(of(value), request, candidates) is None, start, int(change.value) // grain)
+    )
 
 
 GRAIN = 64
@@ -82,22 +84,23 @@ def least_whole(works: Callable[[int], bool], fails: int, succeeds: int, apart: 
     return succeeds
 
 
-def _judged(change: Change, request: Request, found: Field) -> Rejection | None:
+def _judged(change: Change, request: Request, candidates: Field) -> Rejection | None:
     """What still is against a pool after a change; None if nothing is."""
-    after, pool = apply(change, request, found.pool)
+    after, pool = apply(change, request, candidates.pool)
     if change.input in _MASKS:
-        return _against(judge(after, found))
+        return _against(judge(after, candidates))
     limits = after.constraints
     if limits.gpus is not None:
         counts = [limits.gpus]
     else:
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
         counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
-    if _is_open(after, pool) and any(_is_held(after, pool, count) for count in counts):
-        return None
-    first: Rejection | None = None
+    is_open, first = _is_open(after, pool), None
     for count in counts:
-        judged = judge(after, field(after, pool, Limits(gpus=count)))
+        smaller = field(after, pool, Limits(gpus=count))
+        if is_open and (smaller.within(limits) & smaller.fits).any():
+            return None
+        judged = judge(after, smaller)
         if isinstance(judged, Choice):
             return None
         first = first or judged
@@ -119,12 +122,6 @@ def _is_open(request: Request, pool: Pool) -> bool:
     return request.plan is None and allowed and known and not bounded and (limits.allow_sharing or not pool.gpu.mig)
 
 
-def _is_held(request: Request, pool: Pool, count: int) -> bool:
-    """Whether so many GPUs hold a plan that keeps the job's constraints."""
-    fitting = (search.fitting(one, pool, Limits(gpus=count)) for one in variants(request, pool))
-    return any(within(plans, plans.gpus, pool, request.constraints).any() for plans in fitting)
-
-
 def _counts(pool: Pool, most: int) -> list[int]:
     """GPU counts of a pool, up to a limit, ascending: those that divide a node, whole nodes by powers of two, all."""
     nodes = {1 << power for power in range(pool.max_nodes.bit_length())} | {most // pool.gpus_per_node}
@@ -144,40 +141,42 @@ _MASKS = (
 """Inputs that only choose among plans that are priced already."""
 
 
-def _allow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
-    yield Change("constraints.allowedPools", found.pool.name, "fits", f"add {found.pool.name} to allowedPools")
+def _allow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    yield Change(
+        "constraints.allowedPools", candidates.pool.name, "fits", f"add {candidates.pool.name} to allowedPools"
+    )
 
 
-def _share(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+def _share(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
     yield Change("constraints.allowSharing", "true", "fits", "set constraints.allowSharing")
 
 
-def _precision(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
-    for name in usable(request, found.pool):
+def _precision(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    for name in usable(request, candidates.pool):
         yield Change("training.precision", name, "fits", f"train in {name}")
 
 
-def _grow(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+def _grow(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
     for nodes in (1, 2, 4, 8, 16, 32):
-        yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, found.pool))
+        yield Change("pool.maxNodes", nodes, "fits", _nodes(nodes, candidates.pool))
 
 
-def _count(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+def _count(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
     """Other GPU counts, the nearest first."""
     asked, limits = request.constraints.gpus, request.constraints
     if asked is not None:
-        possible = _counts(found.pool, limits.max_gpus or found.pool.max_gpus)
+        possible = _counts(candidates.pool, limits.max_gpus or candidates.pool.max_gpus)
         for count in sorted(possible, key=lambda count: (abs(count - asked), count))[:8]:
             yield Change("constraints.gpus", count, "fits", f"ask for {count} GPUs")
-        wide = grown(found.pool, asked)
-        if asked == wide.max_gpus and found.pool.is_part:
-            yield more(found.pool, asked, "fits")
-        elif asked == wide.max_gpus > found.pool.max_gpus:
+        wide = grown(candidates.pool, asked)
+        if asked == wide.max_gpus and candidates.pool.is_part:
+            yield more(candidates.pool, asked, "fits")
+        elif asked == wide.max_gpus > candidates.pool.max_gpus:
             yield Change("pool.maxNodes", wide.max_nodes, "fits", f"raise its maxNodes to {wide.max_nodes}")
-    yield from _batches(request, found, rejection)
+    yield from _batches(request, candidates, rejection)
 
 
-def _batches(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+def _batches(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
     """Global batches that more ranks divide, the nearest first."""
     own, gpus = request.workload.global_batch, request.constraints.gpus or 1
     micro = request.workload.micro_batch or 1
@@ -186,11 +185,11 @@ def _batches(request: Request, found: Field, rejection: Rejection) -> Iterator[C
         yield Change("training.globalBatchSize", batch, "fits", f"global batch {own} -> {batch}")
 
 
-def _memory(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
+def _memory(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
     """What makes a job smaller on each GPU, what costs the user least first."""
-    yield from _loosened(request, found)
+    yield from _loosened(request, candidates)
     yield from _framework(request)
-    workload, pool, over = request.workload, found.pool, rejection.memory_bytes or 0.0
+    workload, pool, over = request.workload, candidates.pool, rejection.memory_bytes or 0.0
     yield from _leaner(request)
     if workload.model.vocab and workload.training and not workload.fused_loss:
         yield Change("training.fusedLoss", 1, "fits", "a fused loss (training.fusedLoss)")
@@ -227,8 +226,8 @@ def _leaner(request: Request) -> Iterator[Change]:
     mode = (plan.checkpointing if plan is not None else None) or workload.checkpointing
     if mode is not None and workload.training:
         for more in CHECKPOINTING[CHECKPOINTING.index(mode) + 1 :]:
-            told = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
-            yield Change("training.activationCheckpointing", more, "fits", told)
+            words = {"selective": "recompute attention (selective)", "full": "recompute every layer (full)"}[more]
+            yield Change("training.activationCheckpointing", more, "fits", words)
 
 
 def roomier(pool: Pool, needed_bytes: float) -> Change:
@@ -238,8 +237,8 @@ def roomier(pool: Pool, needed_bytes: float) -> Change:
         return memory.usable_bytes(replace(pool.gpu, memory_bytes=float(gib * GIB))) >= needed_bytes
 
     present = math.floor(pool.gpu.memory_bytes / GIB)
-    wanted = least_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
-    return Change("pool.gpu.memoryGib", wanted, "fits", f"GPUs of {wanted} GiB")
+    size = least_whole(holds, present, present + 2 * math.ceil(needed_bytes / GIB))
+    return Change("pool.gpu.memoryGib", size, "fits", f"GPUs of {size} GiB")
 
 
 def _framework(request: Request) -> Iterator[Change]:
@@ -253,34 +252,34 @@ def _framework(request: Request) -> Iterator[Change]:
             yield Change("training.framework", name, "fits", f"{name} instead of {workload.framework}")
 
 
-def _loosened(request: Request, found: Field) -> Iterator[Change]:
+def _loosened(request: Request, candidates: Field) -> Iterator[Change]:
     """The job's own limits, each as far as the smallest plan that fits needs it."""
-    limits, per_node = request.constraints, found.pool.gpus_per_node
-    for name, told, key in (
-        ("constraints.gpus", "gpus", found.gpus),
-        ("constraints.maxGpus", "max_gpus", found.gpus),
-        ("constraints.maxNodes", "max_nodes", -(-found.gpus // per_node)),
-        ("constraints.maxTensorParallel", "max_tensor", found.plans.tensor),
+    limits, per_node = request.constraints, candidates.pool.gpus_per_node
+    for name, count, key in (
+        ("constraints.gpus", "gpus", candidates.gpus),
+        ("constraints.maxGpus", "max_gpus", candidates.gpus),
+        ("constraints.maxNodes", "max_nodes", -(-candidates.gpus // per_node)),
+        ("constraints.maxTensorParallel", "max_tensor", candidates.plans.tensor),
     ):
-        limit = getattr(limits, told)
+        limit = getattr(limits, count)
         if limit is None:
             continue
         # The pools' plans are there already, so which of them the other limits leave is a mask.
-        absent: dict[str, Any] = {told: None}
+        absent: dict[str, Any] = {count: None}
         loose = replace(limits, **absent)
-        fitting = found.within(loose) & found.fits & found.allowed(request)
+        fitting = candidates.within(loose) & candidates.fits & candidates.allowed(request)
         if fitting.any():
             needed = int(key[fitting].min())
             yield Change(name, needed, "fits", f"{name.partition('.')[2]} {limit} -> {needed}")
 
 
-def _deadline(request: Request, found: Field, rejection: Rejection) -> Iterator[Change]:
-    fitting = found.within(request.constraints) & found.fits
+def _deadline(request: Request, candidates: Field, rejection: Rejection) -> Iterator[Change]:
+    fitting = candidates.within(request.constraints) & candidates.fits
     if request.goal.bound == "deadlineSeconds":
-        needed = math.ceil(float(found.finish_s[fitting].min()))
+        needed = math.ceil(float(candidates.finish_s[fitting].min()))
         yield Change("deadlineSeconds", needed, "fits", f"deadlineSeconds {request.deadline_s or 0:.0f} -> {needed}")
     elif request.budget is not None:
-        needed = math.ceil(float(found.cost_to_finish[fitting].min()))
+        needed = math.ceil(float(candidates.cost_to_finish[fitting].min()))
         yield Change("budget.amount", needed, "fits", f"budget {request.budget.amount:,.0f} -> {needed:,}")
 
 
@@ -300,10 +299,10 @@ _CANDIDATES = {
 """By the code of a rejection, the changes that are tried, the least first."""
 
 
-def _price(request: Request, found: Field, others: tuple[Choice, ...]) -> Change | None:
+def _price(request: Request, candidates: Field, others: tuple[Choice, ...]) -> Change | None:
     """The price below which a pool without one would be recommended; any, where no other pool has one."""
-    pool = replace(found.pool, price_per_gpu_hour=1.0)
-    judged = judge(request, replace(found, pool=pool))
+    pool = replace(candidates.pool, price_per_gpu_hour=1.0)
+    judged = judge(request, replace(candidates, pool=pool))
     if not isinstance(judged, Choice):
         return None
     if not others:
@@ -313,13 +312,13 @@ def _price(request: Request, found: Field, others: tuple[Choice, ...]) -> Change
 
 def cheaper(request: Request, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
     """The price at which the choice of a pool would be the recommended one, beside the choices of the other pools."""
-    price, pool = choice.found.pool.price_per_gpu_hour, choice.found.pool
+    price, pool = choice.candidates.pool.price_per_gpu_hour, choice.candidates.pool
     ratio = largest_winning(request, choice, others)
     if not price or ratio is None:
         return None
-    wanted = down(price * ratio)
-    told = f"a price below {wanted:g} {pool.currency} per GPU and hour"
-    return Change("pool.price.perGpuHour", wanted, "wins", told) if wanted > 0 else None
+    limit = down(price * ratio)
+    text = f"a price below {limit:g} {pool.currency} per GPU and hour"
+    return Change("pool.price.perGpuHour", limit, "wins", text) if limit > 0 else None
 
 
 STEPS = 40

@@ -85,8 +85,8 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
             )
             raise SpecError(field, f"{name}={degree} does not split {model.name}, {kind}", f"leave {name} out")
     if not search.splits_heads(workload, tensor):
-        told = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
-        raise SpecError(field, f"tp={tensor} does not divide {told}", "choose a divisor")
+        text = f"the {model.heads} heads, {model.kv_heads} key/value heads and the MLP of {model.name}"
+        raise SpecError(field, f"tp={tensor} does not divide {text}", "choose a divisor")
     if pipeline > 1 and not search.stages_are_full(workload, pipeline):
         raise SpecError(field, f"pp={pipeline} leaves stages of {model.name} without a layer", "lower it")
     if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
@@ -98,8 +98,8 @@ def _require_shards(workload: Workload, data: int, stated: Stated, field: str) -
         raise SpecError(field, problem, "choose a divisor")
     if models.spreads_rows(model):
         if stated.expert not in search.expert_degrees(model, np.array([data]))[0]:
-            told = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
-            raise SpecError(field, told, f"write ep={data}")
+            text = f"ep={stated.expert} does not spread the rows of {model.name} over {data} ranks"
+            raise SpecError(field, text, f"write ep={data}")
         return
     experts = int(model.extra.get("experts", 1))
     if stated.expert > 1 and experts == 1:
@@ -115,6 +115,6 @@ def _data(gpus: int, stated: Stated, field: str) -> int:
     if stated.data is None and gpus % others == 0:
         return gpus // others
     if stated.data is None or stated.data * others != gpus:
-        told = f"{stated.data} x {others}" if stated.data else str(others)
-        raise SpecError(field, f"degrees of {told} do not make {gpus} GPUs", "let them multiply to the GPU count")
+        text = f"{stated.data} x {others}" if stated.data else str(others)
+        raise SpecError(field, f"degrees of {text} do not make {gpus} GPUs", "let them multiply to the GPU count")
     return stated.data

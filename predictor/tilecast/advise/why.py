@@ -16,20 +16,20 @@ import numpy as np
 
 from tilecast import models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
-from tilecast.advise.changes import FURTHER, faster, grown, more, sizes
+from tilecast.advise.changes import faster, grown, leaps, more, sizes
 from tilecast.advise.choose import Choice, island, simplicity, tangled
 from tilecast.advise.rank import Field, field
 from tilecast.advise.remedies import GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
 from tilecast.models import Sharded
-from tilecast.search import Limits, Mask, Priced
+from tilecast.search import Limits, Priced
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
 from tilecast.step.blocks import KernelSeconds
 
-MOST_SPEED = 8.0
-"""How many times as fast links are imagined to be at most."""
+SPEEDS = np.arange(20, 161) / 20
+"""How many times as fast links are imagined to be."""
 
 
 def why_not(request: Request, choices: Sequence[Choice]) -> tuple[WhyNot, ...]:
@@ -53,7 +53,9 @@ def _pool(request: Request, choices: Sequence[Choice], choice: Choice) -> WhyNot
     else:
         code = "Dearer" if request.goal.is_price else "Slower"
         message = "costs more than nothing" if ratio is None else f"{ratio:.2f}x on {_counted(choice.gpus)}"
-    return WhyNot("pool", choice.found.pool.name, choice.found.plans.row(choice.row), code, message, ratio, change)
+    return WhyNot(
+        "pool", choice.candidates.pool.name, choice.candidates.plans.row(choice.row), code, message, ratio, change
+    )
 
 
 def _winning(request: Request, choices: Sequence[Choice], choice: Choice) -> Change | None:
@@ -92,7 +94,7 @@ def _confirmed(request: Request, pool: Pool, others: tuple[Choice, ...]) -> bool
 def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
     """The fewest GPUs that it can be had with and would be recommended, found by halving what lies between those that
     do not and those that do."""
-    pool, limits = choice.found.pool, request.constraints
+    pool, limits = choice.candidates.pool, request.constraints
     known: dict[int, Choice | None] = {}
     possible = sizes(pool)
 
@@ -110,10 +112,10 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> int | None:
         def works(index: int) -> bool:
-            return (found := on(possible[index])) is not None and test(request, found, others)
+            return (candidates := on(possible[index])) is not None and test(request, candidates, others)
 
         fails = 0
-        for index in _leaps(pool, possible):
+        for index in leaps(pool, possible):
             if works(index):
                 # Of a large pool, a fourth is fine enough.
                 parts = 8 if possible[index] <= MOST_CONFIRMED else 4
@@ -129,33 +131,19 @@ def _more_nodes(request: Request, best: Choice, choice: Choice, others: tuple[Ch
     return None if gpus is None else more(pool, gpus, "wins")
 
 
-def _leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
-    """Places of the sizes of a pool that are tried first: parts of a node, a node, and so many times its nodes."""
-    wide = [grown(pool, gpus).max_nodes for gpus in possible]
-    return [
-        index
-        for index, nodes in enumerate(wide)
-        if index and (nodes == pool.max_nodes or nodes in [times * pool.max_nodes for times in FURTHER])
-    ]
-
-
 def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[Choice, ...]) -> Change | None:
     """The least factor on the speed of all links with which the pool would be recommended."""
-    offer, pool = choice.offer(), choice.found.pool
+    offer, pool = choice.offer(), choice.candidates.pool
     hidden = 1 - offer.breakdown["communication"] / offer.step_s
     if choice.value * hidden > best.value * math.exp(uncertainty.most_tied()):
         return None
-    workload = choice.found.variants[choice.found.variant[choice.row]]
-    plan = choice.found.plans.take(np.array([choice.row]))
-    table, only = _Table.of(workload, plan, pool), np.array([0])
-    now = float(table.step_s(1.0, only)[0])
+    workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
+    plan = choice.candidates.plans.take(np.array([choice.row]))
+    steps = _Table.of(workload, plan, pool).hastened(np.array([0]))[0]
+    ratios = [float(ratio) for ratio in steps / steps[0]]
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
-        def works(speed: float) -> bool:
-            ratio = float(table.step_s(speed, only)[0]) / now
-            return test(request, choice.scaled(ratio, ratio), others)
-
-        return least_speed(works) if works(MOST_SPEED) else None
+        return least_speed(lambda place: test(request, choice.scaled(ratios[place], ratios[place]), others))
 
     speed = least(_wins)
     if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
@@ -177,33 +165,34 @@ class _Near:
 
 
 def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
-    found, workload = best.found, best.found.variants[best.found.variant[best.row]]
-    plan = found.plans.row(best.row)
-    near = _near(request, found, workload, plan, int(found.variant[best.row]))
+    candidates, workload = best.candidates, best.candidates.variants[best.candidates.variant[best.row]]
+    plan = candidates.plans.row(best.row)
+    near = _near(request, candidates, workload, plan, int(candidates.variant[best.row]))
     if not near.subjects:
         return
     table = Plans.concatenate([Plans.of(plan), near.plans])
-    sharded = _Table.of(workload, table, found.pool)
+    sharded = _Table.of(workload, table, candidates.pool)
     priced = sharded.price()
     weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
     values = priced.step_s * weight
     ratios = values / values[0]
-    speeds = _speeds(sharded, weight, ratios)
     errors = uncertainty.errors(priced)
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
     ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
+    over = priced.memory_bytes - priced.usable_bytes
+    is_behind = (ratios > 1) & (over <= 0) & ~ties & (np.append(0, near.rows) >= 0)
+    speeds = _speeds(sharded, weight, np.flatnonzero(is_behind))
     for index, subject in enumerate(near.subjects, 1):
         row = int(near.rows[index - 1])
         one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
-        over = float(priced.memory_bytes[index] - priced.usable_bytes)
-        yield one.verdict(over, float(priced.memory_bytes[index]), speeds[index])
+        yield one.verdict(float(over[index]), float(priced.memory_bytes[index]), speeds.get(index))
 
 
-def _near(request: Request, found: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
+def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
     subjects, plans, rows = [], [], []
-    possible = sizes(found.pool)[1:]
+    possible = sizes(candidates.pool)[1:]
     for subject, one in _steps(plan, workload):
-        row = _row(found, one, variant)
+        row = _row(candidates, one, variant)
         is_beyond = subject == "gpus" and one.gpus in possible
         if row >= 0 or is_beyond:
             subjects.append(subject)
@@ -222,12 +211,12 @@ def _steps(plan: Plan, workload: Workload) -> Iterator[tuple[str, Plan]]:
             yield from _whole(name, replace(plan, **up), workload)
         if degree % 2 == 0:
             yield from _whole(name, replace(plan, **down), workload)
-    for name, told in (("expert", "expert"), ("virtual_stages", "virtualStages")):
+    for name, subject in (("expert", "expert"), ("virtual_stages", "virtualStages")):
         degree = getattr(plan, name)
         for other in (degree * 2, degree // 2 if degree % 2 == 0 else 0):
             changed: dict[str, Any] = {name: other}
             if other:
-                yield told, replace(plan, **changed)
+                yield subject, replace(plan, **changed)
     for stage in (0, 1, 2, 3) if workload.gradient_sync == "allReduce" else ():
         if stage != plan.zero_stage:
             yield "zeroStage", replace(plan, zero_stage=stage)
@@ -251,11 +240,11 @@ def _whole(subject: str, plan: Plan, workload: Workload) -> Iterator[tuple[str, 
         yield subject, replace(plan, gradient_accumulation=repeats, sequence_parallel=plan.tensor > 1)
 
 
-def _row(found: Field, plan: Plan, variant: int) -> int:
-    rows = np.flatnonzero((found.gpus == plan.gpus) & (found.variant == variant))
+def _row(candidates: Field, plan: Plan, variant: int) -> int:
+    rows = np.flatnonzero((candidates.gpus == plan.gpus) & (candidates.variant == variant))
     one = Plans.of(plan)
     for name in Plans.__dataclass_fields__:
-        rows = rows[getattr(found.plans, name)[rows] == getattr(one, name)[0]]
+        rows = rows[getattr(candidates.plans, name)[rows] == getattr(one, name)[0]]
     return int(rows[0]) if len(rows) else -1
 
 
@@ -277,32 +266,27 @@ class _Table:
     def price(self) -> Priced:
         return search.price_sharded(self.workload, self.sharded, self.plans, self.pool)
 
-    def step_s(self, speed: float, rows: Ints) -> Floats:
-        """The steps of some of the plans with links so many times as fast, (k,)."""
+    def hastened(self, rows: Ints) -> Floats:
+        """The steps of k of the plans with links as fast as each of `SPEEDS` says, (k, speeds)."""
         plans, sharded = self.plans.take(rows), self.sharded.take(rows)
-        return step.step(self.workload, sharded, plans, faster(self.pool, speed), self.kernels).total
+        return step.hastened(self.workload, sharded, plans, self.pool, self.kernels, SPEEDS)
 
 
-def _speeds(table: _Table, weight: Floats, ratios: Floats) -> list[float | None]:
-    """For each plan, the least factor on the speed of all links that puts it before the first; None where none up to
-    `MOST_SPEED` does."""
-    least: list[float | None] = [None] * len(ratios)
-    behind = np.flatnonzero(ratios > 1)
-
-    def ahead(speed: float, rows: Ints) -> Mask:
-        values = table.step_s(speed, np.append(0, rows)) * np.append(weight[0], weight[rows])
-        return np.asarray(values[1:] < values[0])
-
-    if len(behind):
-        for row in behind[ahead(MOST_SPEED, behind)]:
-            alone = np.array([row])
-            least[row] = least_speed(lambda speed: bool(ahead(speed, alone)[0]))  # noqa: B023
-    return least
+def _speeds(table: _Table, weight: Floats, behind: Ints) -> dict[int, float | None]:
+    """For each of the plans behind the first, the least factor on the speed of all links that puts it before that one;
+    None where none of `SPEEDS` does."""
+    if not len(behind):
+        return {}
+    rows = np.append(0, behind)
+    values = table.hastened(rows) * weight[rows, None]
+    ahead = values[1:] < values[0]
+    return {int(row): least_speed(lambda place: bool(wins[place])) for row, wins in zip(behind, ahead, strict=True)}  # noqa: B023
 
 
-def least_speed(wins: Callable[[float], bool]) -> float:
-    """The least factor, a multiple of 0.05, from which on it wins, where it does at `MOST_SPEED`."""
-    return least_whole(lambda parts: wins(parts / 20), 20, round(20 * MOST_SPEED)) / 20
+def least_speed(wins: Callable[[int], bool]) -> float | None:
+    """The least of `SPEEDS` from which on it wins, by its place among them; None where it does not at the last."""
+    last = len(SPEEDS) - 1
+    return float(SPEEDS[least_whole(wins, 0, last)]) if wins(last) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,58 +305,58 @@ class _Neighbour:
     def verdict(self, over_bytes: float, needed_bytes: float, speed: float | None) -> WhyNot:
         """What binds it, and the smallest change that would undo that."""
         if over_bytes > 0:
-            return self._said(
+            return self._why_not(
                 "OutOfMemory", f"{over_bytes / GIB:.1f} GiB too much", over_bytes, self._leaner(needed_bytes)
             )
         if self.row < 0:
             return self._beyond()
-        allowed = self.best.found.allowed(self.request)[self.row]
+        allowed = self.best.candidates.allowed(self.request)[self.row]
         if not allowed:
-            return self._said(
+            return self._why_not(
                 self.request.goal.missed, f"{self.ratio:.2f}x, beyond the job's own limit", self.ratio, None
             )
-        if not self.best.found.within(self.request.constraints)[self.row]:
+        if not self.best.candidates.within(self.request.constraints)[self.row]:
             return self._barred()
         if self.request.goal.fewest_gpus and self.plan.gpus > self.best.gpus:
-            return self._said("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
+            return self._why_not("MoreGpus", f"{self.plan.gpus} GPUs against {self.best.gpus}", self.ratio, None)
         if self.is_tie:
-            return self._said(
+            return self._why_not(
                 "Tie", f"{self.ratio:.2f}x, within the forecast's error{self._behind()}", self.ratio, None
             )
-        if self.ratio < 1 and not self.best.kept[self.row]:
-            return self._said("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
+        if self.ratio < 1 and not self.best.eligible[self.row]:
+            return self._why_not("NotNeeded", f"{self.ratio:.2f}x, but {self._excuse()}", self.ratio, None)
         code = "Dearer" if self.request.goal.is_price else "Slower"
         change = None if speed is None else _links(speed)
-        return self._said(code, f"{self.ratio:.2f}x", self.ratio, change)
+        return self._why_not(code, f"{self.ratio:.2f}x", self.ratio, change)
 
-    def _said(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
-        return WhyNot(self.subject, self.best.found.pool.name, self.plan, code, message, value, change)
+    def _why_not(self, code: str, message: str, value: float | None, change: Change | None) -> WhyNot:
+        return WhyNot(self.subject, self.best.candidates.pool.name, self.plan, code, message, value, change)
 
     def _excuse(self) -> str:
         """Why a plan that is ahead is not recommended without being asked for."""
-        if self.plan.tensor > island(self.best.found):
+        if self.plan.tensor > island(self.best.candidates):
             return "its tensor parallelism leaves NVLink; constraints.maxTensorParallel asks for it"
-        if tangled(self.best.found.take(np.array([self.row])))[0]:
+        if tangled(self.best.candidates.take(np.array([self.row])))[0]:
             return "it splits a small replica in three ways; a stated plan asks for it"
         return "it splits what a GPU holds whole; a stated plan asks for it"
 
     def _behind(self) -> str:
         """Why a plan that ties with the recommended one is not recommended itself."""
-        found = self.best.found
-        if found.tight[self.row] and not self.best.is_tight:
+        candidates = self.best.candidates
+        if candidates.tight[self.row] and not self.best.is_tight:
             return ", but tight in memory"
-        mine = tuple(int(column[0]) for column in simplicity(found.take(np.array([self.row]))))
+        mine = tuple(int(column[0]) for column in simplicity(candidates.take(np.array([self.row]))))
         return ", but not within that of the fastest" if mine < self.best.preference else " and no simpler"
 
     def _beyond(self) -> WhyNot:
-        pool = self.best.found.pool
+        pool = self.best.candidates.pool
         change = more(pool, self.plan.gpus, "wins")
         message = f"{self.ratio:.2f}x on {self.plan.gpus} GPUs, but the pool has {pool.max_gpus}"
-        return self._said("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
+        return self._why_not("PoolTooSmall", message, self.ratio, change if self.ratio < 1 else None)
 
     def _barred(self) -> WhyNot:
         limits, plan = self.request.constraints, self.plan
-        nodes = -(-plan.gpus // self.best.found.pool.gpus_per_node)
+        nodes = -(-plan.gpus // self.best.candidates.pool.gpus_per_node)
         for name, limit, needed, is_broken in (
             ("maxTensorParallel", limits.max_tensor, plan.tensor, plan.tensor > (limits.max_tensor or plan.tensor)),
             ("gpus", limits.gpus, plan.gpus, limits.gpus not in (None, plan.gpus)),
@@ -382,27 +366,27 @@ class _Neighbour:
             if is_broken:
                 text = f"{name} {limit} -> {needed}"
                 change = Change(f"constraints.{name}", needed, "wins", text) if self.ratio < 1 else None
-                return self._said("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
-        return self._said("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
+                return self._why_not("Constraint", f"{self.ratio:.2f}x, but {name} is {limit}", self.ratio, change)
+        return self._why_not("Constraint", f"{self.ratio:.2f}x, but outside the job's constraints", self.ratio, None)
 
     def _leaner(self, needed_bytes: float) -> Change:
         """The same degrees with least changed besides that fit; where none do, a GPU of so many times the memory."""
-        found, one = self.best.found, Plans.of(self.plan)
-        kept = found.fits & (found.variant == found.variant[self.best.row])
+        candidates, one = self.best.candidates, Plans.of(self.plan)
+        mask = candidates.fits & (candidates.variant == candidates.variant[self.best.row])
         for name in ("data", "tensor", "pipeline", "context", "expert", "virtual_stages"):
-            kept &= getattr(found.plans, name) == getattr(one, name)[0]
-        rows = np.flatnonzero(kept)
+            mask &= getattr(candidates.plans, name) == getattr(one, name)[0]
+        rows = np.flatnonzero(mask)
         if not len(rows):
-            return roomier(found.pool, needed_bytes)
-        changes = [getattr(found.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
-        first = rows[np.lexsort((found.step_s[rows], np.sum(changes, axis=0)))[0]]
-        leaner = found.plans.row(int(first))
-        told = [
+            return roomier(candidates.pool, needed_bytes)
+        changes = [getattr(candidates.plans, name)[rows] != getattr(one, name)[0] for name in _OPEN]
+        first = rows[np.lexsort((candidates.step_s[rows], np.sum(changes, axis=0)))[0]]
+        leaner = candidates.plans.row(int(first))
+        texts = [
             f"{word} {getattr(self.plan, name)} -> {getattr(leaner, name)}"
             for name, word in _OPEN.items()
             if getattr(self.plan, name) != getattr(leaner, name)
         ]
-        return Change("plan", str(leaner), "fits", ", ".join(told))
+        return Change("plan", str(leaner), "fits", ", ".join(texts))
 
 
 _OPEN = {"micro_batch": "micro-batch", "zero_stage": "ZeRO stage", "checkpointing": "recomputation"}

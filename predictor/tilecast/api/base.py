@@ -101,8 +101,8 @@ class StatusModel(ApiModel):
             values: by the name or the alias of each field.
         """
         limits = _limits(cls)
-        kept = {key: value for key, value in values.items() if value is not None and value != []}
-        cut = {key: value[: limits[key]] if key in limits else value for key, value in kept.items()}
+        items = {key: value for key, value in values.items() if value is not None and value != []}
+        cut = {key: value[: limits[key]] if key in limits else value for key, value in items.items()}
         return cls.model_validate(cut)
 
     def document(self) -> dict[str, Any]:

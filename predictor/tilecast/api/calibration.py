@@ -1,21 +1,22 @@
-"""Documents of the calibration: runs and corrections in the status of a GPUPool, corrections in a file."""
+"""Documents of the calibration: runs, corrections in the status of a GPUPool, corrections in a file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
 from tilecast.api.base import ApiModel, StatusModel, check
-from tilecast.calibration import SCALES, Calibration, Correction, Run
+from tilecast.api.fields import value_at
+from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
 
 MAX_RUNS = 64
-"""Runs that the status of a pool keeps, the newest."""
+"""Runs of one namespace on a pool that are kept, the newest."""
 MAX_CORRECTIONS = 32
 _PRECISIONS = "|".join(get_args(Precision))
 _SCALES = "|".join(name for _, name in SCALES)
@@ -49,13 +50,15 @@ class CorrectionRecord(StatusModel):
 
 
 class PoolCalibration(StatusModel):
-    """What the pool's own runs teach. Runs are the state, corrections follow from those of every pool."""
+    """What the cluster's runs make of forecasts on the pool, for jobs of namespaces that have none of their own."""
 
     corrections: list[CorrectionRecord] = Field(
         default_factory=list, max_length=MAX_CORRECTIONS, description="Corrections that hold on this pool now."
     )
     runs: list[RunRecord] = Field(
-        default_factory=list, max_length=MAX_RUNS, description="The newest runs of the pool, oldest first."
+        default_factory=list,
+        max_length=MAX_RUNS,
+        description="Deprecated and no longer written: a PoolLearning keeps runs, with who measured them.",
     )
 
 
@@ -70,16 +73,35 @@ class PoolError(StatusModel):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run with the job it was and when it was last heard of."""
+    """A run with the job it was, when it was last heard of, and from whom."""
 
     uid: str
     time: str
     run: Run
+    job: str = ""
+    """Name of the job."""
+    account: str = ""
+    """Service account of the newest report, where a token came with it."""
+    source: str = ""
+    namespace_uid: str = ""
+    gpus: int | None = None
+    plan: str | None = None
+    """How it was split, as tables print it."""
+    waited_s: float = 0.0
+    """Seconds of a step that it waited for its data."""
+
+
+def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
+    """The run of a record."""
+    return Run(
+        pool, gpu, one.precision, one.family, one.scale, one.workload,
+        one.predicted_seconds, one.observed_seconds, one.observations, one.framework, namespace,
+    )  # fmt: skip
 
 
 def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
-    """The runs in the status of a pool, oldest first. A record that cannot be meant is left out: the status is this
-    program's own, but anyone with the right to it may have touched it."""
+    """The runs that the status of a pool kept in releases before PoolLearnings, of unknown origin, oldest first. A
+    record that cannot be meant is left out: anyone with the right to the status may have touched it."""
     calibration = status.get("calibration")
     records = calibration.get("runs") if isinstance(calibration, Mapping) else None
     runs = []
@@ -88,11 +110,7 @@ def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
             one = RunRecord.model_validate(record)
         except ValidationError:
             continue
-        run = Run(
-            pool, gpu, one.precision, one.family, one.scale, one.workload,
-            one.predicted_seconds, one.observed_seconds, one.observations, one.framework,
-        )  # fmt: skip
-        runs.append(Seen(one.uid, one.time, run))
+        runs.append(Seen(one.uid, one.time, run_of(pool, gpu, one)))
     return runs
 
 
@@ -108,24 +126,20 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
-def records(runs: Iterable[Seen]) -> list[RunRecord]:
-    """The newest runs of a pool as its status keeps them, oldest first."""
-    newest = sorted(runs, key=lambda item: (item.time, item.uid))[-MAX_RUNS:]
-    return [
-        RunRecord(
-            uid=item.uid,
-            precision=item.run.precision,
-            family=item.run.family,
-            scale=item.run.scale,
-            workload=item.run.workload,
-            predicted_seconds=float(f"{item.run.predicted_s:.6g}"),
-            observed_seconds=float(f"{item.run.observed_s:.6g}"),
-            observations=item.run.observations,
-            **({"framework": item.run.framework} if item.run.framework else {}),
-            time=item.time,
-        )
-        for item in newest
-    ]
+def record(item: Seen) -> dict[str, Any]:
+    """The values of a run's record, by the names of `RunRecord`."""
+    return {
+        "uid": item.uid,
+        "precision": item.run.precision,
+        "family": item.run.family,
+        "scale": item.run.scale,
+        "workload": item.run.workload,
+        "predicted_seconds": float(f"{item.run.predicted_s:.6g}"),
+        "observed_seconds": float(f"{item.run.observed_s:.6g}"),
+        "observations": item.run.observations,
+        "framework": item.run.framework,
+        "time": item.time,
+    }
 
 
 def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
@@ -144,6 +158,24 @@ def corrections(table: Calibration, gpu: str) -> list[CorrectionRecord]:
         )
         for item in sorted(chosen, key=lambda item: (len(item.group), item.group))[:MAX_CORRECTIONS]
     ]
+
+
+def shown_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Calibration:
+    """The corrections in the statuses of GPUPool documents, for a reader who may not see whose runs they are of."""
+    gpus = {pool.name: pool.gpu.name for pool in pools}
+    shown: dict[Key, Correction] = {}
+    for document in gpupools:
+        gpu = gpus.get(str(value_at(document, ("metadata", "name"))))
+        rows = value_at(document, ("status", "calibration", "corrections"))
+        for row in rows if gpu and isinstance(rows, list) else []:
+            try:
+                one = CorrectionRecord.model_validate(row)
+            except ValidationError:
+                continue
+            parts = tuple(part for part in (gpu, one.precision, one.family, one.scale) if part)
+            shown[parts] = Correction(parts, one.ratio, one.range_factor, one.runs, one.runs, one.observations)
+    total = max((item.runs for item in shown.values()), default=0)
+    return Calibration(tuple(replace(item, runs=total) for item in shown.values()))
 
 
 _WORKLOAD = 5
@@ -181,8 +213,8 @@ def read(text: str, name: str) -> Calibration:
         document = None
     if not isinstance(document, Mapping):
         raise SpecError(name, "is no calibration", "give a file that `tilecast calibrate RUNS.csv -o FILE` wrote")
-    found = check(_File, document, name)
-    return Calibration(_corrections(found.corrections), _corrections(found.software))
+    file = check(_File, document, name)
+    return Calibration(_corrections(file.corrections), _corrections(file.software))
 
 
 def _corrections(rows: Sequence[_Row]) -> tuple[Correction, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tilecast import __version__
-from tilecast.api import gpu_pool, training_job
+from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast.api.base import GROUP, VERSION, ApiModel
 from tilecast.api.status import TrainingJobStatus
 
@@ -54,7 +54,8 @@ class Resource:
     scope: str
     description: str
     spec: type[ApiModel]
-    status: type[ApiModel]
+    status: type[ApiModel] | None
+    """None where it has none."""
     columns: tuple[Column, ...]
 
 
@@ -113,13 +114,25 @@ GPU_POOL = Resource(
     ),
 )
 
-RESOURCES = (TRAINING_JOB, GPU_POOL)
+POOL_LEARNING = Resource(
+    kind=pool_learning.KIND,
+    plural="poollearnings",
+    short_names=("learning",),
+    scope="Cluster",
+    description="What was measured on a GPUPool and by whom. Written by the operator; for administrators.",
+    spec=pool_learning.PoolLearningSpec,
+    status=None,
+    columns=(_AGE,),
+)
+
+RESOURCES = (TRAINING_JOB, GPU_POOL, POOL_LEARNING)
 
 
 def crd(resource: Resource) -> Schema:
     """The CustomResourceDefinition of a resource."""
     singular = resource.kind.lower()
     short_names = [name for name in resource.short_names if name != singular]
+    status = {} if resource.status is None else {"status": schema(resource.status)}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -140,7 +153,7 @@ def crd(resource: Resource) -> Schema:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if status else {}),
                     "additionalPrinterColumns": [column.plain() for column in resource.columns],
                     "schema": {
                         "openAPIV3Schema": {
@@ -152,7 +165,7 @@ def crd(resource: Resource) -> Schema:
                                 "kind": {"type": "string", "description": f"{resource.kind}."},
                                 "metadata": {"type": "object"},
                                 "spec": schema(resource.spec),
-                                "status": schema(resource.status),
+                                **status,
                             },
                         }
                     },
@@ -196,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if stale else 0
 
 
-_KEPT = (
+_SCHEMA_KEYS = (
     *("type", "format", "description", "enum", "default", "pattern", "required"),
     *("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength"),
     *("minItems", "maxItems", "minProperties", "maxProperties"),
@@ -215,7 +228,9 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], known: 
         rules = _validations(known[name])
     elif merged.get("title") in known and "properties" in merged:
         rules = _validations(known[merged["title"]])
-    out: Schema = {key: merged[key] for key in _KEPT if key in merged and (key != "default" or merged[key] is not None)}
+    out: Schema = {
+        key: merged[key] for key in _SCHEMA_KEYS if key in merged and (key != "default" or merged[key] is not None)
+    }
     if "const" in merged:
         out |= {"type": "string", "enum": [merged["const"]]}
     if "exclusiveMinimum" in out:

@@ -25,10 +25,10 @@ class Condition(StatusModel):
     message: str = Field(max_length=1024, description="Why and what to do about it, in a sentence.")
 
     @classmethod
-    def known(cls, found: object) -> list[Condition]:
+    def known(cls, value: object) -> list[Condition]:
         """The conditions of a status, as far as they are some."""
         known = []
-        for item in found if isinstance(found, list) else []:
+        for item in value if isinstance(value, list) else []:
             try:
                 known.append(cls.model_validate(item))
             except ValidationError:
@@ -97,6 +97,12 @@ class Alternative(StatusModel):
         default=None, ge=0, description="Seconds of the whole run, where its length is known."
     )
     fits_now: bool | None = Field(default=None, description="Whether so many GPUs are free now, where that is known.")
+    raw_step_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        description="The step without what the job's own measured runs say of it, where there are any.",
+    )
+    own_runs_ratio: float | None = Field(default=None, gt=0, description="What those runs multiplied it by.")
     reason: str = Field(max_length=256, description="What decides its place.")
 
 
@@ -160,6 +166,7 @@ class FrozenForecast(StatusModel):
         description="GPU, precision, model family, range of GPU counts and digest of the workload: what calibration "
         "takes it for.",
     )
+    framework: str | None = Field(default=None, max_length=32, description="Framework that it trains with.")
     followed: bool | None = Field(default=None, description="Whether it runs as recommended.")
 
 
@@ -251,7 +258,8 @@ class TrainingJobStatus(StatusModel):
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
-        description="Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable.",
+        description="Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
+        "of a job that was measured also BetterPlacementAvailable.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     recommendation: Recommendation | None = Field(default=None, description="The best plan of all pools.")
@@ -261,6 +269,12 @@ class TrainingJobStatus(StatusModel):
     )
     alternatives: list[Alternative] = Field(
         default_factory=list, max_length=16, description="The best plan of every pool, best first."
+    )
+    alternatives_hash: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Digest of the measured runs and the pools that the alternatives of a job that runs were priced "
+        "anew for; absent where they are those of the recommendation.",
     )
     pareto: list[Alternative] = Field(
         default_factory=list,

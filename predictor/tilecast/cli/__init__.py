@@ -23,11 +23,13 @@ EXIT_OK, EXIT_BAD_INPUT, EXIT_NO_RECOMMENDATION = 0, 2, 3
 
 VERBS: Mapping[str, str] = {
     "advise": "the best pool and plan for a job",
+    "queue": "which job of a queue on which pool, and when each starts and ends",
     "sweep": "the advice for one value of a number after another: GPUs, batch, bandwidth, price …",
     "show": "what Tilecast knows, and what it sees in a cluster",
     "trace": "a PyTorch module or an ONNX file as a graph that `advise` and jobs read without torch and onnx",
     "validate": "forecasts against measurements",
     "calibrate": "corrections from measured runs of yours, or a link from nccl-tests' logs",
+    "learning": "what a cluster learnt from measured steps, from whom, and how it forgets",
     "completion": "what bash, zsh or fish need to complete the command line",
 }
 """Every verb, a module of this package, and what it is for."""
@@ -76,14 +78,14 @@ def _open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
-def parser(wanted: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
+def parser(names: Sequence[str] = tuple(VERBS)) -> argparse.ArgumentParser:
     """The parser of the command line, with the arguments of the verbs that are wanted."""
     whole = _Parser(prog="tilecast", description=_PURPOSE)
     whole.add_argument("--version", action="version", version=__version__)
     verbs = whole.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, purpose in VERBS.items():
         one = verbs.add_parser(verb, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
-        if verb in wanted:
+        if verb in names:
             module = import_module(f"tilecast.cli.{verb}")
             module.arguments(one)
             one.set_defaults(run=module.run)

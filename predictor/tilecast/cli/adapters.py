@@ -10,6 +10,9 @@ from tilecast import models
 from tilecast.api.base import shown
 from tilecast.spec import SpecError
 
+FILE = "adapter_config.json"
+INSTEAD = "save the adapter anew, or give its base's preset or config.json with --lora-rank R"
+"""What helps where such a file says nothing."""
 MAX_RANK = 4096
 """The most of `spec.training.loraRank`."""
 _UNPRICED = (

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         return _run(options, job)
     except SpecError as error:
-        raise job.told(error) from None
+        raise job.by_flag(error) from None
 
 
 def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
@@ -83,23 +83,29 @@ def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
         where, step = measurements.baseline(options.baseline)
         request = replace(request, baseline=_baseline(where))
         stated = [*stated, *step]
-    own = measured.known(request, measurements.resolved(stated, pools))
-    pools = measured.taught(request, pools, own)
+    own = measured.own_runs(request, measurements.resolved(stated, pools))
+    pools = measured.corrected(request, pools, own)
     if options.plan is not None:
         request = _planned(request, options.plan)
     notes = pool_inputs.pool_notes(options, pools)
     requests = kept_to(request, options.launch) if options.launch else (request,)
     if job.source is None:
-        advice = measured.told(_noted(_best(requests, pools), notes), own)
+        advice = measured.with_notes(_noted(_best(requests, pools), notes), own)
         text = _text(options, advice, pools)
     else:
         from tilecast.jobs.candidates import settled
 
         narrowed = [job.source.narrowed(one, pools, pool_inputs.node_labels(options)) for one in requests]
-        found = narrowed[0][1]
-        advice = measured.told(_noted(settled(_best([one for one, _ in narrowed], found.pools), found), notes), own)
+        candidates = narrowed[0][1]
+        advice = measured.with_notes(
+            _noted(settled(_best([one for one, _ in narrowed], candidates.pools), candidates), notes), own
+        )
         is_manifest = options.output == "yaml"
-        text = _manifest(options, job.source, advice, found) if is_manifest else _text(options, advice, found.pools)
+        text = (
+            _manifest(options, job.source, advice, candidates)
+            if is_manifest
+            else _text(options, advice, candidates.pools)
+        )
     sys.stdout.write(text)
     return EXIT_OK if advice.best else EXIT_NO_RECOMMENDATION
 
@@ -115,8 +121,8 @@ _GAIN = 0.05
 def _best(requests: Sequence[Request], pools: Sequence[Pool]) -> Advice:
     """The advice for the first of the requests that has a recommendation, one that its framework runs if there is one,
     unless another's is clearly better."""
-    found = [_advise(request, pools) for request in requests]
-    chosen, *others = [advice for advice in found if _is_run(advice)] or found
+    advices = [_advise(request, pools) for request in requests]
+    chosen, *others = [advice for advice in advices if _is_run(advice)] or advices
     for other in others:
         if other.best is None:
             continue
@@ -142,12 +148,12 @@ def _value(advice: Advice, offer: Offer) -> float:
     return (offer.step_s if price is None else price) / offer.workload.global_batch
 
 
-def _manifest(options: argparse.Namespace, source: Source, advice: Advice, found: Candidates) -> str:
+def _manifest(options: argparse.Namespace, source: Source, advice: Advice, candidates: Candidates) -> str:
     """The manifest with what is advised, and with the command of the launcher that was asked for."""
     if advice.best is None or not options.launch:
-        return source.committed(advice, found)
+        return source.committed(advice, candidates)
     launch = launched.launch(options.launch, _setting(advice.request, advice.best))
-    return source.committed(advice, found, launch.running(source.program).shell())
+    return source.committed(advice, candidates, launch.running(source.program).shell())
 
 
 def _advise(request: Request, pools: Sequence[Pool]) -> Advice:
@@ -206,8 +212,8 @@ def _page(advice: Advice, pools: Sequence[Pool], sections: Sequence[tuple[str, s
     from tilecast.scaling import curves
 
     best = advice.best
-    found = explain(best.workload, best.plan, best.pool, best.step_s) if best else None
-    return html.page(advice, found, curves(advice.request, pools), sections)
+    explanation = explain(best.workload, best.plan, best.pool, best.step_s) if best else None
+    return html.page(advice, explanation, curves(advice.request, pools), sections)
 
 
 def _text(options: argparse.Namespace, advice: Advice, pools: Sequence[Pool]) -> str:
@@ -236,20 +242,22 @@ class _Extra:
 
 
 def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_Extra]:
-    found = []
+    extras = []
     if options.seconds is not None:
         from tilecast.diagnose import diagnose
         from tilecast.render import diagnose as diagnosed
 
         ran = _that_ran(options, advice)
         held = diagnose(ran.workload, ran.plan, ran.pool, options.seconds)
-        found.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
+        extras.append(_Extra("measured", "Measured", diagnosed.screen(held), diagnosed.document(held)))
     if options.explain:
         from tilecast.explain import explain
         from tilecast.render import explain as explained
 
-        told = explain(best.workload, best.plan, best.pool, best.step_s)
-        found.append(_Extra("explanation", "Explanation", explained.screen(best, told), explained.document(told)))
+        explanation = explain(best.workload, best.plan, best.pool, best.step_s)
+        extras.append(
+            _Extra("explanation", "Explanation", explained.screen(best, explanation), explained.document(explanation))
+        )
     if options.per_layer:
         from tilecast import perlayer
         from tilecast.render import layers
@@ -258,11 +266,11 @@ def _extras(options: argparse.Namespace, advice: Advice, best: Offer) -> list[_E
         varied = perlayer.best(best.workload, best.pool, best.gpus, search.Limits(max_tensor=tensor))
         cut = perlayer.cut_pipeline(best.workload, best.pool, best.plan)
         screen = layers.screen(best, varied, cut)
-        found.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
+        extras.append(_Extra("perLayer", "Layer by layer", screen, layers.document(varied, cut)))
     if options.launch:
         name, setting = options.launch, _setting(advice.request, best)
-        found.append(_Extra("launch", "Launch", launched.told(name, setting), launched.document(name, setting)))
-    return found
+        extras.append(_Extra("launch", "Launch", launched.screen(name, setting), launched.document(name, setting)))
+    return extras
 
 
 def _that_ran(options: argparse.Namespace, advice: Advice) -> Offer:

@@ -34,10 +34,10 @@ def _runs(options: argparse.Namespace) -> int:
     for flag in ("link", "name"):
         if getattr(options, flag) is not None:
             raise SpecError(f"--{flag}", "is for nccl-tests' logs", "leave it out")
-    found = curves.measured([row for path in options.runs for row in runs.read_table(path)])
-    print(curves.report(found))
+    sample = curves.measured([row for path in options.runs for row in runs.read_table(path)])
+    print(curves.report(sample))
     if options.output is not None:
-        _write(options.output, calibration_file.write(calibration.fit(found.runs)))
+        _write(options.output, calibration_file.write(calibration.fit(sample.runs)))
         print(f"wrote {options.output}: give it to `tilecast advise --calibration {options.output}`")
     return EXIT_OK
 

@@ -25,20 +25,20 @@ class Source:
     job: jobs.Job
 
     @classmethod
-    def of(cls, text: str, found: Sequence[documents.Document]) -> Source | None:
+    def of(cls, text: str, objects: Sequence[documents.Document]) -> Source | None:
         """The one job of a file; None where it has none.
 
         Raises:
             SpecError: it has several, or the job is not shaped like its kind.
         """
-        places = [index for index, document in enumerate(found) if jobs.is_job(document)]
+        places = [index for index, document in enumerate(objects) if jobs.is_job(document)]
         if not places:
             return None
         if len(places) > 1:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
-        document = found[places[0]]
+        document = objects[places[0]]
         named = jobs.runtime_of(document)
-        runtimes = (item for item in found if named and (item.get("kind"), _name(item)) == named)
+        runtimes = (item for item in objects if named and (item.get("kind"), _name(item)) == named)
         return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
 
     @property
@@ -56,16 +56,16 @@ class Source:
         """
         # A manifest can be given any number of pods, but for kinds and jobs where it takes more than a number.
         is_placed = not self.job.is_countable
-        found = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
-        return candidates.request(request, self.job, found, is_placed=is_placed), found
+        choice = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
+        return candidates.request(request, self.job, choice, is_placed=is_placed), choice
 
-    def committed(self, advice: Advice, found: candidates.Candidates, command: str = "") -> str:
+    def committed(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:
         """The file with the advised fields of the job changed and every other byte as it was. A file with YAML aliases
         is written out first, so that a change of one place stays in that place.
 
         Args:
             advice: what is advised.
-            found: the pools that the job may use.
+            choice: the pools that the job may use.
             command: a script for bash that every pod with GPUs shall run; empty leaves the job's own.
 
         Raises:
@@ -75,7 +75,7 @@ class Source:
             return self.text
         if jobs.runtime_of(self.document) is None:
             jobs.require_gpus(self.job)
-        put = candidates.exported(advice.best, self.job, found)
+        put = candidates.exported(advice.best, self.job, choice)
         changes = jobs.changes(self.document, self.job, put)
         changes += commands.running(self.document, self.job, command) if command else []
         return edited(documents.written_out(self.text), changes, self.index)

@@ -94,9 +94,9 @@ class JobInput:
                 from tilecast import jobs
 
                 raise jobs.in_annotations(error) from None
-            raise self.told(error) from None
+            raise self.by_flag(error) from None
 
-    def told(self, error: SpecError) -> SpecError:
+    def by_flag(self, error: SpecError) -> SpecError:
         """The error by the flag that filled its field; `spec.` may be left out of the field's path."""
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
         return error if flag is None else SpecError(flag, error.problem, error.remedy)
@@ -152,8 +152,8 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parameter-servers", type=int, help="for a bare model; one for each node if absent")
     parser.add_argument("--server-updates", choices=SERVER_UPDATES, help="for a bare model; synchronous if absent")
     parser.add_argument("--steps", type=int, help="optimizer steps, for the time and cost to finish")
-    told = "what the input pipeline of each node delivers; no step is shorter than that takes"
-    parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=told)
+    text = "what the input pipeline of each node delivers; no step is shorter than that takes"
+    parser.add_argument("--input-samples-per-second", type=float, metavar="RATE", help=text)
     parser.add_argument("--max-gpus", type=int)
     parser.add_argument("--objective", choices=list(OBJECTIVES))
     parser.add_argument("--deadline", metavar="TIME", help="for cheapestBeforeDeadline: seconds, or 90min, 36h, 14d")
@@ -170,19 +170,19 @@ def job(options: argparse.Namespace) -> JobInput:
         options = argparse.Namespace(**{**vars(options), "job": held})
     if options.job.lower().endswith(".onnx"):
         read = onnx(options.job, options.seq)
-        found = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
+        job = _bare(options, *_stored(Path(options.job).stem, graph_document.write(read)))
     elif options.job.lower().endswith(_WEIGHTS):
         remedy = "give the model's config.json, an ONNX file, or the graph that `tilecast trace` writes"
         raise SpecError(options.job, "holds weights, not what is computed with them", remedy)
     elif is_file(options.job):
-        found = _from_file(options)
+        job = _from_file(options)
     else:
         name = _preset(options.job)
-        found = _bare(options, name, {"preset": name})
+        job = _bare(options, name, {"preset": name})
     for flag, path in _ANY.items():
         if (value := getattr(options, flag)) is not None:
-            found = found.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
-    return found
+            job = job.having(path, _READ[flag](value) if flag in _READ else value, flag_of(flag))
+    return job
 
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".gguf", ".h5", ".pkl")
@@ -226,7 +226,7 @@ def onnx(target: str, sequence: int | None) -> Trace:
     return onnx_file.read(Path(target), sequence)
 
 
-_FOLDER = ("adapter_config.json", "config.json")
+_FOLDER = (adapters.FILE, "config.json")
 """Files that a folder of the Hub stands for, the first that it has."""
 
 
@@ -255,18 +255,18 @@ def _adapted(options: argparse.Namespace, config: Document) -> JobInput:
     Raises:
         SpecError: it is no LoRA on a preset.
     """
-    found = adapters.read(config, options.job)
-    told = []
+    adapter = adapters.read(config, options.job)
+    notes = []
     if options.lora_rank is None:
-        options = argparse.Namespace(**{**vars(options), "lora_rank": found.rank})
-        told = [f"priced as {found.base} with --lora-rank {found.rank}, on every dense layer"]
-    if found.unpriced:
-        told.append(
-            f"without {', '.join(found.unpriced)}, which {'is' if len(found.unpriced) == 1 else 'are'} not priced"
+        options = argparse.Namespace(**{**vars(options), "lora_rank": adapter.rank})
+        notes = [f"priced as {adapter.base} with --lora-rank {adapter.rank}, on every dense layer"]
+    if adapter.unpriced:
+        notes.append(
+            f"without {', '.join(adapter.unpriced)}, which {'is' if len(adapter.unpriced) == 1 else 'are'} not priced"
         )
-    if told:
-        print(f"tilecast: {options.job}: {'; '.join(told)}", file=sys.stderr)
-    return _bare(options, found.base, {"preset": found.base})
+    if notes:
+        print(f"tilecast: {options.job}: {'; '.join(notes)}", file=sys.stderr)
+    return _bare(options, adapter.base, {"preset": adapter.base})
 
 
 def _from_file(options: argparse.Namespace) -> JobInput:
@@ -275,28 +275,33 @@ def _from_file(options: argparse.Namespace) -> JobInput:
     from tilecast.cli.existing import Source
 
     text = read_text(options.job)
-    found = documents.load(text, options.job)
-    if len(found) == 1 and graph_document.is_document(found[0]):
-        graph_document.read(found[0], options.job)
-        return _bare(options, *_stored(Path(options.job).stem, json.dumps(found[0])))
-    if len(found) == 1 and huggingface.is_config(found[0]):
-        name = huggingface.model(found[0], options.job).name
-        if (quantization := found[0].get("quantization_config")) is not None and options.quantization is None:
+    items = documents.load(text, options.job)
+    if not items:
+        is_peft = Path(options.job).name == adapters.FILE
+        remedy = adapters.INSTEAD if is_peft else "give a TrainingJob, a config.json or a graph, or name a preset"
+        raise SpecError(options.job, "holds no jobs and no model", remedy)
+    if len(items) == 1 and graph_document.is_document(items[0]):
+        graph_document.read(items[0], options.job)
+        return _bare(options, *_stored(Path(options.job).stem, json.dumps(items[0])))
+    if len(items) == 1 and huggingface.is_config(items[0]):
+        name = huggingface.model(items[0], options.job).name
+        if (quantization := items[0].get("quantization_config")) is not None and options.quantization is None:
             _tell_quantization(options.job, quantization)
-        return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(found[0])}})
-    if len(found) == 1 and adapters.is_adapter(found[0]):
-        return _adapted(options, found[0])
-    if len(found) == 1 and not {"apiVersion", "kind"} & set(found[0]):
+        return _bare(options, name, {"huggingFace": {"config": huggingface.without_labels(items[0])}})
+    if len(items) == 1 and adapters.is_adapter(items[0]):
+        return _adapted(options, items[0])
+    if len(items) == 1 and not {"apiVersion", "kind"} & set(items[0]):
         remedy = "give apiVersion and kind of a TrainingJob, or the model_type of a Hugging Face config.json"
+        remedy = adapters.INSTEAD if Path(options.job).name == adapters.FILE else remedy
         raise SpecError(options.job, "is neither a job, a config.json nor a graph document", remedy)
-    own = [document for document in found if document.get("kind") == training_job.KIND]
-    source = None if own else Source.of(text, found)
+    own = [document for document in items if document.get("kind") == training_job.KIND]
+    source = None if own else Source.of(text, items)
     if source is not None:
         spec = jobs.described(source.job)
         own = [
             {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": source.job.name}, "spec": spec}
         ]
-    own = own or found
+    own = own or items
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {listed()}"
         raise SpecError(options.job, f"{kind} is not a kind of job that is read", remedy)
@@ -305,20 +310,20 @@ def _from_file(options: argparse.Namespace) -> JobInput:
     for flag in _BARE:
         if getattr(options, flag) is not None:
             raise SpecError(flag_of(flag), "describes a bare model", f"change {options.job} instead")
-    config_maps = {shown_name(item): item for item in found if item.get("kind") == "ConfigMap"}
+    config_maps = {shown_name(item): item for item in items if item.get("kind") == "ConfigMap"}
     return JobInput(own[0], config_maps, source=source)
 
 
 def _tell_quantization(name: str, quantization: object) -> None:
     """Weights that a file quantizes are priced so where a flag asks for it alone."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    told = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
+    text = f"quantization_config ({method})" if isinstance(method, str) else "quantization_config"
     fp8, others = (
         "give --precision fp8 where the products run in FP8",
         "give --lora-rank and --quantization nf4 for QLoRA",
     )
     remedy = f"weights are priced in the training precision; {fp8 if 'fp8' in str(method) else others}"
-    print(f"tilecast: {name}: {told} is not priced; {remedy}", file=sys.stderr)
+    print(f"tilecast: {name}: {text} is not priced; {remedy}", file=sys.stderr)
 
 
 def _stored(name: str, graph: str) -> tuple[str, dict[str, Any], dict[str, Document]]:

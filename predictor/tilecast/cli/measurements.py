@@ -31,12 +31,12 @@ class MeasuredStep(ApiModel):
     input_seconds: float = Field(default=0.0, ge=0, lt=1e9, description="Seconds of it spent waiting for data.")
 
 
-class _File(ApiModel):
+class _RunsFile(ApiModel):
     runs: list[MeasuredStep] = Field(min_length=1, max_length=64)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StatedRun:
     """A measured step before its pool was looked up."""
 
     pool: str
@@ -47,34 +47,34 @@ class Said:
     field: str = "--measured"
 
 
-def read(texts: Sequence[str]) -> tuple[float | None, list[Said]]:
+def read(texts: Sequence[str]) -> tuple[float | None, list[StatedRun]]:
     """What the flag's values say: the seconds of one that names no pool, and the steps of those that do.
 
     Raises:
         SpecError: a text is neither, or a file is none of measured steps.
     """
     seconds: float | None = None
-    found: list[Said] = []
+    lines: list[StatedRun] = []
     for text in texts:
         if text.startswith("@"):
-            found += _file(text[1:])
+            lines += _file(text[1:])
         elif "=" in text:
-            found.append(_said(text, "--measured"))
+            lines.append(_stated(text, "--measured"))
         elif seconds is None and len(texts) == 1:
             seconds = _plain(text)
         else:
             raise SpecError("--measured", f"{text[:40]!r} names no pool beside another measurement", _REMEDY)
-    return seconds, found
+    return seconds, lines
 
 
-def baseline(text: str) -> tuple[str, list[Said]]:
+def baseline(text: str) -> tuple[str, list[StatedRun]]:
     """The baseline without its measured step, and that step where one is given."""
     head, equals, step = text.rpartition("=")
     if not equals or _STEP.fullmatch(step.strip()) is None or (head.count(":") == 2 and _is_key(head)):
         return text, []
     where, _, plan = head.partition(":")[2].partition(":")
-    said = _said(f"{head.partition(':')[0]}:{where}{'/' if plan else ''}{plan}={step}", "--baseline")
-    return head, [said]
+    line = _stated(f"{head.partition(':')[0]}:{where}{'/' if plan else ''}{plan}={step}", "--baseline")
+    return head, [line]
 
 
 def _is_key(head: str) -> bool:
@@ -89,17 +89,19 @@ def _plain(text: str) -> float:
         raise SpecError("--measured", f"cannot read {text[:40]!r}", _REMEDY) from None
 
 
-def _said(text: str, field: str) -> Said:
+def _stated(text: str, field: str) -> StatedRun:
     head, _, step = text.rpartition("=")
-    found = _STEP.fullmatch(step.strip())
-    if found is None:
+    match = _STEP.fullmatch(step.strip())
+    if match is None:
         raise SpecError(field, f"{step[:40]!r} is no step time", _REMEDY)
     where, _, plan = head.partition("/")
     pool, gpus = reading.pair(field, where)
-    return Said(pool, gpus, Stated.parse(plan, field) if plan else None, float(found[1]) * _UNITS[found[2]], 0.0, field)
+    return StatedRun(
+        pool, gpus, Stated.parse(plan, field) if plan else None, float(match[1]) * _UNITS[match[2]], 0.0, field
+    )
 
 
-def _file(name: str) -> list[Said]:
+def _file(name: str) -> list[StatedRun]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
@@ -108,9 +110,9 @@ def _file(name: str) -> list[Said]:
         raise SpecError(
             name, "is no JSON", 'give {"runs": [{"pool": "a100-80", "gpus": 8, "stepSeconds": 1.9}]}'
         ) from None
-    runs = check(_File, document if isinstance(document, Mapping) else {"runs": document}, name).runs
+    runs = check(_RunsFile, document if isinstance(document, Mapping) else {"runs": document}, name).runs
     return [
-        Said(
+        StatedRun(
             one.pool,
             one.gpus,
             Stated.parse(one.plan, f"{name}: plan") if one.plan else None,
@@ -122,21 +124,21 @@ def _file(name: str) -> list[Said]:
     ]
 
 
-def resolved(said: Sequence[Said], pools: Sequence[Pool]) -> list[Measurement]:
+def resolved(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurement]:
     """The steps with their pools: those that are considered, or the usual nodes of a GPU that they name.
 
     Raises:
         SpecError: a name is neither that of a pool nor of a GPU.
     """
     named = {pool.name: pool for pool in pools}
-    found = []
-    for one in said:
+    measurements = []
+    for one in lines:
         pool = named.get(one.pool) or _usual(one)
-        found.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.waited_s, one.field))
-    return found
+        measurements.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.waited_s, one.field))
+    return measurements
 
 
-def _usual(one: Said) -> Pool:
+def _usual(one: StatedRun) -> Pool:
     try:
         gpu = find_gpu(one.pool)
     except SpecError as error:

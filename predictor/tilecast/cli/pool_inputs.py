@@ -42,11 +42,11 @@ def pools(options: argparse.Namespace) -> Sequence[Pool]:
     Raises:
         SpecError: none are named, or what is named cannot be read or holds no GPU.
     """
-    told = options.calibration
-    table = _corrections(told) if told else None
+    path = options.calibration
+    table = _corrections(path) if path else None
     if options.gpus:
-        found = _pools_of(options.gpus)
-        return found if table is None else [replace(pool, calibration=table) for pool in found]
+        pools = _pools_of(options.gpus)
+        return pools if table is None else [replace(pool, calibration=table) for pool in pools]
     report = nodes_report(options)
     if table is not None:
         report = report.calibrated(table)
@@ -76,16 +76,18 @@ def _nodes_report(context: str | None, file: str | None) -> NodesReport:
     from tilecast import nodes
     from tilecast.api import calibration as calibration_file
 
-    found = nodes.parse(*_cluster(context, file))
-    report = nodes.pools(*found, now=True)
-    seen = calibration_file.seen_in(found[1], report.pools)
-    return report.calibrated(calibration.fit([item.run for item in seen])) if seen else report
+    lists = nodes.parse(*_cluster(context, file))
+    report = nodes.pools(*lists, now=True)
+    seen = calibration_file.seen_in(lists[1], report.pools)
+    if seen:
+        return report.calibrated(calibration.fit([item.run for item in seen]))
+    return report.calibrated(calibration_file.shown_in(lists[1], report.pools))
 
 
 def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str, ...]:
     """What is assumed of the pools that `pools` named, and what is to be said of their nodes; a sentence each."""
     if options.gpus:
-        shapes = "; ".join(map(_told_shape, pools))
+        shapes = "; ".join(map(_shape, pools))
         return (f"Assumed of --gpus: {shapes}. Give --nodes FILE for nodes of your own.",)
     guessed = [pool for pool in pools if pool.layers.get("interNode") == "default" and pool.max_nodes > 1]
     notes = [
@@ -94,13 +96,13 @@ def pool_notes(options: argparse.Namespace, pools: Sequence[Pool]) -> tuple[str,
         for pool in guessed
     ]
     remarks: dict[str, list[str]] = {}
-    for item in nodes_report(options).found:
+    for item in nodes_report(options).entries:
         for remark in item.remarks:
             remarks.setdefault(remark, []).append(item.pool.name)
     return (*notes, *(f"{', '.join(names)}: {remark}." for remark, names in remarks.items()))
 
 
-def _told_shape(pool: Pool) -> str:
+def _shape(pool: Pool) -> str:
     """The nodes of a pool and what joins them."""
     count = f"{pool.max_nodes} nodes" if pool.max_nodes > 1 else "1 node"
     wide = min(pool.domain, pool.max_gpus)
@@ -133,11 +135,11 @@ def _cluster(context: str | None, file: str | None) -> tuple[str, str]:
 
 def _pools_of(text: str) -> list[Pool]:
     """Pools from `GPU:N,…`: nodes, network and list price of the instance type that usually has the GPU."""
-    found = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
-    names = [pool.name for pool in found]
+    pools = [usual_pool(find_gpu(name), count) for name, count in (pair("--gpus", item) for item in text.split(","))]
+    names = [pool.name for pool in pools]
     if len(set(names)) < len(names):
         raise SpecError("--gpus", f"{text} names a GPU twice", "add its counts up")
-    return found
+    return pools
 
 
 def usual_pool(gpu: Gpu, count: int) -> Pool:
@@ -168,12 +170,28 @@ def usual_pool(gpu: Gpu, count: int) -> Pool:
 
 
 def _kubectl(context: str) -> str:
-    command = ["kubectl", "--context", context, "get", "nodes,gpupools.tilecast.dev", "-o", "json"]
+    return kubectl(
+        context,
+        "get",
+        "nodes,gpupools.tilecast.dev",
+        "-o",
+        "json",
+        remedy="check the context, or pipe nodes into --nodes -",
+    )
+
+
+def kubectl(context: str | None, *arguments: str, remedy: str) -> str:
+    """What kubectl prints in a context, or in the one it would take.
+
+    Raises:
+        SpecError: it cannot be run, or fails.
+    """
+    command = ["kubectl", *(["--context", context] if context else []), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError as error:
         raise SpecError("--context", "kubectl cannot be run", str(error.strerror or error)) from None
     if done.returncode:
         problem = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise SpecError("--context", f"kubectl failed: {problem}", "check the context, or pipe nodes into --nodes -")
+        raise SpecError("--context", f"kubectl failed: {problem}", remedy)
     return done.stdout

@@ -12,16 +12,16 @@ from typing import Any
 from tilecast.spec import SpecError
 
 
-def seconds(text: str) -> int:
+def seconds(text: str, flag: str = "--deadline") -> int:
     """Whole seconds of `5400`, `90min`, `36h` or `14d`.
 
     Raises:
         SpecError: the text is something else.
     """
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
-    if found is None:
-        raise SpecError("--deadline", f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
-    return int(float(found[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]])
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,3})?) *(s|min|h|d|)", text.strip(), re.ASCII)
+    if match is None:
+        raise SpecError(flag, f"cannot read {text!r}", "write seconds, or for instance 90min, 36h or 14d")
+    return int(float(match[1]) * {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]])
 
 
 def amount(text: str) -> dict[str, Any]:
@@ -30,12 +30,12 @@ def amount(text: str) -> dict[str, Any]:
     Raises:
         SpecError: the text is something else.
     """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,4})?) *([A-Z]{3})?", text.strip(), re.ASCII)
+    if match is None:
         raise SpecError(
             "--budget", f"cannot read {text!r}", "write an amount, with a currency if it is not USD: 5000EUR"
         )
-    return {"amount": float(found[1]), "currency": found[2] or "USD"}
+    return {"amount": float(match[1]), "currency": match[2] or "USD"}
 
 
 def pair(flag: str, text: str) -> tuple[str, int]:

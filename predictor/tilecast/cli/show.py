@@ -47,7 +47,7 @@ def _table(rows: list[Row]) -> list[str]:
     """Rows under the names of their keys; figures flush right."""
     names = list(rows[0]) if rows else []
     right = [name for name in names if all(isinstance(row[name], int | float) for row in rows)]
-    return columns(names, [[_told(row[name]) for name in names] for row in rows], right)
+    return columns(names, [[_cell(row[name]) for name in names] for row in rows], right)
 
 
 def _facts(facts: Row) -> list[str]:
@@ -55,19 +55,19 @@ def _facts(facts: Row) -> list[str]:
     lines = []
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            lines += [name, *(f"  {key:<26}{_told(item)}" for key, item in value.items())]
+            lines += [name, *(f"  {key:<26}{_cell(item)}" for key, item in value.items())]
         else:
-            lines.append(f"{name:<28}{_told(value)}")
+            lines.append(f"{name:<28}{_cell(value)}")
     return lines
 
 
-def _told(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, Mapping):
-        return "  ".join(f"{key} {_told(item)}" for key, item in value.items())
+        return "  ".join(f"{key} {_cell(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(_told(item) for item in value)
+        return ", ".join(_cell(item) for item in value)
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 1e6 else f"{value:,.6g}"
     return f"{value}"
@@ -115,10 +115,10 @@ def _parameters(model: Model) -> float:
 
 def _model(options: argparse.Namespace) -> Row:
     model = models.preset(options.name)
-    said = {key: value for key, value in asdict(model).items() if value not in (None, 0, {}) and key != "extra"}
+    facts = {key: value for key, value in asdict(model).items() if value not in (None, 0, {}) and key != "extra"}
     source = "the published configuration of that name, or the table of its paper"
-    found = {**said, **model.extra, "parameters": _parameters(model)}
-    return {**found, "sources": {"dimensions": source}}
+    row = {**facts, **model.extra, "parameters": _parameters(model)}
+    return {**row, "sources": {"dimensions": source}}
 
 
 def _links(_: argparse.Namespace) -> list[Row]:
@@ -148,7 +148,7 @@ def _pools(options: argparse.Namespace) -> list[Row]:
     if options.gpus:
         return [_pool_row(pool, "--gpus") for pool in pool_inputs.pools(options)]
     report = _report(options)
-    rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.found]
+    rows = [_pool_row(item.pool, item.facts.get("gpu", ("", ""))[1], item.remarks) for item in report.entries]
     for item in report.left_out:
         why = f"{_amount(len(item.nodes))} not priced ({item.code}): {item.message}; {item.remedy}"
         rows.append(dict.fromkeys(_POOL) | {"POOL": "-", "WHY": why})
@@ -201,14 +201,14 @@ def _usual(pool: Pool) -> Row:
 
 def _numbers(facts: Mapping[str, str]) -> Row:
     """Facts of a pool with counts and prices as numbers."""
-    found: Row = {}
+    row: Row = {}
     for name, value in facts.items():
         amount, _, currency = value.partition(" ")
         if name == "price" and currency:
-            found |= {name: float(amount), "currency": currency}
+            row |= {name: float(amount), "currency": currency}
         else:
-            found[name] = int(value) if value.isdecimal() else value
-    return found
+            row[name] = int(value) if value.isdecimal() else value
+    return row
 
 
 def _pool(options: argparse.Namespace) -> Row:
@@ -218,7 +218,7 @@ def _pool(options: argparse.Namespace) -> Row:
             raise SpecError("NAME", f"there is no pool {options.name!r}", f"known: {', '.join(usual)}")
         return _usual(usual[options.name])
     report = _report(options)
-    for item in report.found:
+    for item in report.entries:
         if item.pool.name == options.name:
             pool = item.pool
             return {
@@ -239,7 +239,7 @@ def _pool(options: argparse.Namespace) -> Row:
         if options.name in left.nodes:
             facts = {"node": options.name, "code": left.code, "not priced because": left.message, "remedy": left.remedy}
             return {**facts, "alike": len(left.nodes) - 1}
-    known = ", ".join(item.pool.name for item in report.found)
+    known = ", ".join(item.pool.name for item in report.entries)
     raise SpecError("NAME", f"there is no pool or unpriced node {options.name!r}", f"known: {known or 'none'}")
 
 

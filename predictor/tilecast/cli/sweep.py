@@ -39,8 +39,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pool_inputs.pool_arguments(parser)
     parser.add_argument("--over", required=True, metavar="FIELD=VALUES", help="the number to change, and to what")
     parser.add_argument("--plot", choices=render.MEASURES, default="step", help="what a picture shows; step if absent")
-    told = f"{', '.join(_TEXTS)}, or FILE.svg or FILE.png"
-    parser.add_argument("-o", "--output", default="table", metavar="FORMAT|FILE", help=told)
+    text = f"{', '.join(_TEXTS)}, or FILE.svg or FILE.png"
+    parser.add_argument("-o", "--output", default="table", metavar="FORMAT|FILE", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         rows = [_row(job, pools, over, value) for value in track(over.values, over.field)]
     except SpecError as error:
-        raise job.told(error) from None
+        raise job.by_flag(error) from None
     unit = FIELDS[over.field].unit if over.is_of_pools else ""
     if picture is not None:
         _draw(picture, render.chart(over.field, unit, rows, options.plot))
@@ -65,16 +65,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _row(job: inputs.JobInput, pools: Sequence[Pool], over: Over, value: Value) -> Row:
-    told = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
+    text = f"x{value.number:g}" if value.is_factor else f"{value.number:g}"
     if over.is_of_pools:
-        return Row(value.number, told, advise(job.request(), vary(pools, over.field, value)))
+        return Row(value.number, text, advise(job.request(), vary(pools, over.field, value)))
     path = over.field.split(".")
     if path[0] not in {str(item.alias) for item in TrainingJobSpec.model_fields.values()}:
         remedy = f"write {', '.join(FIELDS)}, or a number of a job's spec, as training.globalBatchSize"
         raise SpecError("--over", f"{over.field!r} is no number that is known", remedy)
     number = value.of(job.number(path), "--over")
     whole = int(number) if number == int(number) else number
-    return Row(number, told, advise(job.having(path, whole, "--over").request(), pools))
+    return Row(number, text, advise(job.having(path, whole, "--over").request(), pools))
 
 
 def _draw(path: Path, chart: charts.Chart) -> None:

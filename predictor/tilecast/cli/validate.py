@@ -40,10 +40,10 @@ def _runs(options: argparse.Namespace) -> str:
     from tilecast.validate import page, report, runs
 
     is_page = options.output == "html"
-    found = report.make(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
+    result = report.make(options.files, track, graphs=options.graphs, parts=options.parts or is_page)
     if options.rows is not None:
-        runs.write_rows(options.rows, found.rows, found.forecasts)
-    return page.page(found, [path.name for path in options.files]) if is_page else report.text(found)
+        runs.write_rows(options.rows, result.rows, result.forecasts)
+    return page.page(result, [path.name for path in options.files]) if is_page else report.text(result)
 
 
 def _kernels(options: argparse.Namespace) -> str:

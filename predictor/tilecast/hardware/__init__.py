@@ -37,8 +37,8 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Every GPU that ships with Tilecast, by name."""
-    found = [load_gpu(path) for path in toml_files("gpus")]
-    return {gpu.name: gpu for gpu in found}
+    gpus = [load_gpu(path) for path in toml_files("gpus")]
+    return {gpu.name: gpu for gpu in gpus}
 
 
 LINKS = "TILECAST_LINKS"
@@ -114,12 +114,12 @@ def load_link(path: Path | Traversable) -> Link:
 def digest() -> str:
     """SHA-256 of every file of facts beside this one: GPUs, links, protocols, instance types."""
     root = files("tilecast.hardware")
-    found = [
+    paths = [
         root.joinpath("protocols.toml"),
         root.joinpath("mig.toml"),
         *(item for name in ("gpus", "links", "nodes") for item in toml_files(name)),
     ]
-    return hashlib.sha256(b"".join(item.read_bytes() for item in found)).hexdigest()
+    return hashlib.sha256(b"".join(item.read_bytes() for item in paths)).hexdigest()
 
 
 @cache
@@ -153,11 +153,11 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
     Raises:
         SpecError: the GPU has no such profile.
     """
-    found = {normalise(item.name): item for item in mig_profiles(gpu)}
-    if normalise(profile) not in found:
-        known = ", ".join(item.name for item in found.values())
+    profiles = {normalise(item.name): item for item in mig_profiles(gpu)}
+    if normalise(profile) not in profiles:
+        known = ", ".join(item.name for item in profiles.values())
         raise SpecError("mig", f"{gpu.name} has no profile {profile!r}", f"use one of {known}" if known else "drop it")
-    return found[normalise(profile)].slice(gpu)
+    return profiles[normalise(profile)].slice(gpu)
 
 
 def find_gpu(name: str) -> Gpu:

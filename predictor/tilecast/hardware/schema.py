@@ -166,8 +166,8 @@ class LinkFile(_Facts):
         constants = self.protocols
         if isinstance(constants, str):
             constants = named(protocols(), constants, f"{self.name}: protocols")
-        found = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
-        for name, one in found.items():
+        stated = {name: one for name in (*PROTOCOLS, MESSAGE) if (one := getattr(constants, name))}
+        for name, one in stated.items():
             if one.share * self.efficiency > 1:
                 problem = f"{one.share:g} of {self.efficiency:g} of the bandwidth is more than all of it"
                 raise SpecError(f"{self.name}: protocols.{name}.share", problem, "lower it, or the efficiency")
@@ -177,7 +177,7 @@ class LinkFile(_Facts):
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s * 1e9,
             efficiency=self.efficiency,
             protocols={
-                name: Protocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in found.items()
+                name: Protocol(one.start_us * 1e-6, one.hop_us * 1e-6, one.share) for name, one in stated.items()
             },
             peer_s=constants.peer_us * 1e-6,
             own_share=constants.own_share,

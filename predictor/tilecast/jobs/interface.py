@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.api.job_kinds import JOB_APIS
-from tilecast.jobs.keys import ADMISSION_GATES, ADVISOR, APPLIED, ENABLED, IGNORE, MODE, QUEUE
+from tilecast.jobs.keys import ADMISSION_GATES, ADVISOR, APPLIED, ENABLED, IGNORE, MODE, NEXT_QUEUE, QUEUE
 from tilecast.jobs.quantities import like, requested, whole_count
 from tilecast.jobs.shapes import POD, require
 from tilecast.nodes import choice_labels, gpu_resource
@@ -76,8 +76,18 @@ class Job:
 
     @property
     def queue(self) -> str:
-        """Name of its LocalQueue; empty where Kueue does not manage it."""
+        """Name of the LocalQueue that admits it; empty where Kueue does not manage it."""
+        return self.next_queue or self.current_queue
+
+    @property
+    def current_queue(self) -> str:
+        """Name of the LocalQueue that it is in."""
         return self.labels.get(QUEUE, "")
+
+    @property
+    def next_queue(self) -> str:
+        """Name of the LocalQueue that it moves to once it is placed; empty where it stays."""
+        return self.annotations.get(NEXT_QUEUE, "").strip() if self.current_queue else ""
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -90,10 +100,15 @@ class Job:
         return ADVISOR in self.gates
 
     @property
+    def is_parked(self) -> bool:
+        """Whether it waits in one LocalQueue for us to move it to another."""
+        return self.is_suspended and not self.has_started and self.next_queue not in ("", self.current_queue)
+
+    @property
     def is_held(self) -> bool:
-        """Whether the job waits for us and nobody else can be meant: gated in our name, or suspended by its author in
-        mode Initial, without Kueue and for the first time."""
-        return self.is_gated or self.is_suspended_for_us
+        """Whether the job waits for us and nobody else can be meant: gated in our name, parked in another queue than
+        the one it names for us, or suspended by its author in mode Initial, without Kueue and for the first time."""
+        return self.is_gated or self.is_parked or self.is_suspended_for_us
 
     @property
     def is_suspended_for_us(self) -> bool:

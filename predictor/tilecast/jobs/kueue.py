@@ -166,3 +166,8 @@ def _of_gpus(flavors: object) -> Iterator[tuple[str, Document]]:
         for resource in items(flavor.get("resources")):
             if resource.get("name") == gpu_resource():
                 yield str(flavor.get("name")), resource
+
+
+def is_stopped(queue: Document) -> bool:
+    """Whether Kueue admits nothing from a LocalQueue or a ClusterQueue, by its `stopPolicy`."""
+    return mapping(queue.get("spec")).get("stopPolicy") not in (None, "None")

@@ -48,8 +48,8 @@ def require(value: object, shape: Shape, path: Path) -> None:
         if not isinstance(value, Mapping):
             raise _other(value, path, "a mapping")
         for key, inner in value.items():
-            if (wanted := shape.get(EVERY, shape.get(key))) is not None:
-                require(inner, wanted, (*path, key))
+            if (inner_shape := shape.get(EVERY, shape.get(key))) is not None:
+                require(inner, inner_shape, (*path, key))
     elif not isinstance(value, shape):
         raise _other(value, path, "text")
 
@@ -65,11 +65,11 @@ def count_at(document: object, path: Path, absent: int = 1) -> int:
         return absent
     number = None if isinstance(value, bool) else count(value)
     if number is None or number > MAX_COUNT:
-        raise SpecError(told(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}")
+        raise SpecError(dotted(path), f"{shown(value)} is no number of pods", f"write a whole number up to {MAX_COUNT}")
     return number
 
 
-def told(path: Path) -> str:
+def dotted(path: Path) -> str:
     """A path as messages write it."""
     first, *rest = path
     return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
@@ -79,6 +79,6 @@ def _called(shape: Shape) -> str:
     return "a list" if isinstance(shape, list) else "a mapping" if isinstance(shape, Mapping) else "text"
 
 
-def _other(value: object, path: Path, wanted: str) -> SpecError:
-    remedy = "write it in quotes" if wanted == "text" else f"write {wanted}, or leave it out"
-    return SpecError(told(path), f"{shown(value)} is not {wanted}", remedy)
+def _other(value: object, path: Path, kind: str) -> SpecError:
+    remedy = "write it in quotes" if kind == "text" else f"write {kind}, or leave it out"
+    return SpecError(dotted(path), f"{shown(value)} is not {kind}", remedy)

@@ -231,8 +231,8 @@ def case(kind: Kind, precision: str, d: Dims, gpu: Gpu) -> Names:
     else:
         names = [kind.name, f"{kind.name} backward"]
         code = (d["backward"] > 0).astype(int) if "backward" in d else np.zeros(count, int)
-    found: Names = np.array(names)[code]
-    return found
+    labels: Names = np.array(names)[code]
+    return labels
 
 
 UNMEASURED_FP8 = 10.0
@@ -245,14 +245,14 @@ ATTENTION_CASES = ("forward full", "forward causal", "backward full", "backward 
 def _groups(table: KernelTable) -> list[tuple[Kind, str, Rows, Dims]]:
     """The kernels by kind and precision, convolutions in two groups (`is_flat`): (kind, precision, rows,
     dimensions of those rows)."""
-    found: list[tuple[Kind, str, Rows, Dims]] = []
+    groups: list[tuple[Kind, str, Rows, Dims]] = []
     for kind, rows, d in table.groups():
         plain = features.is_flat(d) if kind.name == "conv" else np.zeros(len(rows), bool)
         codes = 2 * table.precision[rows] + plain
         for code in np.unique(codes):
             part = codes == code
-            found.append((kind, PRECISIONS[code // 2], rows[part], {dim: column[part] for dim, column in d.items()}))
-    return found
+            groups.append((kind, PRECISIONS[code // 2], rows[part], {dim: column[part] for dim, column in d.items()}))
+    return groups
 
 
 def _require_sensible(kind: Kind, d: Dims) -> None:

@@ -104,8 +104,8 @@ def winograd(d: Dims, precision: str) -> npt.NDArray[np.bool_]:
         return np.zeros(len(d["batch"]), bool)
     square = (d["k_h"] == 3) & (d["k_w"] == 3) & (d["k_d"] == 1) & (d["groups"] == 1)
     same: npt.NDArray[np.bool_] = (d["in_h"] < 1.5 * d["out_h"]) & (d["in_w"] < 1.5 * d["out_w"])
-    found: npt.NDArray[np.bool_] = square & same
-    return found
+    fits: npt.NDArray[np.bool_] = square & same
+    return fits
 
 
 def attention_product(d: Dims) -> Product:
@@ -142,19 +142,19 @@ def _cycles(seconds: Floats, gpu: Gpu) -> Floats:
 def _columns(w: Work, gpu: Gpu, precision: str) -> tuple[tuple[str, ...], Floats]:
     """Names and values of the network's columns: shape (D,) and (N, D)."""
     moved = w.moved
-    found = {
+    columns = {
         "dram_cycles": _cycles(moved / gpu.memory_bandwidth_bytes_per_s, gpu),
         "l2_cycles": _cycles(moved / gpu.l2_bandwidth_bytes_per_s, gpu),
         "l2_eighths": np.log2(1.0 + 8.0 * moved / gpu.l2_bytes),
         "l2_doubles": np.log2(1.0 + 0.5 * moved / gpu.l2_bytes),
     }
     if w.kind in PRODUCTS:
-        found |= _product_columns(w, PRODUCTS[w.kind](w.dims), gpu, precision)
+        columns |= _product_columns(w, PRODUCTS[w.kind](w.dims), gpu, precision)
     elif w.kind in ROWWISE:
-        found |= _row_columns(w.dims, moved, gpu)
+        columns |= _row_columns(w.dims, moved, gpu)
     else:
         return (), np.zeros((len(moved), 0))
-    return tuple(found), np.array(list(found.values())).T
+    return tuple(columns), np.array(list(columns.values())).T
 
 
 def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dict[str, Floats]:
@@ -172,7 +172,7 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
         # A convolution priced as a product reads its input once, however often the product repeats it.
         left, right = np.minimum(left, w.moved), np.minimum(right, w.moved)
     dram = gpu.memory_bandwidth_bytes_per_s
-    found = {
+    columns = {
         "compute_cycles": _cycles(w.flops / peak, gpu),
         "m": np.log2(1.0 + product.m),
         "n": np.log2(1.0 + product.n),
@@ -183,15 +183,15 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
         "left_cycles": _cycles(left / dram, gpu),
     }
     if w.kind != "attention":
-        found["aligned_cycles"] = _cycles(w.flops * _alignment_waste(w) / peak, gpu)
-        found["narrow_cycles"] = _cycles(_narrow_flops(w) / gpu.peak("fp32"), gpu)
+        columns["aligned_cycles"] = _cycles(w.flops * _alignment_waste(w) / peak, gpu)
+        columns["narrow_cycles"] = _cycles(_narrow_flops(w) / gpu.peak("fp32"), gpu)
     for name, share in SPILL_SHARES.items():
         spilled = np.clip(2.0 * (w.moved - share * gpu.l2_bytes), 0.0, w.moved)
-        found[f"spilled_{name}"] = _cycles(spilled / dram, gpu)
+        columns[f"spilled_{name}"] = _cycles(spilled / dram, gpu)
     if w.kind != "attention" and tiles.units(precision, gpu) == "simt":
         for name, after_s in HEATED_S.items():
             beyond = np.clip(w.flops / peak / after_s - 1.0, 0.0, 1.0)
-            found[f"heated_{name}"] = _cycles(w.flops / peak * beyond, gpu)
+            columns[f"heated_{name}"] = _cycles(w.flops / peak * beyond, gpu)
     shapes = ATTENTION_TILES if w.kind == "attention" else tuple((t.rows, t.cols) for t in tiles.CANDIDATES["tensor"])
     # A block of the backward pass computes five products where one of the forward pass computes two.
     longer = np.where(w.dims["backward"] > 0, 2.5, 1.0) if w.kind == "attention" else 1.0
@@ -199,15 +199,15 @@ def _product_columns(w: Work, product: Product, gpu: Gpu, precision: str) -> dic
         whole = tiles.count(product.m, product.n, product.batch, rows, cols)
         waves = np.ceil(whole / gpu.sm_count)
         width = np.where(np.isinf(cols), product.n, cols)
-        found[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k * longer / per_sm, gpu)
-        found[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
+        columns[f"waves_{rows}x{cols}"] = _cycles(waves * 2.0 * rows * width * product.k * longer / per_sm, gpu)
+        columns[f"tiles_{rows}x{cols}"] = np.log2(1.0 + whole / gpu.sm_count)
     if w.kind == "attention":
         padded = np.ceil(product.n / HEAD_PADDING) * HEAD_PADDING
-        found["padded_head"] = np.log2(padded)
-        found["padded_cycles"] = _cycles(w.flops * padded / product.n / peak, gpu)
-        found["sequences"] = np.log2(1.0 + w.dims["batch"])
-        found["kv_heads"] = np.log2(1.0 + w.dims["kv_heads"])
-    return found
+        columns["padded_head"] = np.log2(padded)
+        columns["padded_cycles"] = _cycles(w.flops * padded / product.n / peak, gpu)
+        columns["sequences"] = np.log2(1.0 + w.dims["batch"])
+        columns["kv_heads"] = np.log2(1.0 + w.dims["kv_heads"])
+    return columns
 
 
 def _alignment_waste(w: Work) -> Floats:
@@ -290,10 +290,10 @@ def inputs(family: str, w: Work, gpu: Gpu, precision: str) -> Inputs:
     grown = REFINED.get(family, ())
     if grown and w.exact and w.kind in REFINED_KINDS:
         key = (w.kind, precision, grown, *(column.tobytes() for column in w.dims.values()))
-        larger, told = _ANYWHERE.get(key, lambda: (_grown(w, grown, precision), _sides(w.dims)))
+        larger, details = _ANYWHERE.get(key, lambda: (_grown(w, grown, precision), _sides(w.dims)))
         names, columns = _columns(larger, gpu, precision)
         stacked = columns.T.reshape(-1, 1 + len(grown), len(w.flops)).transpose(1, 2, 0)
-        return Inputs(names, stacked, np.array([*told, *_fills(w.dims, gpu)]).T)
+        return Inputs(names, stacked, np.array([*details, *_fills(w.dims, gpu)]).T)
     names, own = _columns(w, gpu, precision)
     same = np.broadcast_to(own, (1 + len(grown), *own.shape))
     return Inputs(names, same, np.zeros((len(own), DETAILS if grown else 0)))
@@ -323,22 +323,22 @@ def joined(parts: Sequence[Inputs]) -> Inputs:
 def _sides(d: Dims) -> list[Floats]:
     """The details of N products that are the same on every GPU, (N,) each: position of every side between two powers
     of two (as an angle), its alignment, and its odd part."""
-    found = []
+    columns = []
     for side in (d["m"], d["n"], d["k"]):
         angle = 2.0 * np.pi * np.log2(side)
-        found += [np.cos(angle), np.sin(angle), *(np.where(side % unit == 0, 1.0, 0.0) for unit in ALIGNMENTS)]
-        found.append(np.log2(odd_part(side)))
-    return found
+        columns += [np.cos(angle), np.sin(angle), *(np.where(side % unit == 0, 1.0, 0.0) for unit in ALIGNMENTS)]
+        columns.append(np.log2(odd_part(side)))
+    return columns
 
 
 def _fills(d: Dims, gpu: Gpu) -> list[Floats]:
     """The details of N products that a GPU decides, (N,) each: the fill of the last wave and the share of one wave for
     every candidate tile. Like those of the sides they tell times apart with any sign and in any direction."""
-    found = []
+    columns = []
     for tile in tiles.CANDIDATES["tensor"]:
         waves = tiles.count(d["m"], d["n"], d["batch"], tile.rows, tile.cols) / gpu.sm_count
-        found += [waves / np.ceil(waves), 1.0 / np.ceil(waves)]
-    return found
+        columns += [waves / np.ceil(waves), 1.0 / np.ceil(waves)]
+    return columns
 
 
 def odd_part(side: Floats) -> Floats:
@@ -351,8 +351,8 @@ def odd_part(side: Floats) -> Floats:
 def irregular(d: Dims) -> npt.NDArray[np.bool_]:
     """Which products have two sides or more that no library is tuned for: no small multiple of a power of two. (N,)."""
     middle = np.sort(np.stack([odd_part(d[name]) for name in ("m", "n", "k")]), axis=0)[1]
-    found: npt.NDArray[np.bool_] = middle > REGULAR_ODD_PART
-    return found
+    is_irregular: npt.NDArray[np.bool_] = middle > REGULAR_ODD_PART
+    return is_irregular
 
 
 REFINED: Mapping[str, tuple[str, ...]] = dict.fromkeys(("gemm_tensor", "gemm_simt"), ("batch", "m", "n", "k"))

@@ -186,9 +186,9 @@ class Utilization:
             feed[f"{family}_context"] = np.asarray(contexts.get(family, np.zeros(1)), np.int64)
             if network.details:
                 feed[f"{family}_details"] = np.ascontiguousarray(asked.details, np.float32)
-        wanted = [family for family in self.description.networks if family in inputs]
-        found = self.session.run([f"{family}_log2_cycles" for family in wanted], feed)
-        return {family: values.astype(np.float64) for family, values in zip(wanted, found, strict=True)}
+        families = [family for family in self.description.networks if family in inputs]
+        outputs = self.session.run([f"{family}_log2_cycles" for family in families], feed)
+        return {family: values.astype(np.float64) for family, values in zip(families, outputs, strict=True)}
 
 
 _model, _model_sha256 = "", ""
@@ -238,8 +238,8 @@ def _load(path: Path | None, sha256: str) -> Utilization:
         raise SpecError("utilization model", f"{name} is not a usable ONNX file ({first})", REMEDY) from None
     metadata = session.get_modelmeta().custom_metadata_map
     if metadata.get("format") != FORMAT:
-        found = metadata.get("format", "no format")
-        raise SpecError("utilization model", f"{name} states {found!r}, not {FORMAT!r}", REMEDY)
+        version = metadata.get("format", "no format")
+        raise SpecError("utilization model", f"{name} states {version!r}, not {FORMAT!r}", REMEDY)
     try:
         description = Description.model_validate(json.loads(metadata["description"]) | {"format": FORMAT})
     except (KeyError, ValueError, ValidationError):

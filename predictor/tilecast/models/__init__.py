@@ -25,7 +25,7 @@ from tilecast.graph import Block, Graph, Shards
 from tilecast.memo import Memo
 from tilecast.models import hybrid, towers, traced
 from tilecast.models.families import ADAPTED, FAMILIES, Builder, Family
-from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plans, Rows, SpecError, Workload, distinct
+from tilecast.spec import CHECKPOINTING, Checkpointing, Floats, Model, Plan, Plans, Rows, SpecError, Workload, distinct
 
 __all__ = ["ADAPTED", "FAMILIES", "Family"]
 
@@ -149,15 +149,21 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
     """The graph over the distinct shards of a plan table, or one at hand that holds those among others."""
     expert = np.minimum(plans.expert, pieces(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
-    found = distinct(*columns)
-    shares = [column[found.first] for column in columns]
-    wanted = list(zip(*(share.tolist() for share in shares), strict=True))
-    known = _GRAPHS.find(lambda key: key[0] == workload and all(one in key[1] for one in wanted))
+    rows = distinct(*columns)
+    shares = [column[rows.first] for column in columns]
+    keys = list(zip(*(share.tolist() for share in shares), strict=True))
+    alike = of_any_batch(workload)
+    known = _GRAPHS.find(lambda key: key[0] == alike and all(one in key[1] for one in keys))
     if known is None:
-        known = build(workload, Shards(*shares)), {one: place for place, one in enumerate(wanted)}
-        _GRAPHS.put((workload, known[1].keys()), known)
+        known = build(alike, Shards(*shares)), {one: place for place, one in enumerate(keys)}
+        _GRAPHS.put((alike, known[1].keys()), known)
     graph, places = known
-    return Sharded(graph, np.array([places[one] for one in wanted], np.intp)[found.index])
+    return Sharded(graph, np.array([places[one] for one in keys], np.intp)[rows.index])
+
+
+def of_any_batch(workload: Workload) -> Workload:
+    """The job with a batch and a length of its run that stand for any: neither decides a graph or its kernels."""
+    return replace(workload, global_batch=1, steps=None)
 
 
 _Shares: TypeAlias = tuple[int, ...]
@@ -166,9 +172,9 @@ _GRAPHS: Memo[tuple[Workload, Collection[_Shares]], tuple[Graph, dict[_Shares, i
 
 def parameters(workload: Workload) -> float:
     """Parameters of the whole, unsplit model."""
-    one = np.ones(1, dtype=np.int64)
-    graph = build(workload, Shards(one, one, one, one, np.zeros(1, dtype=np.int64)))
-    return float(sum(block.repeat * (block.parameters[0] + block.table_parameters[0]) for block in graph.blocks))
+    whole = shard(workload, Plans.of(Plan()))
+    blocks = whole.graph.blocks
+    return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
 
 
 MOST_PIECES = 2**30
@@ -192,6 +198,15 @@ def reads_images(model: Model) -> bool:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
         return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
     return FAMILIES[model.family].reads_images
+
+
+def auto(model: Model) -> str | None:
+    """What follows Transformers' `AutoModel` in the name of the class that returns a model's loss; empty if none does,
+    None if Transformers builds no such model."""
+    family = None if model.trace is not None else FAMILIES[model.family].auto
+    if family is None or model.auto is not None:
+        return family if model.auto is None else model.auto
+    return "" if model.towers else family
 
 
 def preset(name: str) -> Model:
@@ -280,7 +295,7 @@ def _with_layers(model: Model, layers: int) -> Model:
 @cache
 def presets() -> Mapping[str, Model]:
     """Every preset by the key of its name and of each of its aliases."""
-    found: dict[str, Model] = {}
+    models: dict[str, Model] = {}
     for path in sorted(files("tilecast.models").joinpath("presets").iterdir(), key=lambda entry: entry.name):
         if not path.name.endswith(".toml"):
             continue
@@ -288,9 +303,9 @@ def presets() -> Mapping[str, Model]:
             aliases = table.pop("aliases", [])
             model = model_from({"name": name, **table})
             for spelling in (name, *aliases):
-                if found.setdefault(_key(spelling), model) is not model:
+                if models.setdefault(_key(spelling), model) is not model:
                     raise SpecError(path.name, f"two presets answer to {spelling!r}", "rename one")
-    return found
+    return models
 
 
 _FIELDS = {item.name for item in fields(Model)}

@@ -68,7 +68,7 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     ops += residual(f"{name}.residual", numerics, outer * h, dropout=False)
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
-    kept = (
+    activation_bytes = (
         2 * e * outer * h  # the norm's input and the down-projections'
         + 2 * e * outer * (latent + query_latent)  # before and after their norms
         + e * tokens * heads * 2 * (query + value)  # q, k, v and the output's input
@@ -77,4 +77,4 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     keys = e * tokens * heads * (query + value) * rank.context
     transfers = [*tensor_transfers(name, workload, rank), *key_transfers(name, keys)]
     selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and what attention wrote
-    return Part(ops, transfers, parameters, kept, score, np.zeros(1), selected, tuple(linears))
+    return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))

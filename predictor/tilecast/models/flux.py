@@ -24,12 +24,15 @@ NEEDS = ("double_layers", "width", "attention_heads", "image_tokens", "text_toke
 def build(workload: Workload, shards: Shards) -> Graph:
     """The graph: `double_layers` layers of two streams, `dual_layers` of which attend twice, `single_layers` of one,
     `image_tokens` patches of `patch_values` numbers and `text_tokens` states of `text_width`, beside a pooled state of
-    `pooled_width`; `query_key_norm` (1) and `rotates` (1) say what becomes of queries and keys. Data parallel only."""
+    `pooled_width`; `query_key_norm` (1) and `rotates` (1) say what becomes of queries and keys, `text_ends` (0) that
+    nothing reads the text behind the last of the two streams, `guided` (0) that the strength of guidance, with which
+    the model was distilled, is embedded like the time. Data parallel only."""
     extra = workload.model.extra
     width, text, image = int(extra["width"]), extra["text_tokens"], extra["image_tokens"]
 
     def embed(walk: Walk) -> None:
-        for inputs in (modulated.TIME_WIDTH, int(extra["pooled_width"])):
+        guidance = [modulated.TIME_WIDTH] * int(extra.get("guided", 0))
+        for inputs in (modulated.TIME_WIDTH, *guidance, int(extra["pooled_width"])):
             modulated.vector(walk, inputs, width)
             modulated.vector(walk, width, width)
         attention.linear(walk, text, int(extra["text_width"]), width)
@@ -42,19 +45,24 @@ def build(workload: Workload, shards: Shards) -> Graph:
         modulated.loss(walk, image * extra["patch_values"])
 
     tokens = text + image
-    kinds: list[tuple[str, Callable[[Walk], None]]] = [
-        ("dual", lambda walk: _double(walk, extra, text, image, attends_twice=True)),
-        ("double", lambda walk: _double(walk, extra, text, image)),
-        ("single", lambda walk: _single(walk, extra, tokens)),
+    ends, twice, pairs = (int(extra.get(name, 0)) for name in ("text_ends", "dual_layers", "double_layers"))
+    last_twice = ends * (twice == pairs)
+    kinds: list[tuple[str, int, Callable[[Walk], None]]] = [
+        ("dual", twice - last_twice, lambda walk: _double(walk, extra, text, image, attends_twice=True)),
+        ("double", pairs - twice - ends + last_twice, lambda walk: _double(walk, extra, text, image)),
+        (
+            "last",
+            ends,
+            lambda walk: _double(walk, extra, text, image, attends_twice=bool(last_twice), text_ends=True),
+        ),
+        ("single", int(extra.get("single_layers", 0)), lambda walk: _single(walk, extra, tokens)),
     ]
-    depths = {name: int(extra.get(f"{name}_layers", 0)) for name, _ in kinds}
-    depths["double"] -= depths["dual"]
     return Graph(
         (modulated.block("embedding", 1, tokens, embed, workload, shards),),
         tuple(
-            modulated.block(f"{name}-layer", depths[name], tokens, write, workload, shards)
-            for name, write in kinds
-            if depths[name] > 0
+            modulated.block(f"{name}-layer", depth, tokens, write, workload, shards)
+            for name, depth, write in kinds
+            if depth > 0
         ),
         (modulated.block("head", 1, tokens, finish, workload, shards),),
         np.zeros(len(shards)),
@@ -63,9 +71,18 @@ def build(workload: Workload, shards: Shards) -> Graph:
     )  # fmt: skip
 
 
-def _double(walk: Walk, extra: Mapping[str, float], text: float, image: float, *, attends_twice: bool = False) -> None:
+def _double(
+    walk: Walk,
+    extra: Mapping[str, float],
+    text: float,
+    image: float,
+    *,
+    attends_twice: bool = False,
+    text_ends: bool = False,
+) -> None:
     """A layer of two streams; in one that attends twice the image also attends to itself alone, with scales of its own
-    (diffusers, models/normalization.py: SD35AdaLayerNormZeroX)."""
+    (diffusers, models/normalization.py: SD35AdaLayerNormZeroX), and one where the text ends computes nothing of it
+    behind queries, keys and values (models/attention.py: JointTransformerBlock, `context_pre_only`)."""
     width, heads = int(extra["width"]), int(extra["attention_heads"])
     if attends_twice:
         modulated.vector(walk, width, 3 * width)
@@ -75,13 +92,13 @@ def _double(walk: Walk, extra: Mapping[str, float], text: float, image: float, *
         attention.core(walk, image, image, width, heads)
         attention.linear(walk, image, width, width)
         modulated.gated_sum(walk, image, width)
-    for tokens in (image, text):
-        modulated.vector(walk, width, 6 * width)
+    for tokens, scales in ((image, 6), (text, 2 if text_ends else 6)):
+        modulated.vector(walk, width, scales * width)
         modulated.modulated(walk, tokens, width)
         attention.linear(walk, tokens, width, 3 * width)
         _positions(walk, extra, tokens)
     attention.core(walk, image + text, image + text, width, heads)
-    for tokens in (image, text):
+    for tokens in (image,) if text_ends else (image, text):
         attention.linear(walk, tokens, width, width)
         modulated.gated_sum(walk, tokens, width)
         modulated.modulated(walk, tokens, width)

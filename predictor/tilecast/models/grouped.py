@@ -11,12 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast import frameworks
-from tilecast.graph import KIND_NAMES, KernelTable, Op, Phase
+from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats, Workload
-
-_GEMM = KIND_NAMES.index("gemm")
 
 
 def launches(workload: Workload, local: Floats) -> Floats:
@@ -37,8 +35,8 @@ def linear(
     """A dense layer of every expert, of `sides` inputs and outputs, over equal shares of the `slots` that a balanced
     router fills, in `calls` kernels each."""
     rows, trainable = np.maximum(slots / local, 1.0), not numerics.frozen
-    found = layers.linear(f"experts.{name}", numerics, rows, *sides, bias=bias, trainable=trainable)
-    return [_of_each(op, local, calls) for op in found]
+    product = layers.linear(f"experts.{name}", numerics, rows, *sides, bias=bias, trainable=trainable)
+    return [_of_each(op, local, calls) for op in product]
 
 
 def _of_each(op: Op, experts: Floats, calls: Floats) -> Op:

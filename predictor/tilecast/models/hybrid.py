@@ -21,9 +21,6 @@ from tilecast.models.self_attention import Span
 from tilecast.models.transformer import Attend
 from tilecast.spec import Workload
 
-FOLLOWERS = ("", "mlp", "moe")
-"""What can stand behind a mixer."""
-
 
 def build(workload: Workload, shards: Shards) -> Graph:
     """The graph: a block for each kind of layer in `Model.pattern`, and the usual embedding and head."""
@@ -78,7 +75,7 @@ def _both(one: Part, other: Part) -> Part:
         one.ops + other.ops,
         one.transfers + other.transfers,
         one.parameters + other.parameters,
-        one.kept + other.kept,
+        one.activation_bytes + other.activation_bytes,
         one.scores + other.scores,
         one.expert_parameters + other.expert_parameters,
         one.selected + other.selected,
@@ -118,12 +115,12 @@ def _shared(workload: Workload, rank: Rank, places: int) -> Part:
 
 def needs(pattern: tuple[str, ...]) -> tuple[str, ...]:
     """The dimensions of `Model.extra` that the layers of a pattern cannot do without."""
-    found: list[str] = []
+    names: list[str] = []
     for kind in dict.fromkeys(pattern):
         mixer, _, follower = kind.partition("+")
-        found += _NEEDS.get(mixer, ())
-        found += ("experts",) * (follower == "moe")
-    return tuple(dict.fromkeys(found))
+        names += _NEEDS.get(mixer, ())
+        names += ("experts",) * (follower == "moe")
+    return tuple(dict.fromkeys(names))
 
 
 _SSD = ("inner", "inner_head", "groups", "state", "kernel")

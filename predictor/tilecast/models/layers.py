@@ -360,13 +360,13 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
     e = numerics.element
 
     def ops(*passes: tuple[str, float, float, Phase]) -> list[Op]:
-        found = []
+        ops = []
         for label, read, written, phase in passes:
             if phase == "forward" or numerics.training:
                 size: dict[str, Floats | float] = {"elements": rows * cols, "read_bytes": read}
                 table = KernelTable.of("elementwise", "fp32", **size, written_bytes=written)
-                found.append(Op(f"{name}{label}", table, phase))
-        return found
+                ops.append(Op(f"{name}{label}", table, phase))
+        return ops
 
     eager = ops(("", 8.0, 4.0, "forward"), (".fill", 0.0, 4.0, "backward"), (".gradient", 8.0, 4.0, "backward"))
     if e < 4:

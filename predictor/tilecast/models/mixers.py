@@ -36,7 +36,7 @@ class Mixer:
     numerics: Numerics = field(init=False)
     ops: list[Op] = field(init=False)
     parameters: Floats = field(init=False)
-    kept: Floats = field(init=False)
+    activation_bytes: Floats = field(init=False)
     selected: Floats = field(default_factory=lambda: np.zeros(1))
     linears: list[Linear] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Mixer:
         outer = self.rank.outer_tokens
         self.ops = layers.norm(f"{self.name}.norm", self.numerics, outer, model.hidden, rms=model.rms_norm)
         self.parameters = norm_parameters(model) * np.ones_like(self.rank.tensor)
-        self.kept = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
+        self.activation_bytes = (2 * self.numerics.element + self.numerics.norm_extra) * outer * model.hidden
 
     @property
     def tokens(self) -> Floats:
@@ -60,7 +60,7 @@ class Mixer:
 
     def written(self, width: Floats | float) -> None:
         """A tensor of that width for each token stays until the backward pass."""
-        self.kept = self.kept + self.numerics.element * self.tokens * width
+        self.activation_bytes = self.activation_bytes + self.numerics.element * self.tokens * width
 
     def pass_over(self, label: str, width: Floats | float, *, reads: float = 1.0, kernels: int = 1) -> None:
         """An element-wise pass over that width of each token."""
@@ -117,7 +117,16 @@ class Mixer:
         ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
         transfers = tensor_transfers(self.name, self.workload, self.rank)
         none = np.zeros(1)
-        return Part(ops, transfers, self.parameters, self.kept, none, none, self.kept, tuple(self.linears))
+        return Part(
+            ops,
+            transfers,
+            self.parameters,
+            self.activation_bytes,
+            none,
+            none,
+            self.activation_bytes,
+            tuple(self.linears),
+        )
 
 
 def _mamba(mix: Mixer) -> None:

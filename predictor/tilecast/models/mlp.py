@@ -30,7 +30,7 @@ def mlp(workload: Workload, rank: Rank) -> Part:
     ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable, cast=spread)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
-    kept = (
+    activation_bytes = (
         (e + numerics.norm_extra + narrow) * outer * h
         + tokens * (e * (_mlp_tensors(model, numerics) - 1) + narrow) * f / t
         + (outer * h if dropout else 0.0)
@@ -41,7 +41,7 @@ def mlp(workload: Workload, rank: Rank) -> Part:
     linears = (Linear("mlp.up", tokens, float(h), ups * f / t, ups), Linear("mlp.down", tokens, f / t, float(h)))
     none = np.zeros(1)
     transfers = tensor_transfers("mlp", workload, rank)
-    return Part(ops, transfers, parameters, kept, none, none, e * tokens * f / t, linears)
+    return Part(ops, transfers, parameters, activation_bytes, none, none, e * tokens * f / t, linears)
 
 
 def _mlp_tensors(model: Model, numerics: Numerics) -> int:
@@ -93,7 +93,7 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     # What an expert's products read, as they read it, its activation's inputs, and what a kept copy of its output is
     # for, the gradient of the weights: hand-written kernels multiply them in before the second product.
     slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
-    kept = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
+    activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     selected = e * slots * (h + f) + e * tokens * shared
     one = (ups + 1) * h * f
     parameters = one * local + h * experts + (ups + 1) * h * shared + norm_parameters(model)
@@ -102,7 +102,7 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
         for phase in PHASES
         for name in ("dispatch", "combine")
     ]
-    return Part(ops, transfers, parameters, kept, np.zeros(1), one * local, selected, linears)
+    return Part(ops, transfers, parameters, activation_bytes, np.zeros(1), one * local, selected, linears)
 
 
 def _activation(name: str, workload: Workload, numerics: Numerics, elements: Floats) -> list[Op]:

@@ -26,14 +26,14 @@ def block(
     width, batch = int(workload.model.extra["width"]), shards.micro_batch.astype(float)
     walk = Walk(Numerics.of(workload), batch, width, (1, 1, 1))
     write(walk)
-    kept = walk.kept * np.ones(len(shards))
+    activation_bytes = walk.activation_bytes * np.ones(len(shards))
     read = batch * tokens * width * walk.numerics.element
     return Block(
         name,
         repeat,
         tuple(walk.ops),
         np.full(len(shards), walk.parameters),
-        np.stack([kept, kept, np.minimum(kept, read)]),
+        np.stack([activation_bytes, activation_bytes, np.minimum(activation_bytes, read)]),
     )
 
 

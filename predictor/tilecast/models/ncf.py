@@ -30,20 +30,20 @@ def build(workload: Workload, shards: Shards) -> Graph:
     parameters = (extra["users"] + extra["items"]) * (factors + widths[0] / 2)
     ops += layers.pointwise("product", numerics, pairs * factors, reads=2.0, backward=(3.0, 2.0))
     ops += layers.pointwise("concatenate", numerics, pairs * widths[0])
-    kept = 3 * pairs * factors + pairs * widths[0]
+    activation_bytes = 3 * pairs * factors + pairs * widths[0]
     for inputs, outputs in pairwise(widths):
         ops += layers.linear("dense", numerics, pairs, inputs, outputs, bias=True)
         ops += layers.pointwise("relu", numerics, pairs * outputs)
         if numerics.training:
             ops += layers.pointwise("dropout", numerics, pairs * outputs, mask_bytes=1.0, backward=(1.0, 1.0))
         parameters += inputs * outputs + outputs
-        kept = kept + 2 * pairs * outputs
+        activation_bytes = activation_bytes + 2 * pairs * outputs
     ops += layers.linear("score", numerics, pairs, 2 * factors, 1.0, bias=True)
     parameters += 2 * factors + 1
     if numerics.training:
         ops += layers.pointwise("loss", numerics, pairs, kernels=3)
     count = len(shards)
     block = Block(
-        "network", 1, tuple(ops), np.full(count, parameters), np.stack([numerics.element * kept] * 3)
+        "network", 1, tuple(ops), np.full(count, parameters), np.stack([numerics.element * activation_bytes] * 3)
     )  # fmt: skip
     return Graph((), (block,), (), np.zeros(count), count, host_bytes_per_sample=20.0)

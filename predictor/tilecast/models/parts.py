@@ -65,14 +65,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Half a layer: operators, transfers, and what it keeps for the backward pass (`kept`, of which the
+    """Half a layer: operators, transfers, and what it keeps for the backward pass (`activation_bytes`, of which the
     attention scores are `scores`; or `selected` where attention and every second product are kept, arXiv 2410.06511,
     section 2.3), columns of shape (S,)."""
 
     ops: list[Op]
     transfers: list[Transfer]
     parameters: Floats
-    kept: Floats
+    activation_bytes: Floats
     scores: Floats
     expert_parameters: Floats
     selected: Floats
@@ -80,10 +80,10 @@ class Part:
     """Where adapters go."""
 
     @classmethod
-    def keeping(cls, kept: Floats) -> Part:
+    def keeping(cls, activation_bytes: Floats) -> Part:
         """What layers keep besides their parts: so many bytes, (S,)."""
         none = np.zeros(1)
-        return cls([], [], none, kept, none, none, none)
+        return cls([], [], none, activation_bytes, none, none, none)
 
 
 def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
@@ -122,18 +122,18 @@ def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
     spread = size - plain
     gathered = spread * numerics.product_input / numerics.element
-    found: list[Transfer] = [
+    transfers: list[Transfer] = [
         Transfer(f"{name}.reduce", "all_reduce", "tensor", plain, "forward"),
         Transfer(f"{name}.reduce.gradient", "all_reduce", "tensor", plain, "backward"),
     ]
     if spread.any():
-        found += [
+        transfers += [
             Transfer(f"{name}.gather", "all_gather", "tensor", gathered, "forward"),
             Transfer(f"{name}.scatter", "reduce_scatter", "tensor", spread, "forward"),
             Transfer(f"{name}.gather.gradient", "all_gather", "tensor", gathered, "backward", count=2.0),
             Transfer(f"{name}.scatter.gradient", "reduce_scatter", "tensor", spread, "backward"),
         ]
-    return found
+    return transfers
 
 
 def norm_parameters(model: Model) -> float:

@@ -68,7 +68,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         1,
         (*ops, *walk.ops),
         walk.parameters + (0.0 if has_rows else 1.0) * weights,
-        np.stack([walk.kept * np.ones(len(shards))] * 3),
+        np.stack([walk.activation_bytes * np.ones(len(shards))] * 3),
         tuple(transfers),
         working_bytes=walk.working * np.ones(len(shards)),
         table_parameters=weights if has_rows else np.zeros(1),
@@ -188,12 +188,12 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
     walk.ops += layers.elementwise("best", walk.numerics, batch * extra["long"], 4.0, 4.0, launches=4.0)
     state = extra["state"]
     for inputs in (item, state):
-        ops, parameters, kept = recurrent(
+        ops, parameters, activation_bytes = recurrent(
             "evolution", walk.numerics, batch=batch, steps=extra["short"], inputs=inputs, hidden=state, cell="gru"
         )
         walk.ops += ops
         walk.parameters += parameters
-        walk.keep(kept)
+        walk.keep(activation_bytes)
     # The second's update gate is scaled by attention, which cuDNN does not know: its gates are kernels of their own.
     gates = _GATE_KERNELS * extra["short"]
     for phase in ("forward", "backward") if walk.numerics.training else ("forward",):

@@ -39,8 +39,8 @@ def recurrent(
         ops += layers.linear(f"{label}.input", numerics, batch * steps, inputs, width)
         ops += _steps(label, numerics, batch, steps, hidden, width)
     parameters = directions * width * (inputs + hidden + 2.0)
-    kept = batch * steps * (inputs + directions * (width + 2.0 * hidden))
-    return ops, parameters, kept
+    activation_bytes = batch * steps * (inputs + directions * (width + 2.0 * hidden))
+    return ops, parameters, activation_bytes
 
 
 def _steps(name: str, numerics: Numerics, batch: Floats, steps: float, hidden: float, width: float) -> list[Op]:

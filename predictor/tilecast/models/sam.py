@@ -74,8 +74,10 @@ def _decoder(workload: Workload, shards: Shards, side: int) -> Block:
     walk.products(4.0, 16.0 * pixels, float(_WIDTH // 8))
     if walk.numerics.training:
         walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * 64.0 * pixels, reads=2.0, kernels=4)
-    kept = walk.kept * np.ones(len(shards))
-    return Block("mask-decoder", 1, tuple(walk.ops), np.full(len(shards), walk.parameters), np.stack([kept] * 3))
+    activation_bytes = walk.activation_bytes * np.ones(len(shards))
+    return Block(
+        "mask-decoder", 1, tuple(walk.ops), np.full(len(shards), walk.parameters), np.stack([activation_bytes] * 3)
+    )
 
 
 def _look(walk: Walk, queries: float, keys: float) -> None:

@@ -85,7 +85,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     statistic = 4.0 * heads * tokens
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
-    kept = (
+    activation_bytes = (
         (e + numerics.norm_extra + narrow) * outer * h  # the norm's input and the projection's
         + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again as the product reads it
@@ -105,7 +105,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
     selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and what attention wrote
-    return Part(ops, transfers, parameters, kept, hidden, np.zeros(1), selected, tuple(linears))
+    return Part(ops, transfers, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
 
 
 @dataclass(frozen=True, slots=True)

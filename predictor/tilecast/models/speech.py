@@ -33,12 +33,12 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
     the `positions`."""
     model = workload.model
     decoding = int(model.extra.get("decoder_layers", model.layers // 2))
-    heard, said = Rank.of(shards, model.extra["frames"]), Rank.of(shards, workload.sequence_length)
+    heard, target = Rank.of(shards, model.extra["frames"]), Rank.of(shards, workload.sequence_length)
     start = model.layers - decoding
     blocks = transformer.stack("encoder-layer", workload, heard, start, causal=False)
-    blocks += transformer.stack("decoder-layer", workload, said, decoding, causal=True, memory=heard, start=start)
-    graph = transformer.graph(workload, heard, said, blocks)
-    first = (_stem(workload, shards), transformer.embedding(workload, said))
+    blocks += transformer.stack("decoder-layer", workload, target, decoding, causal=True, memory=heard, start=start)
+    graph = transformer.graph(workload, heard, target, blocks)
+    first = (_stem(workload, shards), transformer.embedding(workload, target))
     return replace(graph, first=first, host_bytes_per_sample=graph.host_bytes_per_sample + 4.0 * _columns(workload))
 
 
@@ -53,7 +53,7 @@ def _stem(workload: Workload, shards: Shards) -> Block:
     width, frames = float(model.hidden), model.extra["frames"]
     batch = shards.micro_batch.astype(float)
     ops: list[Op] = []
-    parameters, kept = frames * width, np.zeros(1)
+    parameters, activation_bytes = frames * width, np.zeros(1)
     channels, columns = model.extra["bands"], 2 * frames
     for number, stride in enumerate(_STRIDES):
         after = columns / stride
@@ -71,10 +71,15 @@ def _stem(workload: Workload, shards: Shards) -> Block:
             ops.append(Op(f"convolution{number + 1}{label}", table, phase))
         ops += layers.pointwise("gelu", numerics, batch * after * width)
         parameters += _KERNEL * channels * width + width
-        kept = kept + numerics.element * batch * (columns * channels + after * width)
+        activation_bytes = activation_bytes + numerics.element * batch * (columns * channels + after * width)
         channels, columns = width, after
     ops += layers.pointwise("positions", numerics, batch * frames * width, reads=2.0, backward=(1.0, 0.0))
     whole = np.full(len(shards), parameters)
     return Block(
-        "spectrogram", 1, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen_parameters(workload, whole)
+        "spectrogram",
+        1,
+        tuple(ops),
+        whole,
+        np.stack([activation_bytes] * 3),
+        frozen_parameters=frozen_parameters(workload, whole),
     )

@@ -22,13 +22,14 @@ def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Wo
     host = graph.host_bytes_per_sample
     for place, tower in enumerate(workload.model.towers):
         own = replace(workload, model=tower, sequence_length=1)
-        found = build(own, shards)
-        last = (_projector(own, shards),) if "projector" in tower.extra else found.last
+        own_graph = build(own, shards)
+        last = (_projector(own, shards),) if "projector" in tower.extra else own_graph.last
         named = f"tower{place + 1}"
         blocks += (
-            replace(block, name=f"{named}-{block.name}", positions=()) for block in (*found.first, *found.layers, *last)
+            replace(block, name=f"{named}-{block.name}", positions=())
+            for block in (*own_graph.first, *own_graph.layers, *last)
         )
-        host += found.host_bytes_per_sample
+        host += own_graph.host_bytes_per_sample
     return replace(graph, first=(*blocks, *graph.first), host_bytes_per_sample=host)
 
 
@@ -43,17 +44,17 @@ def _projector(workload: Workload, shards: Shards) -> Block:
     if outputs := extra.get("projector_outputs", 0.0):
         widths.append((inner, outputs))
     ops = layers.norm("projector.norm", numerics, rows, inputs, rms=False)
-    parameters, kept = 2 * inputs, numerics.element * rows * inputs
+    parameters, activation_bytes = 2 * inputs, numerics.element * rows * inputs
     for number, (read, written) in enumerate(widths):
         name, trained = f"projector{number + 1}", not numerics.frozen
         ops += layers.linear(name, numerics, rows, read, written, bias=True, trainable=trained)
         parameters += read * written + written
-        kept = kept + numerics.element * rows * read
+        activation_bytes = activation_bytes + numerics.element * rows * read
     ops += layers.pointwise("projector.activation", numerics, rows * inner)
     whole = np.full(len(shards), parameters)
     alike = int(extra.get("projectors", 1.0))
     frozen = whole if workload.lora_rank else np.zeros(1)
-    return Block("projector", alike, tuple(ops), whole, np.stack([kept] * 3), frozen_parameters=frozen)
+    return Block("projector", alike, tuple(ops), whole, np.stack([activation_bytes] * 3), frozen_parameters=frozen)
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:

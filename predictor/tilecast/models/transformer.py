@@ -163,22 +163,23 @@ def layer(
     if numerics.frozen_input:
         read = sum((item.rows * item.inputs for part in parts for item in part.linears), np.zeros(1))
         parts.append(Part.keeping(numerics.frozen_input * read))
-    without_scores = sum((part.kept - part.scores for part in parts), np.zeros(1))
-    kept = np.stack(
+    everything = sum((part.activation_bytes for part in parts), np.zeros(1))
+    without_scores = sum((part.activation_bytes - part.scores for part in parts), np.zeros(1))
+    activation_bytes = np.stack(
         [
-            sum((part.kept for part in parts), np.zeros(1)),
+            everything,
             sum((part.selected for part in parts), inputs) if numerics.saves_operators else without_scores,
             inputs,
         ]
     )
     gathered = sum((one.size_bytes for one in transfers if one.group == "context"), np.zeros(1))
-    working = sum((part.kept for part in parts), np.zeros(1)) * 0.5 + np.where(rank.context > 1, gathered, 0.0)
+    working = everything * 0.5 + np.where(rank.context > 1, gathered, 0.0)
     return Block(
         name,
         repeat,
         ops,
         parameters=parameters,
-        activation_bytes=kept,
+        activation_bytes=activation_bytes,
         transfers=transfers,
         expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
         working_bytes=working,
@@ -200,7 +201,7 @@ def embedding(workload: Workload, rank: Rank) -> Block:
         ops += layers.norm("embedding.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
     if model.dropout and workload.training:
         ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
-    kept = e * rank.outer_tokens * h + 8.0 * rank.tokens
+    activation_bytes = e * rank.outer_tokens * h + 8.0 * rank.tokens
     width = model.extra.get("embedding_hidden", h)
     parameters = model.vocab * width / rank.tensor + model.positions * width
     if width != h:
@@ -211,7 +212,7 @@ def embedding(workload: Workload, rank: Rank) -> Block:
         parameters = parameters + norm_parameters(model)
     transfers = (Transfer("embedding.tokens", "all_reduce", "tensor", e * rank.tokens * h, "forward"),)
     return Block(
-        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([kept] * 3), transfers,
+        "embedding", 1, tuple(ops), parameters * np.ones_like(rank.tensor), np.stack([activation_bytes] * 3), transfers,
         frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip
 
@@ -245,10 +246,11 @@ def _head(workload: Workload, rank: Rank) -> Block:
         parameters = parameters + classes * h + classes
     elif not model.tied_embeddings or frameworks.of(workload).unties_embeddings:
         parameters = parameters + model.vocab * h / t
-    logit_kept, logit_working = layers.logit_bytes(numerics)
-    kept = e * rank.outer_tokens * h * 2 + logit_kept * rows * vocab
+    logit_bytes, logit_working = layers.logit_bytes(numerics)
+    activation_bytes = e * rank.outer_tokens * h * 2 + logit_bytes * rows * vocab
     transfers = (Transfer("head.loss", "all_reduce", "tensor", 8.0 * rows, "forward", count=2.0),)
     return Block(
-        "head", 1, tuple(ops), parameters, np.stack([kept] * 3), transfers, working_bytes=logit_working * rows * vocab,
+        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), transfers,
+        working_bytes=logit_working * rows * vocab,
         frozen_parameters=frozen_parameters(workload, parameters),
     )  # fmt: skip

@@ -75,10 +75,10 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     ops += residual(f"{name}.residual", numerics, outer * h, model.dropout and workload.training)
 
     score = scores * (2 * e + 1 if dropped else e)
-    kept = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
+    activation_bytes = 2 * e * outer * h + e * read * h + e * (3 * read + 3 * tokens) * width + outer * h + score
     parameters = 5.0 * h * width + norm_parameters(model)
     transfers = tensor_transfers(name, workload, rank)
-    return Part(ops, transfers, parameters, kept, score, np.zeros(1), kept - score)
+    return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
 
 
 def _product(name: str, numerics: Numerics, batch: Floats, m: Floats, n: float, k: float) -> list[Op]:
@@ -124,8 +124,8 @@ def _embedding(workload: Workload, rank: Rank) -> Block:
     ops += layers.pointwise("embedding.scale", numerics, rank.tokens * h, backward=(1.0, 1.0))
     if model.dropout and workload.training:
         ops += layers.pointwise("embedding.dropout", numerics, rank.outer_tokens * h, mask_bytes=1.0)
-    kept = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
-    return Block("embedding", 1, tuple(ops), parameters, np.stack([kept] * 3))
+    activation_bytes = numerics.element * rank.outer_tokens * h + 8.0 * rank.tokens
+    return Block("embedding", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3))
 
 
 def _head(workload: Workload, rank: Rank) -> Block:
@@ -154,6 +154,8 @@ def _head(workload: Workload, rank: Rank) -> Block:
         moved = 2.0 * len(tails) + 2.0 if tails else 1.0
         exact = replace(numerics, vector="fp32", element=4.0)
         ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))
-    logit_kept, logit_working = layers.logit_bytes(numerics, returned=False)
-    kept = 2 * e * rank.outer_tokens * h + logit_kept * logits
-    return Block("head", 1, tuple(ops), parameters, np.stack([kept] * 3), working_bytes=logit_working * largest)
+    logit_bytes, logit_working = layers.logit_bytes(numerics, returned=False)
+    activation_bytes = 2 * e * rank.outer_tokens * h + logit_bytes * logits
+    return Block(
+        "head", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), working_bytes=logit_working * largest
+    )

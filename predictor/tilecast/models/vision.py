@@ -104,10 +104,10 @@ def patches(workload: Workload, shards: Shards, learned: int) -> Block:
         ops.append(Op("patches.weight-gradient", gradient, "backward"))
     embedded = batch * rows * columns * model.hidden
     ops += layers.pointwise("positions", numerics, embedded, reads=2.0, backward=(1.0, 0.0))
-    kept = numerics.element * (batch * channels * image * width + embedded)
+    activation_bytes = numerics.element * (batch * channels * image * width + embedded)
     parameters = np.full(len(shards), (channels * patch**2 + 1.0) * model.hidden + learned)
     frozen = frozen_parameters(workload, parameters)
-    return Block("patches", 1, tuple(ops), parameters, np.stack([kept] * 3), frozen_parameters=frozen)
+    return Block("patches", 1, tuple(ops), parameters, np.stack([activation_bytes] * 3), frozen_parameters=frozen)
 
 
 def _merge(name: str, workload: Workload, shards: Shards) -> Block:
@@ -118,6 +118,6 @@ def _merge(name: str, workload: Workload, shards: Shards) -> Block:
     ops = layers.pointwise("merge.gather", numerics, tokens * inputs, absorbed=False, backward=(1.0, 1.0))
     ops += layers.norm("merge.norm", numerics, tokens, inputs, rms=False)
     ops += layers.linear("merge", numerics, tokens, inputs, float(width))
-    kept = numerics.element * 2 * tokens * inputs
+    activation_bytes = numerics.element * 2 * tokens * inputs
     parameters = float(inputs * width + 2 * inputs)
-    return Block(name, 1, tuple(ops), np.full(len(shards), parameters), np.stack([kept] * 3))
+    return Block(name, 1, tuple(ops), np.full(len(shards), parameters), np.stack([activation_bytes] * 3))

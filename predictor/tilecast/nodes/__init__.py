@@ -11,6 +11,7 @@ for some of its nodes only is in its remarks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from tilecast.api import documents, gpu_pool
@@ -45,7 +46,7 @@ Documents: TypeAlias = list[documents.Document]
 
 def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documents]:
     """Node, GPUPool and ResourceSlice documents of a YAML or JSON text, as `kubectl get nodes,gpupools -o json` prints
-    them.
+    them. Of a node that is listed more than once, as in lists put together, the last counts.
 
     Raises:
         SpecError: the text is not YAML, or holds another kind.
@@ -57,4 +58,9 @@ def parse(text: str, name: str = "nodes") -> tuple[Documents, Documents, Documen
             remedy = "give Node, GPUPool and ResourceSlice objects, as `kubectl get nodes,gpupools -o json` prints them"
             raise SpecError(f"{name}: document {index + 1}", f"kind {shown(kind)} is not a node", remedy)
         by_kind[kind].append(document)
-    return by_kind["Node"], by_kind[gpu_pool.KIND], by_kind["ResourceSlice"]
+    last: dict[object, documents.Document] = {}
+    for document in by_kind["Node"]:
+        metadata = document.get("metadata")
+        stated = metadata.get("name") if isinstance(metadata, Mapping) else None
+        last[stated if isinstance(stated, str) else id(document)] = document
+    return list(last.values()), by_kind[gpu_pool.KIND], by_kind["ResourceSlice"]

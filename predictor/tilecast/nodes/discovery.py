@@ -65,8 +65,8 @@ def pools(
     claimed = _claimed(claims, all_nodes, node_facts, invalid, now=now)
     discovered_pools = _discovered(claims, all_nodes, node_facts, {*claims.specs, *invalid}, forget, now=now)
     left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
-    kept = {item.pool.name for item in discovered_pools}
-    obsolete = tuple(sorted(set(claims.remembered) - kept))
+    current = {item.pool.name for item in discovered_pools}
+    obsolete = tuple(sorted(set(claims.remembered) - current))
     return NodesReport((*claimed, *discovered_pools), left_out, invalid, others, obsolete)
 
 

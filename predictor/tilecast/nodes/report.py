@@ -62,7 +62,7 @@ class LeftOut:
 class NodesReport:
     """The pools of a list of nodes and GPUPools, and what belongs to none."""
 
-    found: tuple[FoundPool, ...]
+    entries: tuple[FoundPool, ...]
     left_out: tuple[LeftOut, ...]
     invalid: Mapping[str, SpecError]
     """GPUPools that cannot be meant, by name."""
@@ -73,12 +73,12 @@ class NodesReport:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        return tuple(item.pool for item in self.found)
+        return tuple(item.pool for item in self.entries)
 
     def calibrated(self, table: Calibration) -> NodesReport:
         """The same, with what a cluster's runs teach about every pool."""
-        calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.found)
-        return replace(self, found=tuple(calibrated))
+        calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
+        return replace(self, entries=tuple(calibrated))
 
     def require(self) -> tuple[Pool, ...]:
         """The pools, for a caller that cannot go on without.
@@ -89,8 +89,8 @@ class NodesReport:
         """
         for name, error in self.invalid.items():
             raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
-        empty = [item for item in self.found if item.nodes and not item.pool.max_nodes and item.remarks]
-        if self.found and len(empty) < len(self.found):
+        empty = [item for item in self.entries if item.nodes and not item.pool.max_nodes and item.remarks]
+        if self.entries and len(empty) < len(self.entries):
             return self.pools
         if empty:
             problem = f"no usable GPU: pool {empty[0].pool.name}: {'; '.join(empty[0].remarks)}"

@@ -122,7 +122,7 @@ def best(
     Raises:
         SpecError: the workload does not train, or offloads; the pool's GPU cannot run its precision.
     """
-    found: tuple[float, StrategyChain, Ints] | None = None
+    best_path: tuple[float, StrategyChain, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
     graph, order = None, np.zeros(0, np.int64)
@@ -132,7 +132,7 @@ def best(
     graph, order = every.graph, every.order
     seconds = every.uniform_s()
     for rows in sorted(every.rows(), key=lambda rows: float(seconds[rows].min())):
-        family = every.family(every.kept(rows, seconds))
+        family = every.family(every.worthwhile(rows, seconds))
         row, same_s = cheapest_uniform(family.chain)
         if row is not None and (uniform is None or same_s < uniform[0]):
             uniform = same_s, family.plans.row(row)
@@ -140,10 +140,10 @@ def best(
             path = chain.cheapest(part, below=limit)
             if path is not None:
                 bound, limit = min(bound, path.bound), path.cost
-                found = path.cost, family, _tidied(part, order, path.strategies)
-    if found is None:
+                best_path = path.cost, family, _tidied(part, order, path.strategies)
+    if best_path is None:
         return None
-    _, family, used = found
+    _, family, used = best_path
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _groups(graph, order, family.plans, used)
@@ -238,7 +238,7 @@ class Families:
             )
         return np.asarray(total)
 
-    def kept(self, rows: Ints, seconds: Floats) -> Ints:
+    def worthwhile(self, rows: Ints, seconds: Floats) -> Ints:
         """Those of a family that are worth a place in the chain: the fastest everywhere, and the leanest."""
         if len(rows) <= MOST_STRATEGIES:
             return rows
@@ -306,7 +306,7 @@ def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
         part = np.sort(used[start:end])
-        trials = [np.concatenate([used[:start], wanted, used[end:]]) for wanted in (part, part[::-1])]
+        trials = [np.concatenate([used[:start], strategy, used[end:]]) for strategy in (part, part[::-1])]
         priced = [chain.price(one, trial) for trial in trials]
         tidy = int(np.argmin([cost for cost, _ in priced]))
         if priced[tidy][0] <= most and priced[tidy][1] <= one.budget:
@@ -315,16 +315,16 @@ def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
 
 
 def _groups(graph: Graph, order: Ints, plans: Plans, used: Ints) -> tuple[LayerGroup, ...]:
-    found: dict[tuple[str, Plan], list[int]] = {}
+    groups: dict[tuple[str, Plan], list[int]] = {}
     before = sum(block.repeat for block in graph.first)
     depth = sum(block.repeat for block in graph.layers)
     for link, (number, row) in enumerate(zip(order, used, strict=True)):
         plan = plans.row(int(row))
         if before <= link < before + depth:
-            found.setdefault(("layers", plan), []).append(link - before + 1)
+            groups.setdefault(("layers", plan), []).append(link - before + 1)
         else:  # nothing is recomputed outside the layers
-            found.setdefault((graph.blocks[number].name, replace(plan, checkpointing="none")), [])
-    return tuple(LayerGroup(name, tuple(layers), plan) for (name, plan), layers in found.items())
+            groups.setdefault((graph.blocks[number].name, replace(plan, checkpointing="none")), [])
+    return tuple(LayerGroup(name, tuple(layers), plan) for (name, plan), layers in groups.items())
 
 
 def _varies(groups: tuple[LayerGroup, ...]) -> tuple[Dimension, ...]:

@@ -61,11 +61,11 @@ def block_costs(
         weights.reshards_weights(workload, plans),
     )
     one_bucket, ones, nil = overlap.Caps.whole(len(plans)), np.ones(len(plans)), np.zeros(len(plans))
-    rows = []
+    rows, exchanges = [], passes.Exchanges(sharded, plans, pool)
     for times in priced.blocks:
         is_layer, alone = alone_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
-            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+            workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
         update_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
         whole = weights.Held.of(workload, alone, plans)
@@ -133,7 +133,7 @@ def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:
     differ = degree | (whole[before] != whole[after])
 
     def one(collective: str, ranks: Floats, size: Floats) -> Floats:
-        group = placement.group_of(ranks, np.ones(count * count), plans.take(after), pool)
+        group = placement.group_of(ranks, np.ones(count * count), plans.gpus[after], pool)
         return collectives.seconds(collective, size, group, pool.intra, pool.inter)
 
     holders = plans.tensor * plans.context

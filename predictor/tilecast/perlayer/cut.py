@@ -41,7 +41,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     sharded, fitted = models.shard(workload, plans), constants.shipped()
     graph = sharded.graph
     order = [number_of(graph.blocks, block) for block in graph.sequence()]
-    seconds, static, kept, working = _blocks(workload, sharded, plan, pool, fitted)
+    seconds, static, activations, working = _blocks(workload, sharded, plan, pool, fitted)
     ends = sum(block.repeat for block in graph.first), sum(block.repeat for block in graph.last)
     depth = len(order) - sum(ends)
 
@@ -62,7 +62,7 @@ def cut_pipeline(workload: Workload, pool: Pool, plan: Plan) -> PipelineCut | No
     spread = 1 + memory.FRAGMENTATION
     room = memory.usable_bytes(pool.gpu) - memory.context_bytes(workload, plans, pool.gpu)[0] - working.max() * spread
     cost = folded(seconds)
-    first = chain.cut(cost, between(static) + alive * between(kept) * spread <= room, count)
+    first = chain.cut(cost, between(static) + alive * between(activations) * spread <= room, count)
     if first is None or depth % count:
         return None
     straggle = float(replicas.straggle(plans, fitted)[0])
@@ -85,11 +85,11 @@ def _blocks(workload: Workload, sharded: Sharded, plan: Plan, pool: Pool, fitted
     micro-batch keeps, and that the block works with; (4, K)."""
     plans, whole = Plans.of(plan), Plans.of(replace(plan, pipeline=1))
     priced = blocks.kernel_seconds(workload, sharded, pool.gpu, fitted)
-    columns = np.zeros((4, len(priced.blocks)))
+    columns, exchanges = np.zeros((4, len(priced.blocks))), passes.Exchanges(sharded, plans, pool)
     for number, times in enumerate(priced.blocks):
         is_layer, alone = alone_block(sharded, times.block)
         gpu_s, stall_s, exchange_s, _ = passes.block_seconds(
-            workload, alone, plans, pool, times, fitted, recomputed=is_layer
+            workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
         held = weights.Held.of(workload, alone, whole)
         copied_s = weights.copied_seconds(workload, held, plans, weights.copied_bytes_per_s(pool.gpu, fitted))

@@ -25,7 +25,7 @@ class Axis:
     """What a side of a chart counts, and how its figures are written."""
 
     title: str
-    told: Callable[[float], str] = "{:g}".format
+    text: Callable[[float], str] = "{:g}".format
     base: int = 0
     """Base of a logarithmic axis; 0 is a linear one that begins at zero."""
 
@@ -117,9 +117,9 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
             parts.append(f'<polyline {look} points="{path}"/>')
         for point, (left, top) in zip(series.points, places, strict=True):
             if not series.quiet:
-                told = escape(f"{series.name}: {point.label or f'{x.axis.told(point.x)}, {y.axis.told(point.y)}'}")
+                text = escape(f"{series.name}: {point.label or f'{x.axis.text(point.x)}, {y.axis.text(point.y)}'}")
                 mark = f'<g transform="translate({left:.1f} {top:.1f})" fill="var(--c{color % COLORS})">'
-                parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{told}</title></g>")
+                parts.append(f"{mark}{SHAPES[color % COLORS]}<title>{text}</title></g>")
             if point.text:
                 end = left > WIDTH * 0.7
                 parts.append(soft(left - 9 if end else left + 9, top - 8, point.text, "end" if end else "start"))
@@ -128,11 +128,11 @@ def svg(chart: Chart, name: str, style: str = "") -> str:
 
 def _colored(chart: Chart) -> list[tuple[int, Series]]:
     """Every series with the number of its colour; quiet ones take none."""
-    found, color = [], 0
+    marks, color = [], 0
     for series in chart.series:
-        found.append((color, series))
+        marks.append((color, series))
         color += not series.quiet
-    return found
+    return marks
 
 
 class Scale:
@@ -180,11 +180,11 @@ def _frame(chart: Chart, x: Scale, y: Scale) -> list[str]:
     for tick in y.ticks:
         top = y.place(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{top:.1f}" y2="{top:.1f}"/>')
-        parts.append(soft(_LEFT - 8, top + 4, chart.y.told(tick), "end"))
+        parts.append(soft(_LEFT - 8, top + 4, chart.y.text(tick), "end"))
     for tick in x.ticks:
         left = x.place(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        parts.append(soft(left, bottom + 18, chart.x.told(tick), "middle"))
+        parts.append(soft(left, bottom + 18, chart.x.text(tick), "middle"))
     center, middle = (_LEFT + right) / 2, (_TOP + bottom) / 2
     turned = f'transform="translate(16 {middle}) rotate(-90)"'
     parts.append(f'<text x="{center}" y="{bottom + 40}" text-anchor="middle">{escape(chart.x.title)}</text>')
@@ -243,4 +243,4 @@ def png(chart: Chart) -> bytes:
 
 
 def _formatter(axis: Axis) -> Callable[[float, float], str]:
-    return lambda value, _: axis.told(value)
+    return lambda value, _: axis.text(value)

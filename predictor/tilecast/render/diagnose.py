@@ -13,15 +13,17 @@ from tilecast.render.units import duration, interval
 _NAMES = {"communication": "exposed communication", "unstated": "what the job leaves out"}
 
 
-def screen(found: Diagnosis) -> str:
+def screen(diagnosis: Diagnosis) -> str:
     """What is most probably off, ending in a newline."""
-    inside = "inside" if found.is_inside else "outside"
-    span = interval(found.lower_s, found.upper_s)
-    change = f"{abs(found.ratio - 1):.1%} {'longer' if found.ratio > 1 else 'shorter'}"
-    head = f"Measured {duration(found.measured_s)}, {change} than the forecast of {duration(found.forecast_s)}; "
-    rows = [_row(one) for one in (*found.suspects, found.unstated)]
+    inside = "inside" if diagnosis.is_inside else "outside"
+    span = interval(diagnosis.lower_s, diagnosis.upper_s)
+    change = f"{abs(diagnosis.ratio - 1):.1%} {'longer' if diagnosis.ratio > 1 else 'shorter'}"
+    head = (
+        f"Measured {duration(diagnosis.measured_s)}, {change} than the forecast of {duration(diagnosis.forecast_s)}; "
+    )
+    rows = [_row(one) for one in (*diagnosis.suspects, diagnosis.unstated)]
     titles = ("IF ONLY THIS WERE OFF", "FORECAST", "WOULD BE", "STANDARD ERRORS")
-    return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict(found), "",
+    return "\n".join([f"{head}{inside} its 90 % range of {span}.", _verdict(diagnosis), "",
                       *columns(titles, rows, titles[1:])]) + "\n"  # fmt: skip
 
 
@@ -31,27 +33,27 @@ def _row(one: Suspect) -> tuple[str, ...]:
     return (_NAMES.get(one.line, one.line), duration(one.forecast_s), needed, apart)
 
 
-def _verdict(found: Diagnosis) -> str:
-    first = found.suspects[0]
+def _verdict(diagnosis: Diagnosis) -> str:
+    first = diagnosis.suspects[0]
     name = _NAMES.get(first.line, first.line)
-    told = f"Most probably off: {name}"
+    text = f"Most probably off: {name}"
     if first.is_plausible:
-        return f"{told}, {first.standard_errors:.1f} of its own standard errors."
-    if found.unstated.is_plausible:
+        return f"{text}, {first.standard_errors:.1f} of its own standard errors."
+    if diagnosis.unstated.is_plausible:
         return (
-            f"{told}, but no line's own error reaches that far: more likely it is what the job leaves out "
+            f"{text}, but no line's own error reaches that far: more likely it is what the job leaves out "
             "(data loading, clocks, another plan or batch, a busy node)."
         )
-    return f"{told}, but nothing explains so much: check that the job, the plan and the pool are those that ran."
+    return f"{text}, but nothing explains so much: check that the job, the plan and the pool are those that ran."
 
 
-def document(found: Diagnosis) -> dict[str, Any]:
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
     """The same as plain data; the line that is most probably off comes first."""
     return {
-        "measuredSeconds": figures(found.measured_s),
-        "ratio": figures(found.ratio),
-        "insideRange": found.is_inside,
-        "suspects": [_document(one) for one in (*found.suspects, found.unstated)],
+        "measuredSeconds": figures(diagnosis.measured_s),
+        "ratio": figures(diagnosis.ratio),
+        "insideRange": diagnosis.is_inside,
+        "suspects": [_document(one) for one in (*diagnosis.suspects, diagnosis.unstated)],
     }
 
 

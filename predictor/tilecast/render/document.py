@@ -103,6 +103,8 @@ def alternative(offer: Offer) -> dict[str, Any]:
             "costPer1000Steps": _known(offer.cost_per_1000_steps),
             "finishSeconds": _known(offer.finish_s),
             "fitsNow": offer.fits_now,
+            "rawStepSeconds": figures(offer.step_s / offer.carried) if offer.pool.own.runs else None,
+            "ownRunsRatio": figures(offer.carried) if offer.pool.own.runs else None,
             "reason": offer.reason,
         }
     )
@@ -148,33 +150,35 @@ def parallelism(plan: Plan) -> dict[str, Any]:
     return {key: getattr(plan, names[key]) for key in map(to_camel, Parallelism.model_fields)}
 
 
-def incumbent(found: Mapping[str, Any]) -> Incumbent | None:
+def incumbent(recommendation: Mapping[str, Any]) -> Incumbent | None:
     """What a `status.recommendation` recommends; None where it is not one that `recommendation` wrote."""
     try:
-        split = found["parallelism"]
+        split = recommendation["parallelism"]
         kinds = {name: type(getattr(Plan(), name)) for name in PLAN_COLUMNS}
         plan = Plan(**{name: kind(split[PLAN_COLUMNS[name].key]) for name, kind in kinds.items()})
-        return Incumbent(str(found["pool"]), plan, int(found["globalBatchSize"]), found["precision"])
+        return Incumbent(
+            str(recommendation["pool"]), plan, int(recommendation["globalBatchSize"]), recommendation["precision"]
+        )
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def rejection(item: Rejection) -> dict[str, Any]:
     """One rejection, as `status.rejected` has it and with the change that was tried."""
-    found = {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
-    return _present({**found, "change": change(item.change)})
+    row = {"pool": item.pool, "code": item.code, "message": item.message, "remedy": item.remedy}
+    return _present({**row, "change": change(item.change)})
 
 
-def sharing(found: Sharing | None) -> dict[str, Any] | None:
+def sharing(share: Sharing | None) -> dict[str, Any] | None:
     """The parts of a GPU that would do, and which of them is worth while."""
-    if found is None:
+    if share is None:
         return None
     return _present(
         {
-            "pool": found.pool.name,
-            "wholeStepSeconds": figures(found.whole_s),
-            "best": _share(found.best) if found.best else None,
-            "options": [_share(option) for option in found.options],
+            "pool": share.pool.name,
+            "wholeStepSeconds": figures(share.whole_s),
+            "best": _share(share.best) if share.best else None,
+            "options": [_share(option) for option in share.options],
         }
     )
 
@@ -230,14 +234,14 @@ def model(advice: Advice) -> dict[str, str]:
 
 def provenance(advice: Advice) -> dict[str, Any]:
     """What the advice rests on besides the predictor."""
-    found = advice.provenance
+    source = advice.provenance
     return _present(
         {
-            "version": found.version,
-            "constantsSha256": found.constants_sha256,
-            "dataSha256": found.data_sha256,
-            "layers": {pool: dict(layers) for pool, layers in found.layers.items()},
-            "calibrationRuns": dict(found.runs) or None,
+            "version": source.version,
+            "constantsSha256": source.constants_sha256,
+            "dataSha256": source.data_sha256,
+            "layers": {pool: dict(layers) for pool, layers in source.layers.items()},
+            "calibrationRuns": dict(source.runs) or None,
         }
     )
 

@@ -34,26 +34,27 @@ _RIGHT = (
 )
 
 
-def screen(offer: Offer, found: Explanation) -> str:
+def screen(offer: Offer, explanation: Explanation) -> str:
     """The explanation of an offer, ending in a newline."""
-    plan, gpu = offer.plan, found.gpu
-    peak, bandwidth = gpu.peak(found.precision), gpu.memory_bandwidth_bytes_per_s
+    plan, gpu = offer.plan, explanation.gpu
+    peak, bandwidth = gpu.peak(explanation.precision), gpu.memory_bandwidth_bytes_per_s
     lines = [
         f"{offer.pool.name}  {offer.nodes}x{offer.gpus_per_node}  {plan}  {duration(offer.step_s)}",
         "",
-        f"{count(found.model_flops)}FLOP a step on {plan.gpus} GPUs of {count(peak)}FLOP/s in {found.precision}: "
-        f"MFU {found.mfu:.1%}",
-        f"Roofline of {gpu.name}: {count(bandwidth)}B/s of memory; from {found.balance:.0f} FLOP/B on the peak bounds",
+        f"{count(explanation.model_flops)}FLOP a step on {plan.gpus} GPUs of {count(peak)}FLOP/s in "
+        f"{explanation.precision}: MFU {explanation.mfu:.1%}",
+        f"Roofline of {gpu.name}: {count(bandwidth)}B/s of memory; "
+        f"from {explanation.balance:.0f} FLOP/B on the peak bounds",
         "",
-        f"Operators of one micro-batch through every stage, {duration(found.seconds)} of GPU time, "
+        f"Operators of one micro-batch through every stage, {duration(explanation.seconds)} of GPU time, "
         f"{plan.gradient_accumulation:,} a step:",
-        *columns(_OPERATORS, _operators(found), _RIGHT),
-        f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_factors(found)}.",
-        _compute(offer, found),
+        *columns(_OPERATORS, _operators(explanation), _RIGHT),
+        f"TIME = RUNS x EACH (the kernel alone) x FACTOR (in a step): {_factors(explanation)}.",
+        _compute(offer, explanation),
         "",
-        *_communication(offer, found),
+        *_communication(offer, explanation),
         "",
-        *_syncs(found),
+        *_syncs(explanation),
         "Memory of the fullest GPU:",
         *columns(("BYTES", "SHARE", "WHAT"), _memory(offer), _RIGHT),
     ]
@@ -64,26 +65,26 @@ def shape(operator: PricedOperator) -> str:
     """A kernel in short: `gemm 8192x12288x4096`, `attention 32 heads 8192x8192x128`, `elementwise 117M of 6 B`."""
     d = operator.dims
     if operator.kind == "gemm":
-        told = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
-        told = f"{d['batch']:.0f} of {told}" if d["batch"] > 1 else told
+        text = f"{d['m']:.0f}x{d['n']:.0f}x{d['k']:.0f}"
+        text = f"{d['batch']:.0f} of {text}" if d["batch"] > 1 else text
     elif operator.kind == "attention":
-        told = f"{d['batch'] * d['heads']:.0f} heads {d['seq_q']:.0f}x{d['seq_kv']:.0f}x{d['head_dim']:.0f}"
+        text = f"{d['batch'] * d['heads']:.0f} heads {d['seq_q']:.0f}x{d['seq_kv']:.0f}x{d['head_dim']:.0f}"
     elif operator.kind == "conv":
         sides = [f"{d[side]:.0f}" for side in ("k_d", "k_h", "k_w") if d["k_d"] > 1 or side != "k_d"]
-        told = f"{'x'.join(sides)}, {d['c_in']:.0f} to {d['c_out']:.0f} channels of {d['out_h']:.0f}x{d['out_w']:.0f}"
-        told += f", batch {d['batch']:.0f}"
+        text = f"{'x'.join(sides)}, {d['c_in']:.0f} to {d['c_out']:.0f} channels of {d['out_h']:.0f}x{d['out_w']:.0f}"
+        text += f", batch {d['batch']:.0f}"
     elif operator.kind == "elementwise":
-        told = f"{count(d['elements'])} of {d['read_bytes'] + d['written_bytes']:g} B"
+        text = f"{count(d['elements'])} of {d['read_bytes'] + d['written_bytes']:g} B"
     else:
-        told = "x".join(f"{value:.0f}" for name, value in d.items() if name not in ("backward", "causal"))
-    return f"{operator.kind} {told}"
+        text = "x".join(f"{value:.0f}" for name, value in d.items() if name not in ("backward", "causal"))
+    return f"{operator.kind} {text}"
 
 
-def _operators(found: Explanation) -> list[tuple[str, ...]]:
+def _operators(explanation: Explanation) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             duration(one.seconds),
-            f"{one.seconds / found.seconds:.1%}",
+            f"{one.seconds / explanation.seconds:.1%}",
             one.name,
             shape(one),
             f"{one.runs:,.0f}",
@@ -94,35 +95,39 @@ def _operators(found: Explanation) -> list[tuple[str, ...]]:
             f"{one.utilization:.0%}",
             f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else "",
         )
-        for one in found.operators[:SHOWN]
+        for one in explanation.operators[:SHOWN]
     ]
-    rest = found.operators[SHOWN:]
+    rest = explanation.operators[SHOWN:]
     if rest:
         seconds = sum(one.seconds for one in rest)
-        told = (duration(seconds), f"{seconds / found.seconds:.1%}", f"{len(rest)} others")
-        rows.append((*told, *[""] * 8))
-    if found.copied_s:
-        told = (duration(found.copied_s), f"{found.copied_s / found.seconds:.1%}", "weights and gradients")
-        rows.append((*told, "copied and summed", "", "", "", "", "memory", "", ""))
+        rest_row = (duration(seconds), f"{seconds / explanation.seconds:.1%}", f"{len(rest)} others")
+        rows.append((*rest_row, *[""] * 8))
+    if explanation.copied_s:
+        rest_row = (
+            duration(explanation.copied_s),
+            f"{explanation.copied_s / explanation.seconds:.1%}",
+            "weights and gradients",
+        )
+        rows.append((*rest_row, "copied and summed", "", "", "", "", "memory", "", ""))
     return rows
 
 
-def _factors(found: Explanation) -> str:
+def _factors(explanation: Explanation) -> str:
     """Every correction of the operators, by the name of the constant."""
     values: dict[str, set[str]] = {}
-    for one in found.operators:
+    for one in explanation.operators:
         for name, value in one.corrections.items():
             values.setdefault(name, set()).add(f"{value:.3g}")
-    return ", ".join(f"{name} {' or '.join(sorted(told))}" for name, told in sorted(values.items()))
+    return ", ".join(f"{name} {' or '.join(sorted(words))}" for name, words in sorted(values.items()))
 
 
-def _compute(offer: Offer, found: Explanation) -> str:
+def _compute(offer: Offer, explanation: Explanation) -> str:
     """Compute of a step from that of a micro-batch."""
-    sums, plan = found.sums, offer.plan
+    sums, plan = explanation.sums, offer.plan
     stage = f" on the fullest of {plan.pipeline} stages" if plan.pipeline > 1 else ""
     slowed = f" + {duration(sums.contended_s)} slowed by gradients" if _counts(sums.contended_s, offer) else ""
-    told = f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_waited(sums, plan.gpus)}{slowed}"
-    return f"Compute of a step: {_corrected(told, sums)} = {duration(offer.breakdown['compute'])}."
+    text = f"{duration(sums.stage_s)}{stage} x {plan.gradient_accumulation:,}{_waited(sums, plan.gpus)}{slowed}"
+    return f"Compute of a step: {_corrected(text, sums)} = {duration(offer.breakdown['compute'])}."
 
 
 def _counts(seconds: float, offer: Offer) -> bool:
@@ -133,14 +138,14 @@ def _waited(sums: Sums, gpus: int) -> str:
     return f" x {sums.waited:.3f} for the slowest of {gpus} GPUs" if sums.waited > 1 else ""
 
 
-def _corrected(told: str, sums: Sums) -> str:
-    return f"({told}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else told
+def _corrected(text: str, sums: Sums) -> str:
+    return f"({text}) x {sums.correction:.3f} by runs seen here" if sums.correction != 1 else text
 
 
-def _communication(offer: Offer, found: Explanation) -> list[str]:
+def _communication(offer: Offer, explanation: Explanation) -> list[str]:
     exposed = offer.breakdown["communication"]
     head = f"Communication, {duration(exposed)} a step that nothing hides" if exposed else "Nothing is exchanged"
-    sums, parts = found.sums, []
+    sums, parts = explanation.sums, []
     if sums.exchanged_s:
         each = f"{duration(sums.exchanged_s)} exposed" + (" on a stage" if offer.plan.pipeline > 1 else "")
         parts.append(f"{each} x {offer.plan.gradient_accumulation:,}{_waited(sums, offer.plan.gpus)}")
@@ -148,40 +153,40 @@ def _communication(offer: Offer, found: Explanation) -> list[str]:
         parts.append(f"{duration(sums.gradients_s)} of gradients and weights")
     if parts:
         head += f" = {_corrected(' + '.join(parts), sums)}"
-    rows = [_exchange(one) for one in found.exchanges]
+    rows = [_exchange(one) for one in explanation.exchanges]
     ranks = f"{offer.plan.data * offer.plan.context}"
-    rows += [("", what, name, ranks, size(sent), runs, "", "") for what, name, sent, runs in synced(found)]
+    rows += [("", what, name, ranks, size(sent), runs, "", "") for what, name, sent, runs in synced(explanation)]
     if not rows:
         return [f"{head}."]
     return [f"{head}; per micro-batch, before anything hides:", *columns(_EXCHANGES, rows, _RIGHT)]
 
 
-def synced(found: Explanation) -> list[tuple[str, str, float, str]]:
+def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
     """What replicas exchange of gradients and weights: what and when, by which collective, bytes, and how
     often in that time, where it is not once."""
-    if not found.gradient_bytes:
+    if not explanation.gradient_bytes:
         return []
-    plan = found.plan
+    plan = explanation.plan
     each = plan.zero_stage > 2 or (plan.zero_stage > 1 and plan.gradient_accumulation > 1)
-    told = "gradients, each micro-batch" if each else "gradients, once a step"
-    if found.gathers:
-        weights = ("weights, each micro-batch", "all_gather", found.gathered_bytes, f"{found.gathers}")
-        return [(told, "reduce_scatter", found.gradient_bytes, ""), weights]
+    when = "gradients, each micro-batch" if each else "gradients, once a step"
+    if explanation.gathers:
+        weights = ("weights, each micro-batch", "all_gather", explanation.gathered_bytes, f"{explanation.gathers}")
+        return [(when, "reduce_scatter", explanation.gradient_bytes, ""), weights]
     collective = "all_reduce" if plan.zero_stage == 0 else "reduce_scatter, all_gather"
-    return [(told, collective, found.gradient_bytes, "")]
+    return [(when, collective, explanation.gradient_bytes, "")]
 
 
 def _exchange(one: Exchange) -> tuple[str, ...]:
-    told = (duration(one.seconds), f"{one.name} ({one.group})", one.collective, f"{one.ranks}")
+    row = (duration(one.seconds), f"{one.name} ({one.group})", one.collective, f"{one.ranks}")
     each = duration(one.seconds / one.runs)
-    return (*told, size(one.size_bytes), f"{one.runs:,.0f}", each, f"{one.exposed:.0%}")
+    return (*row, size(one.size_bytes), f"{one.runs:,.0f}", each, f"{one.exposed:.0%}")
 
 
-def _syncs(found: Explanation) -> list[str]:
+def _syncs(explanation: Explanation) -> list[str]:
     """The plan with each way of summing gradients, the job's own first."""
-    if not found.syncs:
+    if not explanation.syncs:
         return []
-    rows = [(duration(one.seconds), duration(one.step_s), _way(one)) for one in found.syncs]
+    rows = [(duration(one.seconds), duration(one.step_s), _way(one)) for one in explanation.syncs]
     return ["Gradients of a step, alone on the wire, and the step with them:", *columns(_SYNCS, rows, _RIGHT), ""]
 
 
@@ -199,25 +204,25 @@ def _memory(offer: Offer) -> list[tuple[str, ...]]:
     return [*rows, (size(abs(free)), f"{abs(free) / available:.1%}", left)]
 
 
-def document(found: Explanation) -> dict[str, Any]:
+def document(explanation: Explanation) -> dict[str, Any]:
     """The explanation as plain data, in the words of the advice's document."""
     return {
-        "plan": str(found.plan),
-        "gpu": found.gpu.name,
-        "modelFlops": _figures(found.model_flops),
-        "mfu": _figures(found.mfu),
-        "balanceFlopPerByte": _figures(found.balance),
-        "microBatchSeconds": _figures(found.seconds),
-        "copiedSeconds": _figures(found.copied_s),
+        "plan": str(explanation.plan),
+        "gpu": explanation.gpu.name,
+        "modelFlops": _figures(explanation.model_flops),
+        "mfu": _figures(explanation.mfu),
+        "balanceFlopPerByte": _figures(explanation.balance),
+        "microBatchSeconds": _figures(explanation.seconds),
+        "copiedSeconds": _figures(explanation.copied_s),
         "sums": {
-            "stageSeconds": _figures(found.sums.stage_s),
-            "exchangedSeconds": _figures(found.sums.exchanged_s),
-            "contendedSeconds": _figures(found.sums.contended_s),
-            "gradientSeconds": _figures(found.sums.gradients_s),
-            "slowestRank": _figures(found.sums.waited),
-            "correction": _figures(found.sums.correction),
+            "stageSeconds": _figures(explanation.sums.stage_s),
+            "exchangedSeconds": _figures(explanation.sums.exchanged_s),
+            "contendedSeconds": _figures(explanation.sums.contended_s),
+            "gradientSeconds": _figures(explanation.sums.gradients_s),
+            "slowestRank": _figures(explanation.sums.waited),
+            "correction": _figures(explanation.sums.correction),
         },
-        "operators": [_operator(one) for one in found.operators],
+        "operators": [_operator(one) for one in explanation.operators],
         "exchanges": [
             {
                 "name": one.name,
@@ -229,9 +234,9 @@ def document(found: Explanation) -> dict[str, Any]:
                 "seconds": _figures(one.seconds),
                 "exposed": _figures(one.exposed),
             }
-            for one in found.exchanges
+            for one in explanation.exchanges
         ],
-        "gradientBytes": round(found.gradient_bytes),
+        "gradientBytes": round(explanation.gradient_bytes),
         "gradientSyncs": [
             {
                 "gradientSync": one.gradient_sync,
@@ -240,7 +245,7 @@ def document(found: Explanation) -> dict[str, Any]:
                 "seconds": _figures(one.seconds),
                 "stepSeconds": _figures(one.step_s),
             }
-            for one in found.syncs
+            for one in explanation.syncs
         ],
     }
 

@@ -20,13 +20,13 @@ from tilecast.step import PARTS
 
 
 def page(
-    advice: Advice, found: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
+    advice: Advice, explanation: Explanation | None, curves: Sequence[Curve], sections: Sequence[tuple[str, str]] = ()
 ) -> str:
     """The whole page.
 
     Args:
         advice: what to tell.
-        found: the recommended plan taken apart; None where there is no recommendation.
+        explanation: the recommended plan taken apart; None where there is no recommendation.
         curves: how every pool scales.
         sections: title and text of what else was asked for.
     """
@@ -34,24 +34,24 @@ def page(
     unit = "tokens" if workload.samples_are_tokens else "samples"
     held = parameters(models.parameters(replace(workload, lora_rank=0)))
     batch = f"{count(workload.tokens_per_step)} {unit} a step"
-    told = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
+    subtitle = f"{workload.model.name}, {held} parameters, {workload.precision}, {batch}"
     body = [
         f"<h1>{escape(request.name)}</h1>",
-        f'<p class="soft">{escape(told)}; objective: {escape(request.objective)}</p>',
-        _recommendation(advice, found),
+        f'<p class="soft">{escape(subtitle)}; objective: {escape(request.objective)}</p>',
+        _recommendation(advice, explanation),
         _pools(advice),
         _why_not(advice),
         _plots(advice, curves),
     ]
     best = advice.best
-    if best is not None and found is not None:
-        body += [_parts(advice), _memory(best), _kernels(best, found), _exchanges(best, found)]
+    if best is not None and explanation is not None:
+        body += [_parts(advice), _memory(best), _kernels(best, explanation), _exchanges(best, explanation)]
     body += [f'<h2>{escape(name)}</h2><div class="scroll"><pre>{escape(text)}</pre></div>' for name, text in sections]
     body += [_legend(), _provenance(advice)]
     return whole(f"{request.name}: advice by Tilecast", body)
 
 
-def _recommendation(advice: Advice, found: Explanation | None) -> str:
+def _recommendation(advice: Advice, explanation: Explanation | None) -> str:
     best = advice.best
     if best is None:
         return '<div class="card"><strong>No pool can run this job.</strong><p>See why below.</p></div>'
@@ -62,7 +62,7 @@ def _recommendation(advice: Advice, found: Explanation | None) -> str:
         ("whole run", duration(best.finish_s) if best.finish_s is not None else ""),
         ("its cost", money(best.cost_to_finish, currency) if best.cost_to_finish is not None else ""),
         ("1,000 steps", money(best.cost_per_1000_steps, currency) if best.cost_per_1000_steps is not None else ""),
-        ("MFU", f"{found.mfu:.1%}" if found else ""),
+        ("MFU", f"{explanation.mfu:.1%}" if explanation else ""),
         ("memory", _fit(best)),
         ("node type", best.pool.node_type),
     ]
@@ -93,8 +93,8 @@ def _pools(advice: Advice) -> str:
         why = escape(f"{item.message}: {item.remedy}")
         rows.append(("out", [escape(item.pool), "", plan, "", "", "", "", memory, why]))
     titles = ("pool", "GPUs", "plan", "step", "90 % range", "whole run", "1,000 steps", "memory", "why")
-    told = "The best plan of every pool, best first; pools that cannot run the job below"
-    return "<h2>Pools</h2>" + table(told, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
+    caption = "The best plan of every pool, best first; pools that cannot run the job below"
+    return "<h2>Pools</h2>" + table(caption, titles, rows, "GPUs|step|whole run|1,000 steps|memory")
 
 
 def _offer(offer: Offer) -> list[str]:
@@ -131,8 +131,8 @@ def _why_not(advice: Advice) -> str:
 
 
 def _plots(advice: Advice, curves: Sequence[Curve]) -> str:
-    found = [("Pareto", _pareto(advice)), *_scaling(curves)]
-    figures = [figure(chart.title, charts.svg(chart, name)) for name, chart in found if chart is not None]
+    plots = [("Pareto", _pareto(advice)), *_scaling(curves)]
+    figures = [figure(chart.title, charts.svg(chart, name)) for name, chart in plots if chart is not None]
     return f'<h2>Time, cost and GPUs</h2><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
@@ -188,7 +188,7 @@ def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
         for curve in curves
     ]
     times = [point.y for series in steps for point in series.points]
-    found: list[tuple[str, Chart | None]] = [
+    plots: list[tuple[str, Chart | None]] = [
         (
             "scaling",
             Chart(
@@ -214,8 +214,8 @@ def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
     if costs:
         currency = curves[0].currency
         axis = Axis("cost of 1,000 steps", lambda value: money(value, currency))
-        found.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, tuple(costs))))
-    return found
+        plots.append(("cost", Chart("Cost of 1,000 steps of the same plans", gpus, axis, tuple(costs))))
+    return plots
 
 
 def _parts(advice: Advice) -> str:
@@ -227,8 +227,8 @@ def _parts(advice: Advice) -> str:
     ]
     rows.append(("", ["step", *(duration(offer.step_s) for offer in shown)]))
     titles = ("part", *(offer.pool.name if offer is not advice.baseline else "baseline" for offer in shown))
-    told = "What remains visible of each part; the parts sum to the step"
-    return "<h2>Where the time goes</h2>" + table(told, titles, rows)
+    caption = "What remains visible of each part; the parts sum to the step"
+    return "<h2>Where the time goes</h2>" + table(caption, titles, rows)
 
 
 def _part(offer: Offer, part: str) -> str:
@@ -245,37 +245,47 @@ def _memory(best: Offer) -> str:
     ]
     free = available - best.memory_bytes
     rows.append(("", ["left", size(free), f"{free / available:.1%}", meter(free / available)]))
-    told = f"What the fullest GPU of the recommendation cannot do without; it takes {_fit(best)}"
-    return "<h2>Memory</h2>" + table(told, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
+    caption = f"What the fullest GPU of the recommendation cannot do without; it takes {_fit(best)}"
+    return "<h2>Memory</h2>" + table(caption, ("what", "bytes", "share", "of the GPU"), rows, "bytes|share")
 
 
-def _kernels(best: Offer, found: Explanation) -> str:
+def _kernels(best: Offer, explanation: Explanation) -> str:
     rows = []
-    for one in found.operators[:SHOWN]:
+    for one in explanation.operators[:SHOWN]:
         tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
-        cells = (one.name, duration(one.seconds), f"{one.seconds / found.seconds:.1%}", shape(one), f"{one.runs:,.0f}")
+        cells = (
+            one.name,
+            duration(one.seconds),
+            f"{one.seconds / explanation.seconds:.1%}",
+            shape(one),
+            f"{one.runs:,.0f}",
+        )
         rest = (duration(one.kernel_s), f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
         rows.append(("", [escape(cell) for cell in (*cells, *rest)]))
     titles = ("operator", "time", "share", "kernel", "runs", "each", "FLOP/B", "bound by", "reaches", "tiles")
-    told = (
-        f"The costliest of {len(found.operators)} operators of one micro-batch through every stage, "
-        f"{duration(found.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
+    caption = (
+        f"The costliest of {len(explanation.operators)} operators of one micro-batch through every stage, "
+        f"{duration(explanation.seconds)} of GPU time, {best.plan.gradient_accumulation:,} a step"
     )
-    chart = _roofline(found)
+    chart = _roofline(explanation)
     picture = figure(chart.title, charts.svg(chart, "roofline"), "wide")
-    return f"<h2>Kernels</h2>{picture}" + table(told, titles, rows, "time|share|runs|each|FLOP/B|reaches")
+    return f"<h2>Kernels</h2>{picture}" + table(caption, titles, rows, "time|share|runs|each|FLOP/B|reaches")
 
 
-def _roofline(found: Explanation) -> Chart:
+def _roofline(explanation: Explanation) -> Chart:
     """FLOP/s that each operator reaches over the FLOP it does for every byte."""
-    gpu, peak = found.gpu, found.gpu.peak(found.precision)
+    gpu, peak = explanation.gpu, explanation.gpu.peak(explanation.precision)
     bandwidth = gpu.memory_bandwidth_bytes_per_s
-    shown = [one for one in found.operators if one.flops > 0 and one.intensity > 0 and one.precision == found.precision]
-    low = min([one.intensity for one in shown] + [found.balance / 10])
-    high = max([one.intensity for one in shown] + [found.balance * 10])
+    shown = [
+        one
+        for one in explanation.operators
+        if one.flops > 0 and one.intensity > 0 and one.precision == explanation.precision
+    ]
+    low = min([one.intensity for one in shown] + [explanation.balance / 10])
+    high = max([one.intensity for one in shown] + [explanation.balance * 10])
     roof = Series(
         f"roofline of {gpu.name}",
-        (Point(low, low * bandwidth), Point(found.balance, peak), Point(high, peak)),
+        (Point(low, low * bandwidth), Point(explanation.balance, peak), Point(high, peak)),
         quiet=True,
     )
     kinds = list(dict.fromkeys(one.kind for one in shown))[: charts.COLORS]
@@ -291,13 +301,13 @@ def _roofline(found: Explanation) -> Chart:
         )
         for kind in kinds
     ]
-    title = f"Roofline: {count(peak)}FLOP/s in {found.precision}, {count(bandwidth)}B/s of memory"
+    title = f"Roofline: {count(peak)}FLOP/s in {explanation.precision}, {count(bandwidth)}B/s of memory"
     x, y = Axis("FLOP per byte", lambda value: f"{value:g}", 10), Axis("FLOP/s", count, 10)
     return Chart(title, x, y, (roof, *marks))
 
 
-def _exchanges(best: Offer, found: Explanation) -> str:
-    if not found.exchanges and not found.gradient_bytes:
+def _exchanges(best: Offer, explanation: Explanation) -> str:
+    if not explanation.exchanges and not explanation.gradient_bytes:
         return ""
     rows = [
         (
@@ -314,14 +324,14 @@ def _exchanges(best: Offer, found: Explanation) -> str:
                 )
             ],
         )
-        for one in found.exchanges
+        for one in explanation.exchanges
     ]
     ranks = f"{best.plan.data * best.plan.context}"
-    rows += [("", [what, "", name, ranks, size(sent), runs]) for what, name, sent, runs in synced(found)]
+    rows += [("", [what, "", name, ranks, size(sent), runs]) for what, name, sent, runs in synced(explanation)]
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
     exposed = duration(best.breakdown["communication"])
-    told = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
-    return "<h2>Communication</h2>" + table(told, titles, rows, "time|ranks|buffer|runs")
+    caption = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
+    return "<h2>Communication</h2>" + table(caption, titles, rows, "time|ranks|buffer|runs")
 
 
 def _legend() -> str:
@@ -334,18 +344,18 @@ def _legend() -> str:
 
 
 def _provenance(advice: Advice) -> str:
-    found = advice.provenance
+    source = advice.provenance
     prices = {
         offer.pool.name: money(offer.pool.price_per_gpu_hour, offer.pool.currency)
         for offer in advice.offers
         if offer.pool.price_per_gpu_hour is not None
     }
-    told = ", ".join(f"{name} {price}" for name, price in prices.items())
+    text = ", ".join(f"{name} {price}" for name, price in prices.items())
     lines = [
         f"How sure? {advice.confidence}",
-        f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {told}" if told else "",
-        f"{advice.plans_evaluated:,} plans priced by Tilecast {found.version}; "
-        f"utilization model {found.model_version}, {found.model_sha256[:12]}; "
-        f"constants {found.constants_sha256[:12]}; facts {found.data_sha256[:12]}; inputs {advice.inputs_hash}.",
+        f"Prices per GPU and hour, on-demand list prices unless a GPUPool says otherwise: {text}" if text else "",
+        f"{advice.plans_evaluated:,} plans priced by Tilecast {source.version}; "
+        f"utilization model {source.model_version}, {source.model_sha256[:12]}; "
+        f"constants {source.constants_sha256[:12]}; facts {source.data_sha256[:12]}; inputs {advice.inputs_hash}.",
     ]
     return f"<footer>{''.join(f'<p>{escape(line)}</p>' for line in lines if line)}</footer>"

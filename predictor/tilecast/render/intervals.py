@@ -34,7 +34,7 @@ class Interval:
         return self.value / reach, self.value * reach
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """All of it in words."""
         error = f" ± {self.error:.2f}" if math.isfinite(self.error) else ""
         return f"{self.name}: {self.value:.2f}{error}, {self.text}{', off' if self.is_off else ''}"
@@ -66,7 +66,7 @@ def svg(chart: Intervals, name: str) -> str:
     for tick in x.ticks:
         left = x.place(tick)
         parts.append(f'<line class="grid" x1="{left:.1f}" x2="{left:.1f}" y1="{_TOP}" y2="{bottom:.1f}"/>')
-        parts.append(soft(left, bottom + 16, x.axis.told(tick), "middle"))
+        parts.append(soft(left, bottom + 16, x.axis.text(tick), "middle"))
     for index, row in enumerate(chart.rows):
         parts += _row(row, x, _TOP + _ROW * (index + 0.5))
     center = (_LEFT + WIDTH - _RIGHT) / 2
@@ -84,6 +84,6 @@ def _row(row: Interval, x: Scale, top: float) -> list[str]:
     return [
         f'<text x="{_LEFT - 10}" y="{top + 4}" text-anchor="end">{escape(short)}</text>',
         whisker,
-        f"{mark}<title>{escape(row.told)}</title></g>",
+        f"{mark}<title>{escape(row.label)}</title></g>",
         soft(WIDTH - _RIGHT + 10, top + 4, f"{row.text}{', off' if row.is_off else ''}", "start"),
     ]

@@ -13,57 +13,64 @@ _WORTH = 0.005
 """Savings below this share are not told apart from none."""
 
 
-def screen(offer: Offer, found: PerLayer | None, cut: PipelineCut | None) -> str:
+def screen(offer: Offer, per_layer: PerLayer | None, cut: PipelineCut | None) -> str:
     """What varying strategies and an uneven cut would give on an offer's GPUs: lines of text, ending in a newline."""
     where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node}"
-    return "\n".join([*_strategies(where, found), *_cut(cut)]) + "\n"
+    return "\n".join([*_strategies(where, per_layer), *_cut(cut)]) + "\n"
 
 
-def document(found: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
+def document(per_layer: PerLayer | None, cut: PipelineCut | None) -> dict[str, Any]:
     """The same as values: seconds, bytes, layers counted from 1."""
-    told: dict[str, Any] = {}
-    if found is not None:
-        told["strategies"] = {
+    values: dict[str, Any] = {}
+    if per_layer is not None:
+        values["strategies"] = {
             "groups": [
-                {"name": group.name, "layers": list(group.layers), "plan": str(group.plan)} for group in found.groups
+                {"name": group.name, "layers": list(group.layers), "plan": str(group.plan)}
+                for group in per_layer.groups
             ],
-            "stepSeconds": found.step_s,
-            "boundSeconds": found.bound_s,
-            "reshardingSeconds": found.resharding_s,
-            "memoryBytes": {"used": found.memory_bytes, "available": found.memory_available_bytes},
-            "varies": list(found.varies),
-            "frameworks": list(found.frameworks),
+            "stepSeconds": per_layer.step_s,
+            "boundSeconds": per_layer.bound_s,
+            "reshardingSeconds": per_layer.resharding_s,
+            "memoryBytes": {"used": per_layer.memory_bytes, "available": per_layer.memory_available_bytes},
+            "varies": list(per_layer.varies),
+            "frameworks": list(per_layer.frameworks),
         }
-        if found.uniform is not None:
-            told["strategies"]["uniform"] = {"plan": str(found.uniform), "stepSeconds": found.uniform_s}
+        if per_layer.uniform is not None:
+            values["strategies"]["uniform"] = {"plan": str(per_layer.uniform), "stepSeconds": per_layer.uniform_s}
     if cut is not None:
-        told["stages"] = {
+        values["stages"] = {
             "layers": list(cut.layers), "stepSeconds": cut.step_s, "evenStepSeconds": cut.even_s
         }  # fmt: skip
-    return told
+    return values
 
 
-def _strategies(where: str, found: PerLayer | None) -> list[str]:
-    if found is None:
+def _strategies(where: str, per_layer: PerLayer | None) -> list[str]:
+    if per_layer is None:
         return [f"Per layer on {where}: no choice without a pipeline fits, or the model is priced as one block."]
-    memory = f"{gibibytes(found.memory_bytes)}/{gibibytes(found.memory_available_bytes)} GiB"
-    if not found.varies or (found.saving is not None and found.saving < _WORTH):
-        same = f"{found.uniform}, {duration(found.uniform_s)}" if found.uniform_s is not None else "none fits"
+    memory = f"{gibibytes(per_layer.memory_bytes)}/{gibibytes(per_layer.memory_available_bytes)} GiB"
+    if not per_layer.varies or (per_layer.saving is not None and per_layer.saving < _WORTH):
+        same = (
+            f"{per_layer.uniform}, {duration(per_layer.uniform_s)}" if per_layer.uniform_s is not None else "none fits"
+        )
         return [f"Per layer on {where}: the same everywhere is best without a pipeline ({same})."]
-    if found.uniform_s is None:
-        told = "no plan without a pipeline fits that is the same everywhere"
+    if per_layer.uniform_s is None:
+        text = "no plan without a pipeline fits that is the same everywhere"
     else:
-        told = f"{found.saving:.1%} less than the best that is the same everywhere ({found.uniform})"
-    lines = [f"Per layer on {where}: {duration(found.step_s)}, {told}"]
-    depth = max((layer for group in found.groups for layer in group.layers), default=0)
-    names = [_name(group, depth) for group in found.groups]
+        text = f"{per_layer.saving:.1%} less than the best that is the same everywhere ({per_layer.uniform})"
+    lines = [f"Per layer on {where}: {duration(per_layer.step_s)}, {text}"]
+    depth = max((layer for group in per_layer.groups for layer in group.layers), default=0)
+    names = [_name(group, depth) for group in per_layer.groups]
     width = max(len(name) for name in names)
-    lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, found.groups, strict=True)]
-    gap = found.step_s / found.bound_s - 1
+    lines += [f"  {name.ljust(width)}  {group.plan}" for name, group in zip(names, per_layer.groups, strict=True)]
+    gap = per_layer.step_s / per_layer.bound_s - 1
     proof = "no choice is better" if gap < 2 * TIDY else f"at most {gap:.1%} above the best choice"
-    lines.append(f"  {memory}; {duration(found.resharding_s)} of it moves activations between layouts; {proof}")
-    able = ", ".join(found.frameworks) if found.frameworks else "none of the known frameworks; Alpa and Galvatron do"
-    lines.append(f"  varies: {', '.join(found.varies)}; can be run by: {able}")
+    lines.append(f"  {memory}; {duration(per_layer.resharding_s)} of it moves activations between layouts; {proof}")
+    able = (
+        ", ".join(per_layer.frameworks)
+        if per_layer.frameworks
+        else "none of the known frameworks; Alpa and Galvatron do"
+    )
+    lines.append(f"  varies: {', '.join(per_layer.varies)}; can be run by: {able}")
     return lines
 
 

@@ -76,10 +76,10 @@ def table(caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequenc
     )
     lines = []
     for kind, cells in rows:
-        found = [f'<th scope="row">{cells[0]}</th>']
+        row = [f'<th scope="row">{cells[0]}</th>']
         for cell, is_right, title in zip(cells[1:], right[1:], titles[1:], strict=True):
-            found.append(f"<td{class_('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
-        lines.append(f"<tr{class_(kind)}>{''.join(found)}</tr>")
+            row.append(f"<td{class_('n' if is_right else 'wrap' if title == 'why' else '')}>{cell}</td>")
+        lines.append(f"<tr{class_(kind)}>{''.join(row)}</tr>")
     inside = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{inside}</table></div>'
 

@@ -29,16 +29,16 @@ def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> 
     longest = max((offer.step_s for row in rows for offer in _shown(row, wide)), default=1.0)
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        found = _shown(row, wide)
-        if not found:
+        offers = _shown(row, wide)
+        if not offers:
             why = row.advice.rejections[0] if row.advice.rejections else None
-            told = f"{why.pool}: {why.message}" if why else "no pool"
-            lines.append((row.told, told, *[""] * (len(titles) - 2)))
-        for offer in found:
+            text = f"{why.pool}: {why.message}" if why else "no pool"
+            lines.append((row.label, text, *[""] * (len(titles) - 2)))
+        for offer in offers:
             cost = offer.cost_per_1000_steps
             lines.append(
                 (
-                    row.told,
+                    row.label,
                     offer.pool.name,
                     f"{offer.nodes}x{offer.gpus_per_node}",
                     str(offer.plan),
@@ -51,8 +51,8 @@ def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> 
                 )
             )
     right = (titles[0], "GPUS", "COST/1K", "/S/GPU", "EFF")
-    unit_told = "tokens" if rows[0].advice.request.workload.samples_are_tokens else "samples"
-    note = f"/S/GPU: {unit_told} per second and GPU; EFF: of the best that the same pool reaches here."
+    unit = "tokens" if rows[0].advice.request.workload.samples_are_tokens else "samples"
+    note = f"/S/GPU: {unit} per second and GPU; EFF: of the best that the same pool reaches here."
     return "\n".join([*columns(titles, lines, right), "", note]) + "\n"
 
 
@@ -103,10 +103,10 @@ def chart(field: str, unit: str, rows: Sequence[Row], measure: Measure = "step")
     is_wide = min(values, default=0) > 0 and max(values) > 4 * min(values)
     series = []
     for name in names:
-        found = [(row, offer) for row in rows for offer in row.advice.offers if offer.pool.name == name]
+        pairs = [(row, offer) for row in rows for offer in row.advice.offers if offer.pool.name == name]
         points = [
-            Point(row.value, number, f"{field} {row.told}, {_told(measure, offer, number)}, {offer.plan}")
-            for row, offer in found
+            Point(row.value, number, f"{field} {row.label}, {_label(measure, offer, number)}, {offer.plan}")
+            for row, offer in pairs
             if (number := _measured(measure, offer)) is not None
         ]
         series.append(Series(name, tuple(points)))
@@ -135,7 +135,7 @@ def _measured(measure: Measure, offer: Offer) -> float | None:
     return {"step": offer.step_s, "cost": offer.cost_per_1000_steps, "throughput": offer.tokens_per_s}[measure]
 
 
-def _told(measure: Measure, offer: Offer, number: float) -> str:
+def _label(measure: Measure, offer: Offer, number: float) -> str:
     if measure == "step":
         return duration(number)
     return money(number, offer.pool.currency) if measure == "cost" else f"{count(number)}/s"

@@ -38,7 +38,7 @@ def table(advice: Advice) -> str:
         rows.append(_offer("=", advice.baseline, width))
     lines = [_headline(advice), "", *(columns(_TITLES, rows, _RIGHT) if rows else [])]
     for item in advice.rejections:
-        lines += _wrapped(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
+        lines += wrapped(f"x  {item.pool.ljust(width)}  ", f"{item.message}: {item.remedy}")
     lines.append("")
     if best is None:
         lines.append(
@@ -48,7 +48,7 @@ def table(advice: Advice) -> str:
     return "\n".join([*lines, *_footer(advice, best)]) + "\n"
 
 
-def _wrapped(head: str, text: str) -> list[str]:
+def wrapped(head: str, text: str) -> list[str]:
     """A text behind its head, lines after the first indented alike; words with hyphens stay whole."""
     indent = " " * len(head)
     wrapper = textwrap.TextWrapper(
@@ -94,7 +94,7 @@ def _why_not(advice: Advice) -> list[str]:
         what = f"{item.pool}: {item.message}" if item.subject == "pool" else f"{item.plan}: {item.message}"
         change = item.change
         would = "" if change is None else f"; would {'win' if change.effect == 'wins' else 'fit'}: {change.text}"
-        lines += _wrapped("  ", what + would)
+        lines += wrapped("  ", what + would)
     return ["Why not", *lines] if lines else []
 
 
@@ -108,19 +108,19 @@ def _pareto(advice: Advice) -> list[str]:
     """Plans that nothing beats in time, cost and GPUs at once, where there are several."""
     if len(advice.pareto) < 2:
         return []
-    told = []
+    parts = []
     for offer in advice.pareto:
         cost = offer.cost_per_1000_steps
         each = f" {money(cost, offer.pool.currency)}/1k" if cost is not None else ""
         size = offer.workload.global_batch
         batch = "" if size == advice.offers[0].workload.global_batch else f" batch {size}"
         where = f"{offer.pool.name} {offer.nodes}x{offer.gpus_per_node} {offer.plan}{batch}"
-        told.append(f"{where} {duration(offer.step_s)}{each}".replace(" ", _FIRM))
-    return [line.replace(_FIRM, " ") for line in _wrapped("Trade-offs  ", " | ".join(told))]
+        parts.append(f"{where} {duration(offer.step_s)}{each}".replace(" ", _FIRM))
+    return [line.replace(_FIRM, " ") for line in wrapped("Trade-offs  ", " | ".join(parts))]
 
 
 def _notes(advice: Advice) -> list[str]:
-    return [line for note in advice.notes for line in _wrapped("", note)]
+    return [line for note in advice.notes for line in wrapped("", note)]
 
 
 def _footer(advice: Advice, best: Offer) -> list[str]:
@@ -128,13 +128,13 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
     base = advice.baseline
     if base is not None:
         ratio = base.step_s / best.step_s
-        told = f"{ratio:.1f}x as fast as your baseline" if ratio >= 1 else f"{1 / ratio:.1f}x slower than your baseline"
+        text = f"{ratio:.1f}x as fast as your baseline" if ratio >= 1 else f"{1 / ratio:.1f}x slower than your baseline"
         if (base.pool.name, base.plan, base.workload) == (best.pool.name, best.plan, best.workload):
-            told = "Your baseline is what is recommended"
+            text = "Your baseline is what is recommended"
         elif base.cost_per_1000_steps and best.cost_per_1000_steps:
             change = best.cost_per_1000_steps / base.cost_per_1000_steps - 1
-            told += f" at {abs(change):.0%} {'more' if change > 0 else 'less'} cost"
-        lines.append(told + ".")
+            text += f" at {abs(change):.0%} {'more' if change > 0 else 'less'} cost"
+        lines.append(text + ".")
     free = advice.uncapped
     if free is not None and (free.pool.name, free.plan) != (best.pool.name, best.plan):
         lines.append(
@@ -158,7 +158,7 @@ def _footer(advice: Advice, best: Offer) -> list[str]:
     priced = [offer.pool for offer in advice.offers if offer.pool.price_per_gpu_hour is not None]
     if priced:
         prices = (f"{pool.name} {money(pool.price_per_gpu_hour or 0.0, pool.currency)}" for pool in priced)
-        lines += _wrapped("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
+        lines += wrapped("Prices per GPU and hour (list prices unless a GPUPool says otherwise): ", ", ".join(prices))
     lines.append(f"How sure?  {advice.confidence}")
     model = f"model {advice.provenance.model_version}, {advice.provenance.model_sha256[:12]}"
     lines.append(f"{advice.plans_evaluated:,} plans priced; {model}; inputs {advice.inputs_hash}")

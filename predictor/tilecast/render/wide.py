@@ -28,8 +28,8 @@ def wide(advice: Advice) -> str:
     if advice.best is not None:
         memory = [(name, size(value)) for name, value in advice.best.memory.items() if value]
         ends = gibibyte_range(advice.best.memory_lower_bytes, advice.best.memory_upper_bytes)
-        told = f"{ends} GiB, of which it cannot do without "
-        sections.append("Memory of the recommendation: " + told + ", ".join(f"{name} {one}" for name, one in memory))
+        text = f"{ends} GiB, of which it cannot do without "
+        sections.append("Memory of the recommendation: " + text + ", ".join(f"{name} {one}" for name, one in memory))
     if advice.why_not:
         rows = [
             (item.subject, item.pool, str(item.plan), item.message, item.change.text if item.change else "")

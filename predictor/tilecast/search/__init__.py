@@ -14,7 +14,7 @@ from tilecast import memory, models, step
 from tilecast.constants import Constants
 from tilecast.hardware import Gpu, Pool
 from tilecast.kernels import KernelTimes
-from tilecast.memo import Memo
+from tilecast.memo import Later, Memo
 from tilecast.memory import Footprint
 from tilecast.models import Sharded
 from tilecast.search.engines import FRAMEWORKS, Abilities, Dimension, Mask, abilities, engine
@@ -32,9 +32,26 @@ from tilecast.spec import Floats, Ints, Plans, Precision, Workload
 from tilecast.step import StepTimes, blocks
 
 __all__ = [
-    "FRAMEWORKS", "NO_LIMITS", "Abilities", "Dimension", "Found", "Limits", "Mask", "Priced", "abilities", "divisors",
-    "engine", "enumerate_plans", "expert_degrees", "find", "fitting", "price", "price_sharded", "splits_heads",
-    "stages_are_full", "those", "variants",
+    "FRAMEWORKS",
+    "NO_LIMITS",
+    "Abilities",
+    "Dimension",
+    "Limits",
+    "Mask",
+    "PlanTable",
+    "Priced",
+    "abilities",
+    "divisors",
+    "engine",
+    "enumerate_plans",
+    "expert_degrees",
+    "find",
+    "price",
+    "price_sharded",
+    "splits_heads",
+    "stages_are_full",
+    "those",
+    "variants",
 ]  # fmt: skip
 
 
@@ -70,22 +87,20 @@ class Priced:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full."""
+class PlanTable:
+    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full. Steps are
+    priced when they are first asked for: which plans fit is known without."""
 
     plans: Plans
     sharded: Sharded
-    step_s: Floats
-    launch_s: Floats
-    """The part of the step that waits for the host."""
     memory_bytes: Floats
     upper_bytes: Floats
     """The upper end of the memory's range."""
     usable_bytes: float
     is_bounded: bool
     """Whether there were more plans than the limit, so that not every node count was tried."""
-    _steps: step.Steps | None
-    """What the prices were put together from; None of an empty table."""
+    _priced: Later[tuple[step.Steps | None, Floats, Floats]]
+    """What the steps are put together from, None of an empty table; each step; its part that waits for the host."""
     _bills: memory.Bills
 
     def __len__(self) -> int:
@@ -95,47 +110,49 @@ class Found:
     def fits(self) -> Mask:
         return self.memory_bytes <= self.usable_bytes
 
+    @property
+    def step_s(self) -> Floats:
+        return self._priced()[1]
+
+    @property
+    def launch_s(self) -> Floats:
+        """The part of the step that waits for the host, (n,)."""
+        return self._priced()[2]
+
+    def bill(self, rows: Ints) -> Footprint:
+        """The memory bills of some of the rows, in the order given."""
+        return self._bills.rows(rows)
+
     def price(self, rows: Ints) -> Priced:
         """Some of the rows in full, in the order given.
 
         Raises:
             IndexError: the table has no rows.
         """
-        if self._steps is None:
+        steps = self._priced()[0]
+        if steps is None:
             raise IndexError("a table of no plans has no rows")
-        parts = self.plans.take(rows), self.sharded.take(rows), self._steps.rows(rows), self._bills.rows(rows)
+        parts = self.plans.take(rows), self.sharded.take(rows), steps.rows(rows), self._bills.rows(rows)
         return Priced(*parts, self.usable_bytes)
 
 
-def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Found:
+def find(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> PlanTable:
     """Every plan of a pool that divides and that the workload's framework executes, priced.
 
     Raises:
         SpecError: the pool's GPU or the framework cannot run the workload's precision, or the framework cannot offload
             as the workload asks.
     """
-    return _FOUND.get((workload, pool, limits), lambda: _found(workload, _space(workload, pool, limits), pool))
+    return _TABLES.get((workload, pool, limits), lambda: _table(workload, _space(workload, pool, limits), pool))
 
 
-def those(workload: Workload, plans: Plans, pool: Pool) -> Found:
+def those(workload: Workload, plans: Plans, pool: Pool) -> PlanTable:
     """Given plans instead of those that `find` enumerates.
 
     Raises:
         SpecError: the pool's GPU cannot run the workload's precision.
     """
-    return _found(workload, _Space.of(workload, plans, False, pool), pool)
-
-
-def fitting(workload: Workload, pool: Pool, limits: Limits = NO_LIMITS) -> Plans:
-    """The plans that `find` finds and the pool's GPU holds; no step is priced.
-
-    Raises:
-        SpecError: as `find`.
-    """
-    pool.gpu.peak(workload.precision)
-    space = _space(workload, pool, limits)
-    needed, _, _ = space.needed(pool.gpu)
-    return space.plans.take(needed <= memory.usable_bytes(pool.gpu))
+    return _table(workload, _Space.of(workload, plans, False, pool), pool)
 
 
 def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
@@ -145,20 +162,27 @@ def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
     return _SPACES.get(key, lambda: _Space.of(workload, *enumerate_bounded(workload, pool, limits), pool))
 
 
-def _found(workload: Workload, space: _Space, pool: Pool) -> Found:
+def _table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
+    pool.gpu.peak(workload.precision)
+    needed, upper, bills = space.needed(pool.gpu)
+    for column in (needed, upper):
+        column.setflags(write=False)  # it is handed out more than once
+    usable, priced = memory.usable_bytes(pool.gpu), Later(lambda: _priced(workload, space, pool))
+    return PlanTable(space.plans, space.sharded, needed, upper, usable, space.is_bounded, priced, bills)
+
+
+def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
-        priced = blocks.kernel_seconds(workload, space.sharded, pool.gpu)
-        steps = step.Steps.of(workload, space.sharded, plans, pool, priced, alike=space.alike)
+        kernels = blocks.kernel_seconds(workload, space.sharded, pool.gpu)
+        steps = step.Steps.of(workload, space.sharded, plans, pool, kernels, alike=space.alike)
         for rows in _chunks(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
-    needed, upper, bills = space.needed(pool.gpu)
-    for column in (step_s, launch_s, needed, upper):
-        column.setflags(write=False)  # it is handed out more than once
-    usable = memory.usable_bytes(pool.gpu)
-    return Found(plans, space.sharded, step_s, launch_s, needed, upper, usable, space.is_bounded, steps, bills)
+    for column in (step_s, launch_s):
+        column.setflags(write=False)
+    return steps, step_s, launch_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +220,7 @@ class _Space:
 
 
 _SPACES: Memo[tuple[Workload, int, int, int, bool, bool, Limits], _Space] = Memo(4)
-_FOUND: Memo[tuple[Workload, Pool, Limits], Found] = Memo(8)
+_TABLES: Memo[tuple[Workload, Pool, Limits], PlanTable] = Memo(8)
 
 
 def _chunks(plans: Plans) -> Iterator[slice]:

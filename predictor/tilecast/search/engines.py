@@ -53,8 +53,8 @@ class Abilities:
 
 
 def _abilities(table: Mapping[str, Any]) -> Abilities:
-    told = {name: value for name, value in table.items() if name != "cells"}
-    return Abilities(**{**told, "per_layer": tuple(told.get("per_layer", ()))})
+    abilities = {name: value for name, value in table.items() if name != "cells"}
+    return Abilities(**{**abilities, "per_layer": tuple(abilities.get("per_layer", ()))})
 
 
 FRAMEWORKS: Mapping[Framework, Abilities] = {

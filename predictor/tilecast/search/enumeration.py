@@ -71,7 +71,7 @@ _WAYS: Memo[Workload, tuple[_Table, Mask]] = Memo(8)
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """The plans, and whether node counts were left out to keep them few."""
-    ways, allowed = _WAYS.get(workload, lambda: _ways(workload))
+    ways, allowed = _WAYS.get(models.of_any_batch(workload), lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _batches(workload, _splits(workload, pool, limits, digits))
         mask = _combined(workload, outer, ways, allowed)
@@ -162,13 +162,13 @@ def _batches(workload: Workload, splits: _Table) -> _Table:
         keep &= (micro * workload.sequence_length <= MAX_MICRO_TOKENS) | (micro == 1)
         keep = _one_an_octave(micro, keep)
     rows, chosen = np.nonzero(keep)
-    found = {name: column[rows] for name, column in splits.items()}
-    found["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
-    found["gradient_accumulation"] = share[rows, 0] // micro[chosen]
-    ranks = found["data"] * (found["tensor"] if _experts_fold_over_tensor(workload) else 1)
+    columns = {name: column[rows] for name, column in splits.items()}
+    columns["micro_batch"] = micro[chosen].astype(splits["data"].dtype)
+    columns["gradient_accumulation"] = share[rows, 0] // micro[chosen]
+    ranks = columns["data"] * (columns["tensor"] if _experts_fold_over_tensor(workload) else 1)
     degrees = expert_degrees(workload.model, ranks)
     rows, chosen = np.nonzero(degrees)
-    return {name: column[rows] for name, column in found.items()} | {"expert": degrees[rows, chosen]}
+    return {name: column[rows] for name, column in columns.items()} | {"expert": degrees[rows, chosen]}
 
 
 def _one_an_octave(micro: Ints, able: Mask) -> Mask:

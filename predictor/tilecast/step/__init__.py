@@ -26,7 +26,14 @@ from tilecast.step.blocks import KernelSeconds
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.placement import joined
 from tilecast.step.replicas import Shared, at_stage, contention, gradient_sync, shared_by_degrees
-from tilecast.step.weights import HOST_BYTES_PER_S, copied_bytes_per_s, copied_seconds, fetch_seconds, once_seconds
+from tilecast.step.weights import (
+    HOST_BYTES_PER_S,
+    Held,
+    copied_bytes_per_s,
+    copied_seconds,
+    fetch_seconds,
+    once_seconds,
+)
 from tilecast.transfer import JobRuns, Place, node_samples
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
@@ -105,21 +112,31 @@ class Alike:
     """Rows alike in cell and pipeline, which share a micro-batch."""
     split: Distinct
     """Rows alike in all degrees, which share their weights' communication and update."""
+    split_of_copied: Rows
+    copied: Distinct
+    """Rows alike in split and in whether gradients accumulate, which share the copies of their weights."""
     hop: Distinct
     """Rows alike in shard and degrees, which share what stages hand over."""
+    firsts: tuple[tuple[Sharded, Plans], ...]
+    """The tables of the cells, and of the first of each stage, split, copied and hop."""
 
     @classmethod
     def of(cls, sharded: Sharded, plans: Plans, pool: Pool, apart: Sequence[Ints] = ()) -> Alike:
         """What the plans share on the pool's nodes; `apart` are columns in which plans have to be alike besides, to
-        share their weights' communication."""
+        share what they send."""
         degrees = (plans.tensor, plans.expert, plans.context, plans.pipeline, plans.data, *apart)
         common = plans.alike(*apart)
         sharded, plans = sharded.take(common.first), plans.take(common.first)
-        cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool))
+        others = (column[common.first] for column in apart)
+        cell = distinct(sharded.index, plans.checkpointing, joined(plans.gpus, pool), *others)
         stage = distinct(cell.index, plans.pipeline)
         split = distinct(*(column[common.first] for column in degrees))
+        copied = distinct(split.index, np.minimum(plans.gradient_accumulation, 2))
         hop = distinct(sharded.index, split.index)
-        return cls(common, cell.first, cell.index[stage.first], stage, split, hop)
+        rows = (cell.first, stage.first, split.first, copied.first, hop.first)
+        firsts = tuple((sharded.take(some), plans.take(some)) for some in rows)
+        of_stage, of_copied = cell.index[stage.first], split.index[copied.first]
+        return cls(common, cell.first, of_stage, stage, split, of_copied, copied, hop, firsts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +150,15 @@ class Steps:
     fitted: Constants
     alike: Alike
     micro: MicroBatch
+    held: Held
+    """Of each split."""
     shared: Shared
     boundary_s: Floats
+    copied_s: Floats
+    """Copies and sums of weights and gradients of a micro-batch, of those who share them at each ZeRO stage from 0 to
+    3, (4, k)."""
     copied_bytes_per_s: float
-    """What copies and sums of weights and gradients reach of the GPU's memory."""
+    """What those reach of the GPU's memory."""
     contention: float
     once_s: float
     """Host time once per step."""
@@ -158,33 +180,37 @@ class Steps:
         fitted: Constants | None = None,
         alike: Alike | None = None,
         caps: overlap.Caps | None = None,
+        speed: Floats | None = None,
     ) -> Steps:
         """What the plans of a table share on a pool. `priced` are the graph's kernels on the pool's GPU, `alike` is
-        what `Alike` says of the table, where that is at hand, and `caps` the buckets of each of its splits instead of
-        the framework's."""
+        what `Alike` says of the table, where that is at hand, `caps` the buckets of each of its splits instead of
+        the framework's, and `speed`, (n,), how many times as fast as the pool's the links of each plan are."""
         fitted = fitted or constants.shipped()
         alike = alike or Alike.of(sharded, plans, pool)
 
-        def at(rows: Rows) -> tuple[Sharded, Plans]:
-            return sharded.take(alike.common.first[rows]), plans.take(alike.common.first[rows])
+        def speed_at(rows: Rows) -> Floats | float:
+            return 1.0 if speed is None else speed[alike.common.first[rows]]
 
-        passes = block_passes(workload, *at(alike.cells), pool, priced, fitted)
+        cells, stage, split, copied, hop = alike.firsts
+        bytes_per_s, held = copied_bytes_per_s(pool.gpu, fitted), Held.of(workload, *split)
+        passes = block_passes(workload, *cells, pool, priced, fitted, speed_at(alike.cells))
+        shared = shared_by_degrees(workload, *split, held, pool, fitted, caps)
         return cls(
             workload,
             sharded.graph,
             plans,
             fitted,
             alike,
-            micro_batch(*at(alike.stage.first), priced, passes, alike.cell_of_stage),
-            shared_by_degrees(workload, *at(alike.split.first), pool, fitted, caps),
-            boundary_seconds(workload, *at(alike.hop.first), pool),
-            copied_bytes_per_s(pool.gpu, fitted),
+            micro_batch(*stage, priced, passes, alike.cell_of_stage),
+            held,
+            shared.hastened(speed_at(alike.split.first)),
+            boundary_seconds(workload, *hop, pool) / speed_at(alike.hop.first),
+            _copied_seconds(workload, held.take(alike.split_of_copied), copied[1], bytes_per_s),
+            bytes_per_s,
             contention(pool),
             once_seconds(workload, sharded.graph, fitted),
             pool.gpus_per_node,
-            pool.calibration.columns(pool.gpu.name, workload, at(alike.split.first)[1].gpus)
-            if pool.calibration.corrections
-            else None,
+            pool.calibration.columns(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
             pool.own,
             Place.of(pool.gpu.name, pool.gpu.architecture, workload),
         )
@@ -200,18 +226,15 @@ class Steps:
             some, place = np.unique(place, return_inverse=True)
         micro, split = self.micro.take(alike.stage.index[some]), alike.split.index[some]
         shared = self.shared.take(split)
-        staged = np.clip(plans.zero_stage, 0, 3) * len(split) + place
-        compute, exposed, update, fed = (
-            column.ravel()[staged]
-            for column in self._by_zero_stage(self.plans.take(alike.common.first[some]), micro, shared)
-        )
+        staged = np.minimum(np.maximum(plans.zero_stage, 0), 3) * len(split) + place
+        compute, exposed, update, fed = (column.ravel()[staged] for column in self._by_zero_stage(some, micro, shared))
         waited, boundary = shared.waited[place], self.boundary_s[alike.hop.index[some]][place] * plans.virtual_stages
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s[place] + boundary * (stages - 1) - micro.slowest_s[place]) / plans.virtual_stages
         bubble = np.where(stages > 1, np.maximum(bubble, 0.0), 0.0)
         communication = repeats * (micro.communication_s[place] + boundary) + exposed
         ones = np.broadcast_to(1.0, len(plans))
-        found = StepTimes(
+        times = StepTimes(
             compute=compute * waited,
             communication=communication * waited,
             bubble=bubble * waited,
@@ -228,27 +251,35 @@ class Steps:
         if self.own.runs:
             carried, narrowed = self.own.columns(self.place, plans)
             waited = self.own.waited_s(plans, self.gpus_per_node)
-            found = found.corrected(ratio, carried, width * narrowed).waiting(waited)
+            times = times.corrected(ratio, carried, width * narrowed).waiting(waited)
         elif self.calibrated is not None:
-            found = found.corrected(ratio, ones, width)
+            times = times.corrected(ratio, ones, width)
         if self.workload.input_samples_per_s is None:
-            return found
-        return found.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
+            return times
+        return times.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
 
-    def _by_zero_stage(self, plans: Plans, micro: MicroBatch, shared: Shared) -> tuple[Floats, Floats, Floats, Floats]:
-        """Computation, exposed communication of replicas, weight update and waiting for input of those plans at each
-        ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
-        workload, repeats = self.workload, plans.gradient_accumulation.astype(float)
+    def _by_zero_stage(
+        self, some: slice | Rows, micro: MicroBatch, shared: Shared
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Computation, exposed communication of replicas, weight update and waiting for input of some of the rows that
+        are common at each ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
+        workload, alike = self.workload, self.alike
+        plans = self.plans.take(alike.common.first[some])
+        repeats = plans.gradient_accumulation.astype(float)
         exposed, contended = gradient_sync(workload, plans, micro, shared, self.fitted)
-        staged = (at_stage(stage, plans) for stage in range(4))
-        copied = np.stack([copied_seconds(workload, shared.held, one, self.copied_bytes_per_s) for one in staged])
-        compute = repeats * (micro.gpu_s + copied) + contended * self.contention
+        compute = repeats * (micro.gpu_s + self.copied_s[:, alike.copied.index[some]]) + contended * self.contention
         if workload.offload == "parameters":
-            whole, own = shared.held.parameters, shared.held.own
-            held = np.stack([whole, whole, whole, own])
-            exposed = exposed + repeats * fetch_seconds(shared.held, held, micro)
+            weights = self.held.take(alike.split.index[some])
+            held = np.stack([weights.parameters, weights.parameters, weights.parameters, weights.own])
+            exposed = exposed + repeats * fetch_seconds(weights, held, micro)
         update = np.stack([shared.update_s, shared.update_own_s, shared.update_own_s, shared.update_own_s])
         return compute, exposed, update, _input_seconds(self.graph, plans, compute)
+
+
+def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
+    """Copies of weights and gradients in a micro-batch of those plans at each ZeRO stage from 0 to 3, (4, n)."""
+    staged = (at_stage(stage, plans) for stage in range(4))
+    return np.stack([copied_seconds(workload, held, one, bytes_per_s) for one in staged])
 
 
 def bucketed(
@@ -261,6 +292,18 @@ def bucketed(
     caps = overlap.Caps.sized(workload, np.array(sizes_mib, float))
     steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, caps)
     return steps.rows(slice(None)).total
+
+
+def hastened(
+    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, speeds: Floats
+) -> Floats:
+    """Seconds of a step of n plans with links each of k times as fast, in bandwidth as in latency, (n, k): every
+    exchange takes that much less."""
+    rows, place = (axis.ravel() for axis in np.indices((len(plans), len(speeds))))
+    sharded, plans = sharded.take(rows), plans.take(rows)
+    alike = Alike.of(sharded, plans, pool, [place])
+    steps = Steps.of(workload, sharded, plans, pool, priced, None, alike, speed=speeds[place])
+    return steps.rows(slice(None)).total.reshape(-1, len(speeds))
 
 
 def _input_seconds(graph: Graph, plans: Plans, compute: Floats) -> Floats:

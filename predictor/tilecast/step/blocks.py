@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilecast import constants, frameworks, kernels
+from tilecast import constants, frameworks, kernels, models
 from tilecast.constants import Constants, FusedAttention
 from tilecast.graph import KIND_NAMES, Block, Graph, KernelTable, Op
 from tilecast.hardware import Gpu
@@ -81,10 +81,11 @@ def kernel_seconds(
         return _kernel_seconds(workload, sharded.graph, gpu, fitted or constants.shipped(), timed)
 
     def make() -> tuple[Graph, KernelSeconds]:
-        return sharded.graph, _kernel_seconds(workload, sharded.graph, gpu, constants.shipped())
+        return sharded.graph, _kernel_seconds(alike, sharded.graph, gpu, constants.shipped())
 
     # The graph is kept beside its times, so that no other is taken for it.
-    return _PRICED.get((id(sharded.graph), workload, gpu), make)[1]
+    alike = models.of_any_batch(workload)
+    return _PRICED.get((id(sharded.graph), alike, gpu), make)[1]
 
 
 _PRICED: Memo[tuple[int, Workload, Gpu], tuple[Graph, KernelSeconds]] = Memo(32)
@@ -102,7 +103,7 @@ def _kernel_seconds(
     forward_launch_s, backward_launch_s = fitted.launch_s[host(workload)]
     recomputed = recomputed_share(workload)
     zero = _Pass(np.zeros(1), np.zeros(1))
-    found, position = [], 0
+    items, position = [], 0
     weight, spread, roofline_s = np.zeros((3, graph.shards))
     for block in graph.blocks:
         passes = {"forward": zero, "core": zero, "backward": zero}
@@ -118,8 +119,8 @@ def _kernel_seconds(
             weight = weight + seconds * block.repeat
             spread = spread + seconds * block.repeat * times.spread[index]
             roofline_s = roofline_s + times.roofline_s[index] * op.count * block.repeat
-        found.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
-    return KernelSeconds(tuple(found), spread / np.maximum(weight, 1e-30), roofline_s)
+        items.append(BlockTimes(block, passes["forward"], passes["core"], passes["backward"]))
+    return KernelSeconds(tuple(items), spread / np.maximum(weight, 1e-30), roofline_s)
 
 
 def host(workload: Workload) -> str:
@@ -141,8 +142,8 @@ def recomputed_share(workload: Workload) -> Callable[[Op], float]:
     """The share of an operator of the forward pass that selective recomputation runs again."""
     if frameworks.of(workload).selective == "attention":
         return lambda op: float(op.selective)
-    kept = {_ATTENTION: 0.0, _MATRIX: 0.5}
-    return lambda op: kept.get(int(op.table.kind[0]), 1.0)
+    rates = {_ATTENTION: 0.0, _MATRIX: 0.5}
+    return lambda op: rates.get(int(op.table.kind[0]), 1.0)
 
 
 def operator_seconds(
@@ -170,17 +171,17 @@ def corrections(
     """What the seconds of an operator's kernels alone are multiplied by in a step, (S,) or (1,), by the name of the
     constant."""
     fitted = fitted or constants.shipped()
-    found: dict[str, Floats] = {}
+    factors: dict[str, Floats] = {}
     if times.irregular[rows].any():
-        found["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
+        factors["alignment.irregular"] = np.where(times.irregular[rows], fitted.irregular, 1.0)
     if times.implicit[rows].any():
-        found["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
+        factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
     part, runner = _FACTOR_OF[op.table.kind[0]], _kernels_of(workload)
     name, factor = (f"factor.{part}", fitted.factor[part]) if part else (f"memory.{runner}", fitted.memory[runner])
-    found[name] = np.full(1, factor)
+    factors[name] = np.full(1, factor)
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
-        found[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
-    return found
+        factors[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
+    return factors
 
 
 def fused_attention(workload: Workload, gpu: Gpu, fitted: Constants) -> FusedAttention | None:

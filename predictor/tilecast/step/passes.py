@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from tilecast import collectives, frameworks
+from tilecast.collectives import Algorithm, Group
 from tilecast.constants import Constants
 from tilecast.graph import Transfer
 from tilecast.hardware import Pool
 from tilecast.models import Sharded
-from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload
+from tilecast.spec import CHECKPOINTING, Columns, Floats, Plans, Rows, Workload, distinct
 from tilecast.step.blocks import BlockTimes, KernelSeconds, host
-from tilecast.step.placement import group_of
+from tilecast.step.placement import group_of, joined
 
 _FULL = CHECKPOINTING.index("full")
 
@@ -36,22 +36,73 @@ class Passes(Columns):
         return self.gpu_s + self.stall_s + self.communication_s
 
 
+class Exchanges:
+    """What the plans of a table exchange inside layers. Each transfer is priced once, for all blocks that send alike
+    and all plans alike in what they send. Ranks are placed tensor innermost, then context, data; experts fold over
+    tensor and data ranks."""
+
+    def __init__(self, sharded: Sharded, plans: Plans, pool: Pool, speed: Floats | float = 1.0) -> None:
+        """Price on the pool's links, or on links so many times as fast, (n,)."""
+        degrees = (plans.tensor, plans.context, plans.expert)
+        alike = distinct(sharded.index, *degrees, joined(plans.gpus, pool))
+        self._index, self._speed, self._pool = alike.index, speed, pool
+        self._sharded, self._plans = sharded.take(alike.first), plans.take(alike.first)
+        self._groups: dict[str, tuple[Rows, Group]] = {}
+        self._priced: dict[tuple[str, tuple[Algorithm, ...], float, bytes], Floats] = {}
+
+    def seconds(self, transfer: Transfer) -> Floats:
+        """Seconds of one transfer inside a layer, (n,)."""
+        laws = (*collectives.COLLECTIVES[transfer.collective].algorithms.values(),)
+        alike = (transfer.group, laws, transfer.fanout, transfer.size_bytes.tobytes())
+        if alike not in self._priced:
+            self._priced[alike] = self._alone(transfer)[self._index] / self._speed
+        return self._priced[alike]
+
+    def _alone(self, transfer: Transfer) -> Floats:
+        pool, seconds = self._pool, np.zeros(len(self._plans))
+        if transfer.group not in self._groups:
+            self._groups[transfer.group] = self._group(transfer.group)
+        rows, group = self._groups[transfer.group]
+        size = self._sharded.gather(transfer.size_bytes)[rows]
+        if not size.any():
+            return seconds
+        if transfer.collective == "all_to_all":
+            active = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
+        else:
+            active = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
+        seconds[rows] = np.where(size > 0, active, 0.0)
+        return seconds
+
+    def _group(self, name: str) -> tuple[Rows, Group]:
+        """The rows that have such a group of several ranks, and their groups."""
+        plans, ranks = self._plans, getattr(self._plans, name)
+        rows = np.flatnonzero(ranks > 1)
+        inner = plans.tensor if name == "context" else np.ones_like(ranks)
+        return rows, group_of(ranks[rows].astype(float), inner[rows].astype(float), plans.gpus[rows], self._pool)
+
+
 def block_passes(
-    workload: Workload, sharded: Sharded, plans: Plans, pool: Pool, priced: KernelSeconds, fitted: Constants
+    workload: Workload,
+    sharded: Sharded,
+    plans: Plans,
+    pool: Pool,
+    priced: KernelSeconds,
+    fitted: Constants,
+    speed: Floats | float = 1.0,
 ) -> tuple[Passes, Passes, Passes]:
-    """The ways through the blocks before the layers, through all layers, and through the blocks after them."""
+    """The ways through the blocks before the layers, through all layers, and through the blocks after them; `speed`,
+    (n,), is how many times as fast as the pool's the links of each plan are."""
     graph, nil = sharded.graph, np.zeros(len(plans))
-    found = []
-    exchanged: dict[_Exchange, Floats] = {}
+    passes, exchanges = [], Exchanges(sharded, plans, pool, speed)
     for blocks in (graph.first, graph.layers, graph.last):
         sums = [nil, nil, nil, nil]
         for times in priced.blocks:
             if any(times.block is block for block in blocks):
                 layered = blocks is graph.layers
-                parts = block_seconds(workload, sharded, plans, pool, times, fitted, exchanged, recomputed=layered)
+                parts = block_seconds(workload, sharded, plans, times, fitted, exchanges, recomputed=layered)
                 sums = [old + new * times.block.repeat for old, new in zip(sums, parts, strict=True)]
-        found.append(Passes(*sums))
-    return found[0], found[1], found[2]
+        passes.append(Passes(*sums))
+    return passes[0], passes[1], passes[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +150,13 @@ def block_seconds(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
-    pool: Pool,
     times: BlockTimes,
     fitted: Constants,
-    known: dict[_Exchange, Floats] | None = None,
+    exchanges: Exchanges,
     *,
     recomputed: bool,
 ) -> list[Floats]:
-    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, columns (n,).
-    What blocks of these plans exchange alike is priced once if `known` collects it."""
-    known = {} if known is None else known
+    """GPU seconds, launch stalls, communication, and all seconds of the backward pass of one repetition, (n,) each."""
     again = np.zeros(len(plans))
     core = np.zeros(len(plans))
     if recomputed and workload.training:
@@ -126,10 +174,7 @@ def block_seconds(
     for transfer in times.block.transfers:
         if transfer.phase == "backward" and not workload.training:
             continue
-        alike = (transfer.group, transfer.collective, transfer.fanout, transfer.size_bytes.tobytes())
-        if alike not in known:
-            known[alike] = transfer_seconds(sharded, plans, pool, transfer)
-        one = known[alike] * exposed_share(workload, transfer, fitted)
+        one = exchanges.seconds(transfer) * exposed_share(workload, transfer, fitted)
         call_s = np.where(one > 0, fitted.collective_s[host(workload)], 0.0)
         exchanged[transfer.phase] = exchanged[transfer.phase] + transfer.count * one
         if transfer.phase == "forward":
@@ -167,38 +212,13 @@ def exposed_share(workload: Workload, transfer: Transfer, fitted: Constants) -> 
     return fitted.factor["exchange"] * (1.0 - hidden)
 
 
-_Exchange: TypeAlias = tuple[str, str, float, bytes]
-"""Group, collective, fan-out and sizes of a transfer."""
-
-
-def transfer_seconds(sharded: Sharded, plans: Plans, pool: Pool, transfer: Transfer) -> Floats:
-    """Seconds of one transfer inside a layer. Ranks are placed tensor innermost, then context, data;
-    experts fold over tensor and data ranks."""
-    inner = {
-        "tensor": np.ones(len(plans)),
-        "context": plans.tensor.astype(float),
-        "expert": np.ones(len(plans)),
-    }[transfer.group]
-    ranks = getattr(plans, transfer.group).astype(float)
-    size = sharded.gather(transfer.size_bytes)
-    if not np.any((ranks > 1) & (size > 0)):
-        return np.zeros(len(plans))
-    group = group_of(ranks, inner, plans, pool)
-    if transfer.collective == "all_to_all":
-        seconds = collectives.dispatch(size, group, pool.intra, pool.inter, transfer.fanout)
-    else:
-        seconds = collectives.seconds(transfer.collective, size, group, pool.intra, pool.inter)
-    return np.where((ranks > 1) & (size > 0), seconds, 0.0)
-
-
 def boundary_seconds(workload: Workload, sharded: Sharded, plans: Plans, pool: Pool) -> Floats:
     """Activations to the next stage and gradients back, per micro-batch and virtual stage, on the critical path of
     1F1B, (n,)."""
     if not np.any(plans.pipeline > 1):
         return np.zeros(len(plans))
-    group = group_of(
-        plans.pipeline.astype(float), (plans.tensor * plans.context * plans.data).astype(float), plans, pool
-    )
+    inner = (plans.tensor * plans.context * plans.data).astype(float)
+    group = group_of(plans.pipeline.astype(float), inner, plans.gpus, pool)
     size = sharded.gather(sharded.graph.boundary_bytes)
     one = collectives.seconds("send_recv", size, group, pool.intra, pool.inter)
     return np.where(plans.pipeline > 1, one * (2.0 if workload.training else 1.0), 0.0)

@@ -49,9 +49,9 @@ def sync_seconds(
     """Data-parallel collectives over the fullest stage, whose weights are `whole`, (n,): gradients in buckets of at
     most `caps`, weights of sharded models in so many `units`."""
     everything, experts = (sharded.stage(column, plans) for column in ("parameters", "expert_parameters"))
-    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans, pool))]
+    groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
     if experts.any():
-        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans, pool)))
+        groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool)))
     ones, weight, gradient = np.ones(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights in the byte in which they are held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
@@ -97,10 +97,9 @@ def _exchanged(workload: Workload, collective: str, size: Floats, group: Group, 
 
 @dataclass(frozen=True, slots=True)
 class Shared(Columns):
-    """What plans of equal degrees share, (n,): the collectives over their replicas, and what the weights of a rank
-    ask."""
+    """What plans of equal degrees share, (n,): the collectives over their replicas, and the update of a rank's
+    weights."""
 
-    held: Held
     sync: SyncSeconds
     """Its seconds are 0 without replicas."""
     units: Floats
@@ -111,7 +110,14 @@ class Shared(Columns):
     waited: Floats
     """The slowest of so many ranks against their mean."""
 
+    def hastened(self, speed: Floats | float) -> Shared:
+        """The same with links so many times as fast, (n,)."""
+        sync = {name: getattr(self.sync, name) / speed for name in _EXCHANGED}
+        return replace(self, sync=replace(self.sync, **sync))
 
+
+_EXCHANGED = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
+"""Seconds of `SyncSeconds`."""
 _LEAST_UNITS = 4
 """Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
 
@@ -130,14 +136,15 @@ def shared_by_degrees(
     workload: Workload,
     sharded: Sharded,
     plans: Plans,
+    held: Held,
     pool: Pool,
     fitted: Constants,
     caps: overlap.Caps | None = None,
 ) -> Shared:
-    """What plans share; their gradients are reduced in buckets of at most `caps`, or as the framework does."""
+    """What plans share whose ranks hold those weights; their gradients are reduced in buckets of at most `caps`, or as
+    the framework does."""
     blocks = max(sum(block.repeat for block in sharded.graph.layers), _LEAST_UNITS)
     units = np.maximum(np.ceil(blocks / plans.pipeline), 1.0)
-    held = Held.of(workload, sharded, plans)
     trained, own = held.parameters * held.trainable, held.own * held.trainable
     active, nil = plans.replicas > 1, np.zeros(len(plans))
     sync = SyncSeconds(nil, nil, nil, nil, nil, nil, nil + 1, nil + 1)
@@ -146,10 +153,8 @@ def shared_by_degrees(
         block_bytes = trained * gradient / units
         caps = overlap.Caps.of(workload, plans, gradient, block_bytes) if caps is None else caps
         sync = sync_seconds(workload, sharded, held, plans, pool, caps, units, fitted)
-    exchanged = ("first_s", "reduce_s", "scatter_s", "gather_s", "updated_s")
     return Shared(
-        held,
-        replace(sync, **{name: np.where(active, getattr(sync, name), 0.0) for name in exchanged}),
+        replace(sync, **{name: np.where(active, getattr(sync, name), 0.0) for name in _EXCHANGED}),
         units,
         update_seconds(workload, trained, active, pool.gpu, fitted),
         update_seconds(workload, own, np.zeros_like(active), pool.gpu, fitted),

@@ -20,7 +20,7 @@ from tilecast.validate import Track, residuals, scores, untracked
 from tilecast.validate import runs as tables
 from tilecast.validate.cells import Row
 from tilecast.validate.runs import Forecast
-from tilecast.validate.table import Case, read
+from tilecast.validate.table import RunCase, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MeasuredRuns:
     runs: tuple[Run, ...]
     half_width: Floats
     """Of the range without any run, as a logarithm."""
-    cases: tuple[Case, ...]
+    cases: tuple[RunCase, ...]
     forecasts: tuple[Forecast, ...]
 
 
@@ -40,13 +40,13 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
     forecasts = tables.forecast(rows, track)
     scored = scores.score(rows, forecasts)
     of_row = {id(row): item for row, item in zip(rows, forecasts, strict=True)}
-    kept = [of_row[id(row)] for row in scored.rows]
-    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in kept]
-    found, cases = [], []
+    order = [of_row[id(row)] for row in scored.rows]
+    widths = [0.5 * np.log((item.upper_s or np.nan) / (item.lower_s or np.nan)) for item in order]
+    runs, cases = [], []
     for row, predicted, seconds in zip(scored.rows, scored.left_out_s, scored.measured_s, strict=True):
         case = read(row)
         cases.append(case)
-        found.append(
+        runs.append(
             Run(
                 pool=f"{row.get('source', '')} {case.pool.gpu.name}",
                 gpu=case.pool.gpu.name,
@@ -59,7 +59,7 @@ def measured(rows: Sequence[Row], track: Track = untracked) -> MeasuredRuns:
                 framework=calibration.framework_of(case.workload),
             )
         )
-    return MeasuredRuns(scored.rows, tuple(found), np.array(widths), tuple(cases), tuple(kept))
+    return MeasuredRuns(scored.rows, tuple(runs), np.array(widths), tuple(cases), tuple(order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CalibrationPoint:
     """Mean half-width of the range, as a ratio."""
 
 
-def curve(found: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
+def curve(runs: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 20) -> list[CalibrationPoint]:
     """How forecasts improve with observations of their pool.
 
     Of every pool with `least` rows or more, so many are drawn at random as observations, and the others are forecast;
@@ -87,7 +87,7 @@ def curve(found: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 2
     same for every count.
     """
     pools: dict[str, list[int]] = {}
-    for index, run in enumerate(found.runs):
+    for index, run in enumerate(runs.runs):
         pools.setdefault(run.pool, []).append(index)
     large = {name: members for name, members in pools.items() if len(members) >= least}
     if least <= max(counts):
@@ -100,19 +100,19 @@ def curve(found: MeasuredRuns, counts: Sequence[int], least: int, draws: int = 2
             for draw in range(draws):
                 order = np.random.default_rng((number, draw)).permutation(members)
                 seen, rest = order[:count], order[max(counts) :]
-                figures.append(_held(found, seen, rest))
+                figures.append(_held(runs, seen, rest))
         error, bias, coverage, width = np.mean(figures, axis=0)
         points.append(CalibrationPoint(count, len(large), rows, error, bias, coverage, width))
     return points
 
 
-def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    table = calibration.fit([found.runs[index] for index in seen])
-    held = [found.runs[index] for index in rest]
+def _held(runs: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> tuple[float, ...]:
+    table = calibration.fit([runs.runs[index] for index in seen])
+    held = [runs.runs[index] for index in rest]
     one = [table.at(calibration.group(run)) for run in held]
     crossed = [table.crossed(run.framework, run.family) for run in held]
     ratio = np.array([item.ratio for item in one]) * crossed
-    half = found.half_width[rest] * np.array([item.width for item in one])
+    half = runs.half_width[rest] * np.array([item.width for item in one])
     observed = np.array([run.observed_s for run in held])
     predicted = np.array([run.predicted_s for run in held]) * ratio
     error = calibration.relative_error(predicted, observed)
@@ -126,23 +126,23 @@ def _held(found: MeasuredRuns, seen: npt.NDArray[np.int64], rest: npt.NDArray[np
 
 
 def unrelated(
-    found: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
+    runs: MeasuredRuns, count: int = 10, draws: int = 8, known: Mapping[str, float] | None = None
 ) -> tuple[int, float, float]:
     """What runs of other jobs of a source, a model each, do to a job's forecast: how many sources have enough of them,
     and the mean absolute relative error without and with `count` of them drawn at random, sources counting alike."""
     of_source: dict[str, list[int]] = {}
-    for index, row in enumerate(found.rows):
+    for index, row in enumerate(runs.rows):
         of_source.setdefault(residuals.source_of(row), []).append(index)
     raw, corrected = [], []
     for number, (_, members) in enumerate(sorted(of_source.items())):
         errors = []
-        for model in sorted({found.rows[index].get("model_name", "") for index in members}):
-            own = [index for index in members if found.rows[index].get("model_name", "") == model]
+        for model in sorted({runs.rows[index].get("model_name", "") for index in members}):
+            own = [index for index in members if runs.rows[index].get("model_name", "") == model]
             others = [index for index in members if index not in own]
             for draw in range(draws if len(others) >= count else 0):
                 seen = np.random.default_rng((number, draw)).permutation(others)[:count]
-                table = calibration.fit([found.runs[index] for index in seen], known)
-                for run in (found.runs[index] for index in own):
+                table = calibration.fit([runs.runs[index] for index in seen], known)
+                for run in (runs.runs[index] for index in own):
                     ratio = table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family)
                     errors.append([abs(math.exp(run.deviation) * factor - 1) for factor in (1.0, ratio)])
         if errors:
@@ -155,16 +155,16 @@ def unrelated(
 COUNTS = (0, 3, 10, 30)
 
 
-def report(found: MeasuredRuns) -> str:
+def report(runs: MeasuredRuns) -> str:
     """How errors fall with observations, for the pools that are large enough, and the corrections of all rows.
 
     Raises:
         SpecError: there is no run.
     """
-    if not found.runs:
+    if not runs.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
         raise SpecError("runs", problem, "see `tilecast validate runs` for the reasons")
-    pools = [run.pool for run in found.runs]
+    pools = [run.pool for run in runs.runs]
     sizes = Counter(pools)
     lines = [f"{len(pools)} measured runs in {len(sizes)} pools, a GPU of a source each", "", _HEADER]
     for most in range(1, len(COUNTS)):
@@ -172,8 +172,8 @@ def report(found: MeasuredRuns) -> str:
         least = counts[-1] + 5
         if max(sizes.values()) < least:
             break
-        lines += [_line(point) for point in curve(found, counts, least)] + [""]
-    return "\n".join([*lines, *table_lines(calibration.fit(found.runs))])
+        lines += [_line(point) for point in curve(runs, counts, least)] + [""]
+    return "\n".join([*lines, *table_lines(calibration.fit(runs.runs))])
 
 
 _HEADER = f"{'observations of the pool':<26}{'pools':>6}{'rows':>6}{'error':>8}{'bias':>8}{'in range':>10}{'range':>8}"

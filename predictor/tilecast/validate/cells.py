@@ -47,5 +47,5 @@ def real(row: Row, column: str) -> float | None:
 
 def noted(pattern: str, notes: str) -> int | None:
     """The whole number that a pattern finds in the notes, at most six digits of it."""
-    found = re.search(pattern, notes)
-    return int(found[1]) if found and len(found[1]) <= 6 else None
+    match = re.search(pattern, notes)
+    return int(match[1]) if match and len(match[1]) <= 6 else None

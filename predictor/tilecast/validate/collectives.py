@@ -106,18 +106,18 @@ def _numbers(
     path: Path, columns: Mapping[str, list[str]], name: str, *, least: float, default: float | None = None
 ) -> Floats:
     """A column as numbers; an empty cell is the default, where there is one."""
-    found = np.empty(len(columns["op"]))
-    for row, text in enumerate(columns.get(name, [""] * len(found))):
+    values = np.empty(len(columns["op"]))
+    for row, text in enumerate(columns.get(name, [""] * len(values))):
         if not text.strip() and default is not None:
-            found[row] = default
+            values[row] = default
             continue
         try:
-            found[row] = float(text)
+            values[row] = float(text)
         except ValueError:
-            found[row] = np.nan
-        if not least <= found[row] <= 2**53:
+            values[row] = np.nan
+        if not least <= values[row] <= 2**53:
             raise SpecError(_cell(path, row, name), f"{text[:40]!r} is no number from {least:g}", "correct the cell")
-    return found
+    return values
 
 
 def _forecast(
@@ -131,13 +131,13 @@ def _forecast(
     text = [columns.get(name, [""] * count) for name in ("gpu", "interconnect", "link", "network")]
     keys = list(zip(*text, (measured.local > 1).tolist(), (measured.ranks > measured.local).tolist(), strict=True))
     custom = np.array([name.startswith("custom") for name in columns.get("impl", [""] * count)])
-    told = {
+    reasons = {
         "unpriced-collective": measured.collective == "",
         "custom-kernel": custom,
         "single-rank": measured.ranks < 2,
         "empty-buffer": measured.size_bytes < 1,
     }
-    reason = np.select(list(told.values()), list(told), "").tolist()
+    reason = np.select(list(reasons.values()), list(reasons), "").tolist()
     link = [""] * count
     seconds, bound, spread = np.full((3, count), np.nan)
     alike: dict[tuple[str, str, str, str, bool, bool], list[int]] = {}
@@ -253,11 +253,11 @@ def summary(tables: Sequence[CollectivesTable]) -> str:
     lines = [f"{'collective':<15}{'link':<22}{'GPUs':>6}{'rows':>8}{titles}{'in 90 %':>9}"]
 
     def line(name: str, joined: str, gpus: str, rows: np.ndarray) -> str:
-        found = []
+        cells = []
         for index in range(len(CLASSES)):
             of = rows & (size == index)
-            found.append(f"{error[of].mean():.1%} / {plain[of].mean():.1%}" if of.any() else "")
-        shown = "".join(f"{text:>16}" for text in found)
+            cells.append(f"{error[of].mean():.1%} / {plain[of].mean():.1%}" if of.any() else "")
+        shown = "".join(f"{text:>16}" for text in cells)
         return f"{name:<15}{joined:<22}{gpus:>6}{rows.sum():>8}{shown}{inside[rows].mean():>9.1%}"
 
     keys = zip(measured.collective[scored].tolist(), link[scored].tolist(), shape[scored].tolist(), strict=True)
@@ -270,6 +270,6 @@ def summary(tables: Sequence[CollectivesTable]) -> str:
     lines += ["", "Mean absolute error of ours / of the bytes over the line rate alone, by size of the buffer."]
     reasons = [text for table in tables for text in table.reason if text]
     if reasons:
-        told = ", ".join(f"{text} {reasons.count(text)}" for text in REASONS if text in reasons)
-        lines.append(f"not predicted: {told}")
+        counts = ", ".join(f"{text} {reasons.count(text)}" for text in REASONS if text in reasons)
+        lines.append(f"not predicted: {counts}")
     return "\n".join(lines)

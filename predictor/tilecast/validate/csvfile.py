@@ -42,13 +42,13 @@ def write(path: Path, tables: Iterable[tuple[list[str], list[list[str]], Forecas
     Raises:
         SpecError: the file cannot be written.
     """
-    found = list(tables)
-    header = list(dict.fromkeys(name for names, _, _ in found for name in names))
+    entries = list(tables)
+    header = list(dict.fromkeys(name for names, _, _ in entries for name in names))
     try:
         with path.open("w", newline="", encoding="utf-8") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow([*header, *ADDED])
-            for names, rows, (*times, reason) in found:
+            for names, rows, (*times, reason) in entries:
                 place = [names.index(name) if name in names else None for name in header]
                 for i, cells in enumerate(rows):
                     shown = ["" if np.isnan(column[i]) else f"{column[i] * 1e6:.4f}" for column in times]

@@ -22,7 +22,7 @@ models of one family by more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GraphName:
     """The graph that a row asks for: a model as its library calls it, and the side of its images where that is
     stated (0 otherwise)."""
 
@@ -35,13 +35,13 @@ class Wanted:
         return f"{self.name}@{self.image}.json" if self.image else f"{self.name}.json"
 
 
-def wanted(row: Mapping[str, str]) -> Wanted | None:
+def graph_of(row: Mapping[str, str]) -> GraphName | None:
     """The graph that a row asks for; None where its model's name can be no file's."""
     name = row.get("model_name", "").rpartition("/")[2].strip()
     if not _NAME.fullmatch(name):
         return None
     stated = _IMAGE.search(row.get("notes", "").lower())
-    return Wanted(name, int(stated[1]) if stated else 0)
+    return GraphName(name, int(stated[1]) if stated else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Graphs:
         Raises:
             SpecError: the graph is damaged, or of another model than the row describes.
         """
-        asked = wanted(row)
+        asked = graph_of(row)
         if asked is None or not (path := self.folder / asked.file).is_file():
             return None
-        found = _read(path)
-        for column, problem in _differences(row, asked, found):
+        model = _read(path)
+        for column, problem in _differences(row, asked, model):
             field = f"row {row.get('id', '')}: {column}"
             raise SpecError(field, f"{problem} in {path.name}", "trace the model that the row names")
-        return found
+        return model
 
 
 @lru_cache(maxsize=1024)
@@ -78,9 +78,9 @@ def _read(path: Path) -> Model:
     return traced.model(path.stem, document.read(value, str(path)))
 
 
-def _differences(row: Mapping[str, str], asked: Wanted, found: Model) -> Iterator[tuple[str, str]]:
+def _differences(row: Mapping[str, str], asked: GraphName, model: Model) -> Iterator[tuple[str, str]]:
     """(column, problem) for what a row says of its model and the graph contradicts."""
-    trace = found.trace
+    trace = model.trace
     assert trace is not None  # noqa: S101 (a traced model has one)
     image = trace.shapes[trace.inputs[0]]
     if asked.image and image[-1] != asked.image:

@@ -113,8 +113,8 @@ def _liger(b: Builder) -> None:
     configs: list[dict[str, float]] = []
     for text in b.text("config_json"):
         try:
-            found = json.loads(text)
-            configs.append({key: float(value) for key, value in found.items() if isinstance(value, int | float)})
+            words = json.loads(text)
+            configs.append({key: float(value) for key, value in words.items() if isinstance(value, int | float)})
         except (ValueError, AttributeError):
             configs.append({})
     for row in range(b.rows):
@@ -142,10 +142,10 @@ def _liger(b: Builder) -> None:
         for backward in passes:
             if kind == "elementwise":
                 reads = ELEMENT_BYTES[dtype] * (2 if backward else 1)
-                wanted = {"elements": rows * cols, "read_bytes": reads, "written_bytes": ELEMENT_BYTES[dtype]}
+                dims = {"elements": rows * cols, "read_bytes": reads, "written_bytes": ELEMENT_BYTES[dtype]}
             else:
-                wanted = {"rows": rows, "cols": cols, "backward": backward}
-            b.add(here, kind, dtype, **{dim: np.full(b.rows, value) for dim, value in wanted.items()})
+                dims = {"rows": rows, "cols": cols, "backward": backward}
+            b.add(here, kind, dtype, **{dim: np.full(b.rows, value) for dim, value in dims.items()})
 
 
 def _conv_dims(

@@ -77,8 +77,8 @@ def peak_bytes(row: Row) -> float | None:
         value = np.nan
     if not 0 < value < 2**20:
         raise SpecError(_cell(row), f"{text[:40]!r} is no positive number of GiB", "correct the cell")
-    told = (float(found) for found in re.findall(r"(\d+(?:\.\d+)?) GB\b", row.get("notes", "")))
-    decimal = figure(row) != "reserved" and any(abs(one - value) < 0.006 for one in told)
+    gigabytes = (float(number) for number in re.findall(r"(\d+(?:\.\d+)?) GB\b", row.get("notes", "")))
+    decimal = figure(row) != "reserved" and any(abs(one - value) < 0.006 for one in gigabytes)
     return value * (1e9 if decimal else 2**30)
 
 
@@ -99,12 +99,12 @@ def measure(rows: Sequence[Row], groups: Sequence[runs.RunGroup], refused: Mappi
     measured: dict[int, float] = {}
     for number, row in enumerate(rows):
         try:
-            found = peak_bytes(row)
+            peak = peak_bytes(row)
         except SpecError as error:
             warnings.append(str(error))
             continue
-        if found is not None:
-            measured[number] = found
+        if peak is not None:
+            measured[number] = peak
     billed: dict[int, tuple[Figure, float, bool, bool]] = {}
     for group in groups:
         members = [member for member in group.members if member.index in measured]
@@ -168,14 +168,14 @@ class MemoryStratum:
     """The share of peaks that their ranges hold."""
 
 
-def strata(found: Peaks) -> list[MemoryStratum]:
+def strata(peaks: Peaks) -> list[MemoryStratum]:
     """All bills, then those of every source, framework and figure."""
-    ratio = found.billed / found.measured
-    everything = [_stratum("all", ratio, found.inside)]
+    ratio = peaks.billed / peaks.measured
+    everything = [_stratum("all", ratio, peaks.inside)]
     for name, key in _BINS:
-        values = np.array([key(row, kind) for row, kind in zip(found.rows, found.figures, strict=True)])
+        values = np.array([key(row, kind) for row, kind in zip(peaks.rows, peaks.figures, strict=True)])
         masks = [(value, values == value) for value in sorted(set(values))]
-        everything += [_stratum(f"{name} {value}", ratio[mask], found.inside[mask]) for value, mask in masks]
+        everything += [_stratum(f"{name} {value}", ratio[mask], peaks.inside[mask]) for value, mask in masks]
     return everything
 
 
@@ -185,33 +185,33 @@ def _stratum(name: str, ratio: Floats, inside: Floats) -> MemoryStratum:
     return MemoryStratum(name, len(ratio), error, float(np.median(ratio)), *ends, low, float(inside.mean()))
 
 
-def counted(found: Peaks) -> list[str]:
+def counted(peaks: Peaks) -> list[str]:
     """How many rows were billed, and what was left out; a line each."""
-    lines = [f"measured peaks of memory: {len(found.measured)} rows billed, {found.refused} refused"]
-    lines += [f"  left out: {line}" for line in found.warnings[:MOST_WARNINGS]]
-    if len(found.warnings) > MOST_WARNINGS:
-        lines.append(f"  left out: {len(found.warnings) - MOST_WARNINGS} more")
+    lines = [f"measured peaks of memory: {len(peaks.measured)} rows billed, {peaks.refused} refused"]
+    lines += [f"  left out: {line}" for line in peaks.warnings[:MOST_WARNINGS]]
+    if len(peaks.warnings) > MOST_WARNINGS:
+        lines.append(f"  left out: {len(peaks.warnings) - MOST_WARNINGS} more")
     return lines
 
 
-def judged(found: Peaks) -> list[str]:
+def judged(peaks: Peaks) -> list[str]:
     """The error with every source counting alike, and what was called too large; a line each."""
-    ratio = found.billed / found.measured
-    sources = np.array([row.get("source", "") for row in found.rows])
+    ratio = peaks.billed / peaks.measured
+    sources = np.array([row.get("source", "") for row in peaks.rows])
     each = [np.mean(np.abs(ratio[sources == one] - 1)) for one in set(sources)]
     return [
         f"mean over sources of the mean error of each: {np.mean(each):.1%}",
-        f"called too large for the GPU they ran on: {1 - found.fits.mean():.1%}",
+        f"called too large for the GPU they ran on: {1 - peaks.fits.mean():.1%}",
     ]
 
 
-def report(found: Peaks) -> str:
+def report(peaks: Peaks) -> str:
     """The table of bills over peaks, by source, framework and figure; empty where no row has a peak."""
-    if not len(found.measured) and not found.warnings:
+    if not len(peaks.measured) and not peaks.warnings:
         return ""
-    lines = counted(found)
-    if len(found.measured):
-        lines += [_TITLES, *(_line(item) for item in strata(found)), *judged(found)]
+    lines = counted(peaks)
+    if len(peaks.measured):
+        lines += [_TITLES, *(_line(item) for item in strata(peaks)), *judged(peaks)]
     return "\n".join(lines)
 
 

@@ -66,17 +66,17 @@ def solve(
         fits = [_given(ratio, y, x, index, len(names), weight * robust, prior) for ratio in ratios]
         return max(fits, key=lambda fit: fit[0])[1]
 
-    found = best()
+    effects = best()
     for _ in range(_ROUNDS):
-        left = y - x @ found.fixed - np.array([found.sources[str(i)] for i in index])
-        robust = (_FREEDOM + 1) / (_FREEDOM + (left / max(found.within, 1e-9)) ** 2)
-        found = best()
+        left = y - x @ effects.fixed - np.array([effects.sources[str(i)] for i in index])
+        robust = (_FREEDOM + 1) / (_FREEDOM + (left / max(effects.within, 1e-9)) ** 2)
+        effects = best()
     return Effects(
-        found.fixed,
-        found.error,
-        {str(name): found.sources[str(i)] for i, name in enumerate(names)},
-        found.between,
-        found.within,
+        effects.fixed,
+        effects.error,
+        {str(name): effects.sources[str(i)] for i, name in enumerate(names)},
+        effects.between,
+        effects.within,
     )
 
 

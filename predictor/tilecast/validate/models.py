@@ -66,19 +66,21 @@ _IDENTITIES: tuple[tuple[str, float], ...] = (("glint360k", 360232.0), ("emore",
 def _noted_dimensions(row: Row, model: Model) -> Model:
     """The model with what notes state of it: the identities and the sample of them, the range of an image's short side,
     or the rows and the width of tables and the number of dense layers behind them."""
-    found: dict[str, float] = {}
+    dimensions: dict[str, float] = {}
     notes = row.get("notes", "").lower()
     if "identities" in model.extra:
-        found["identities"] = next((count for word, count in _IDENTITIES if word in notes), model.extra["identities"])
+        dimensions["identities"] = next(
+            (count for word, count in _IDENTITIES if word in notes), model.extra["identities"]
+        )
         if share := re.search(r"sample[ _]ratio ?= ?([01]\.\d+)", notes):
-            found["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
+            dimensions["sampled"] = min(max(float(share[1]), 1e-3), 1.0)
     scales = re.search(r"short side (\d{2,4})-(\d{2,4})", notes)
     if scales and 32 <= int(scales[1]) <= int(scales[2]):
         drawn = integer(row, "global_batch") or 2
-        found |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
+        dimensions |= _drawn_size(model, int(scales[1]), int(scales[2]), drawn)
     if model.family == "wide-deep":
         return _with_tables(model, notes)
-    return replace(model, extra={**model.extra, **found})
+    return replace(model, extra={**model.extra, **dimensions})
 
 
 def _with_tables(model: Model, notes: str) -> Model:
@@ -88,8 +90,8 @@ def _with_tables(model: Model, notes: str) -> Model:
     if rows := re.search(r"vocabulary ([1-9]\d{0,11})\b", notes):
         extra |= {"table_weights": float(rows[1]) * width, "width": width, "wide_weights": float(rows[1])}
     if depth := noted(r"(\d+) hidden layers", notes):
-        kept = {name: value for name, value in extra.items() if not re.fullmatch(r"deep\d+", name)}
-        extra = kept | {f"deep{number}": extra["deep1"] for number in range(1, min(depth, 64) + 1)}
+        items = {name: value for name, value in extra.items() if not re.fullmatch(r"deep\d+", name)}
+        extra = items | {f"deep{number}": extra["deep1"] for number in range(1, min(depth, 64) + 1)}
     return replace(model, extra=extra)
 
 

@@ -122,15 +122,15 @@ def names_network(text: str) -> bool:
 
 
 _RATES: tuple[tuple[str, Callable[[re.Match[str], int], tuple[int, float]]], ...] = (
-    (r"(\d+) ?x ?[^,;]*?(\d+) ?g(?:b|\b)", lambda found, per_node: (int(found[1]), float(found[1]) * float(found[2]))),
-    (r"(\d+) ?gb\S* per gpu", lambda found, per_node: (per_node, float(found[1]) * per_node)),
-    (r"(\d+) ?gb", lambda found, per_node: (0, float(found[1]))),
+    (r"(\d+) ?x ?[^,;]*?(\d+) ?g(?:b|\b)", lambda match, per_node: (int(match[1]), float(match[1]) * float(match[2]))),
+    (r"(\d+) ?gb\S* per gpu", lambda match, per_node: (per_node, float(match[1]) * per_node)),
+    (r"(\d+) ?gb", lambda match, per_node: (0, float(match[1]))),
 )
 """Ports of a node (0 where it is not said) and their rate together in Gb/s, as sources write them."""
 
 
 def _gigabits(words: str, per_node: int) -> tuple[int, float]:
     for pattern, rate in _RATES:
-        if found := re.search(pattern, words):
-            return rate(found, per_node)
+        if match := re.search(pattern, words):
+            return rate(match, per_node)
     return 0, 0.0

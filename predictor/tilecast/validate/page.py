@@ -22,22 +22,22 @@ from tilecast.validate.residuals import Bin, StepPart
 from tilecast.validate.scores import Scored
 
 
-def page(found: ValidationReport, names: Sequence[str]) -> str:
+def page(report: ValidationReport, names: Sequence[str]) -> str:
     """The whole page.
 
     Args:
-        found: what to tell.
+        report: what to tell.
         names: of the tables.
     """
-    scored = scores.score(found.rows, found.forecasts)
+    scored = scores.score(report.rows, report.forecasts)
     body = [
         "<h1>Forecasts against measured steps</h1>",
         f'<p class="soft">{escape(", ".join(names))}; Tilecast {__version__}</p>',
-        _lines(scores.counted(found.rows, found.forecasts, scored)),
+        _lines(scores.counted(report.rows, report.forecasts, scored)),
     ]
     if len(scored.measured_s):
-        body += [_summary(scored), _residuals(scored), _parts(found.parts), _scatter(scored)]
-    return whole("Forecasts against measured steps by Tilecast", [*body, _peaks(found.peaks)])
+        body += [_summary(scored), _residuals(scored), _parts(report.parts), _scatter(scored)]
+    return whole("Forecasts against measured steps by Tilecast", [*body, _peaks(report.peaks)])
 
 
 def _lines(lines: Sequence[str]) -> str:
@@ -59,12 +59,12 @@ def _summary(scored: Scored) -> str:
         for item in scores.strata(scored)
     ]
     figures = ("rows", "groups", "macro", "median", "P90", "bias", "roofline", "one-MFU")
-    told = (
+    caption = (
         "Error of the forecast by GPU, precision, family and scale; macro: the mean over groups of their means; "
         "roofline and one-MFU: the macro errors of the baselines"
     )
     lines = _lines([scores.ranked(scored), *scores.held(scored)])
-    return f"<h2>Error</h2>{lines}" + table(told, ("rows of", *figures), rows, "|".join(figures))
+    return f"<h2>Error</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))
 
 
 def _residuals(scored: Scored) -> str:
@@ -72,19 +72,19 @@ def _residuals(scored: Scored) -> str:
     ratio = scores.ratio(scored)
     blocks = []
     for number, (name, key) in enumerate(residuals.COVARIATES):
-        if found := residuals.bins(key, scored.rows, ratio):
-            blocks.append(_covariate(f"ratio-{number}", name, found))
+        if bins := residuals.bins(key, scored.rows, ratio):
+            blocks.append(_covariate(f"ratio-{number}", name, bins))
     least = f"{residuals.LEAST_ROWS} rows of {residuals.LEAST_SOURCES} sources"
-    told = (
+    caption = (
         "Median of forecast over measured step in every bin; below 1 the forecast is too fast. Whiskers are two "
         "standard errors with the source as the unit; rows and sources stand beside each. "
         f"Off: {least} or more, and outside of the band of {residuals.TOLERANCE:.0%}."
     )
-    return f'<h2>Forecast over measured</h2><p>{told}</p><div class="pair">{"".join(blocks)}</div>'
+    return f'<h2>Forecast over measured</h2><p>{caption}</p><div class="pair">{"".join(blocks)}</div>'
 
 
-def _covariate(identifier: str, name: str, found: Sequence[Bin]) -> str:
-    marks = [Interval(one.value, one.ratio, one.error, _counted(one.rows, one.sources), one.is_off) for one in found]
+def _covariate(identifier: str, name: str, bins: Sequence[Bin]) -> str:
+    marks = [Interval(one.value, one.ratio, one.error, _counted(one.rows, one.sources), one.is_off) for one in bins]
     band = (1 - residuals.TOLERANCE, 1 + residuals.TOLERANCE)
     chart = Intervals(f"Forecast over measured by {name}", "forecast / measured", marks, band)
     rows = [
@@ -92,7 +92,7 @@ def _covariate(identifier: str, name: str, found: Sequence[Bin]) -> str:
             "off" if one.is_off else "",
             [escape(one.value), f"{one.rows:,}", f"{one.sources:,}", f"{one.ratio:.2f}", _error(one.error), _off(one)],
         )
-        for one in found
+        for one in bins
     ]
     titles = (name, "rows", "sources", "ratio", "±", "")
     shown = table(chart.title, titles, rows, "rows|sources|ratio|±")
@@ -115,26 +115,26 @@ def _with_table(picture: str, rows: str) -> str:
     return f"<div>{picture}<details><summary>Figures</summary>{rows}</details></div>"
 
 
-def _parts(found: Sequence[StepPart]) -> str:
-    if not found:
+def _parts(parts: Sequence[StepPart]) -> str:
+    if not parts:
         return ""
-    marks = [Interval(one.name, one.factor, one.error, f"{one.share:.1%}", one.is_off) for one in found]
+    marks = [Interval(one.name, one.factor, one.error, f"{one.share:.1%}", one.is_off) for one in parts]
     chart = Intervals("Factor that the measured steps ask for of each part of a step", "factor", marks, (0.9, 1.1))
     rows = [
         (
             "off" if one.is_off else "",
             [escape(one.name), f"{one.share:.1%}", f"{one.factor:.2f}", _error(one.error), _off(one)],
         )
-        for one in found
+        for one in parts
     ]
-    told = (
+    caption = (
         "By how much the seconds of a part should grow, everything else and an effect of every source held equal: "
         "1 where nothing is missing. The part's mean share of a step stands beside it. Off: outside of 0.9 to 1.1 and "
         "of two standard errors."
     )
     shown = table(chart.title, ("part", "share", "factor", "±", ""), rows, "share|factor|±")
     picture = figure(chart.title, intervals.svg(chart, "parts"), "wide")
-    return f"<h2>Parts of a step</h2><p>{told}</p>{_with_table(picture, shown)}"
+    return f"<h2>Parts of a step</h2><p>{caption}</p>{_with_table(picture, shown)}"
 
 
 OTHERS = "other sources"
@@ -149,8 +149,8 @@ def _scatter(scored: Scored) -> str:
     for row, source, measured, predicted in zip(
         scored.rows, sources, scored.measured_s, scored.predicted_s, strict=True
     ):
-        told = f"{source} {row['id']}, forecast {duration(predicted)}, measured {duration(measured)}"
-        points[source if source in points else OTHERS].append(Point(float(measured), float(predicted), told))
+        label = f"{source} {row['id']}, forecast {duration(predicted)}, measured {duration(measured)}"
+        points[source if source in points else OTHERS].append(Point(float(measured), float(predicted), label))
     low = float(min(scored.measured_s.min(), scored.predicted_s.min()))
     high = float(max(scored.measured_s.max(), scored.predicted_s.max()))
     equal = Series("forecast = measured", (Point(low, low), Point(high, high)), quiet=True)
@@ -167,9 +167,9 @@ def _scatter(scored: Scored) -> str:
     return f"<h2>Rows</h2>{_with_table(picture, shown)}"
 
 
-def _peaks(found: Peaks) -> str:
-    if not len(found.measured):
-        return _lines(memory.counted(found)) if found.warnings else ""
+def _peaks(peaks: Peaks) -> str:
+    if not len(peaks.measured):
+        return _lines(memory.counted(peaks)) if peaks.warnings else ""
     rows = [
         (
             "",
@@ -181,9 +181,9 @@ def _peaks(found: Peaks) -> str:
                 *(f"{share:.1%}" for share in (item.low, item.inside)),
             ],
         )
-        for item in memory.strata(found)
+        for item in memory.strata(peaks)
     ]
     figures = ("rows", "mean error", "median", "least", "most", "more than 10 % low", "in range")
-    told = "Bill over measured peak, by source, framework and figure"
-    lines = _lines([*memory.counted(found), *memory.judged(found)])
-    return f"<h2>Peaks of memory</h2>{lines}" + table(told, ("rows of", *figures), rows, "|".join(figures))
+    caption = "Bill over measured peak, by source, framework and figure"
+    lines = _lines([*memory.counted(peaks), *memory.judged(peaks)])
+    return f"<h2>Peaks of memory</h2>{lines}" + table(caption, ("rows of", *figures), rows, "|".join(figures))

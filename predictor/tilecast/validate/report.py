@@ -48,37 +48,37 @@ def make(
     rows = [row for path in paths for row in runs.read_table(path)]
     groups, refused = runs.prepare(rows, Graphs(graphs) if graphs is not None else None)
     forecasts = runs.forecast_prepared(rows, groups, refused, track)
-    found = _parts(rows, groups, forecasts) if parts else []
-    return ValidationReport(tuple(rows), tuple(forecasts), tuple(found), memory.measure(rows, groups, refused))
+    step_parts = _parts(rows, groups, forecasts) if parts else []
+    return ValidationReport(tuple(rows), tuple(forecasts), tuple(step_parts), memory.measure(rows, groups, refused))
 
 
 def _parts(rows: Sequence[Row], groups: Sequence[RunGroup], forecasts: Sequence[Forecast]) -> list[StepPart]:
     """The factor of each part of a step that the graded rows ask for."""
-    kept = [
+    members = [
         (group, member, rows[member.index], forecasts[member.index])
         for group in groups
         for member in group.members
         if scores.is_graded(rows[member.index])
     ]
-    if not kept:
+    if not members:
         return []
 
     def steps(moved: Mapping[str, float]) -> Floats:
         fitted = constants.with_values(moved)
-        priced = {id(group): runs.price(group, fitted) for group in {id(item[0]): item[0] for item in kept}.values()}
+        priced = {id(group): runs.price(group, fitted) for group in {id(item[0]): item[0] for item in members}.values()}
         return np.array(
-            [runs.meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in kept if (one := priced[id(g)])]
+            [runs.meant(g.workload, one, m).of(one.step_s) for g, m, _, _ in members if (one := priced[id(g)])]
         )
 
-    predicted = np.array([item.seconds for _, _, _, item in kept], dtype=float)
-    measured = np.array([scores.measured_s(row) for _, _, row, _ in kept], dtype=float)
+    predicted = np.array([item.seconds for _, _, _, item in members], dtype=float)
+    measured = np.array([scores.measured_s(row) for _, _, row, _ in members], dtype=float)
     ratio = residuals.ratio_of(predicted, measured)
-    return residuals.parts([row for _, _, row, _ in kept], ratio, residuals.shares(steps, predicted))
+    return residuals.parts([row for _, _, row, _ in members], ratio, residuals.shares(steps, predicted))
 
 
-def text(found: ValidationReport) -> str:
+def text(report: ValidationReport) -> str:
     """The summary, the parts where they were asked for, and the peaks where rows have some."""
-    told = [scores.summary(found.rows, found.forecasts)]
-    if found.parts:
-        told.append(residuals.parts_table(found.parts))
-    return "\n\n".join(part for part in (*told, memory.report(found.peaks)) if part)
+    lines = [scores.summary(report.rows, report.forecasts)]
+    if report.parts:
+        lines.append(residuals.parts_table(report.parts))
+    return "\n\n".join(part for part in (*lines, memory.report(report.peaks)) if part)

@@ -102,7 +102,7 @@ def bins(key: Callable[[Row], str], rows: Sequence[Row], ratio: Floats) -> list[
     """The rows by the value of an input, numbers in their order."""
     values = np.array([key(row) for row in rows])
     sources = np.array([source_of(row) for row in rows])
-    found = []
+    items = []
     for value in sorted(
         set(values) - {""}, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text)
     ):
@@ -110,8 +110,8 @@ def bins(key: Callable[[Row], str], rows: Sequence[Row], ratio: Floats) -> list[
         own = np.log(ratio[mask])
         means = [own[sources[mask] == name].mean() for name in set(sources[mask])]
         error = float(np.std(means, ddof=1) / np.sqrt(len(means))) if len(means) > 1 else float("nan")
-        found.append(Bin(str(value), int(mask.sum()), len(means), float(np.exp(np.median(own))), error))
-    return found
+        items.append(Bin(str(value), int(mask.sum()), len(means), float(np.exp(np.median(own))), error))
+    return items
 
 
 def table(rows: Sequence[Row], ratio: Floats) -> str:
@@ -178,7 +178,7 @@ def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
     effects = mixed.solve(
         -np.log(ratio), share[:, held], sources, mixed.balanced(sources), np.full(int(held.sum()), 0.5)
     )
-    names = [name for name, kept in zip(PARTS, held, strict=True) if kept]
+    names = [name for name, is_open in zip(PARTS, held, strict=True) if is_open]
     return [
         StepPart(name, float(mean), float(np.exp(effect)), float(error))
         for name, mean, effect, error in zip(
@@ -187,10 +187,10 @@ def parts(rows: Sequence[Row], ratio: Floats, share: Floats) -> list[StepPart]:
     ]
 
 
-def parts_table(found: Sequence[StepPart]) -> str:
+def parts_table(parts: Sequence[StepPart]) -> str:
     """The parts as text."""
     lines = ["part of a step       share  factor  +-"]
-    for part in found:
+    for part in parts:
         mark = "  off" if part.is_off else ""
         lines.append(f"{part.name:20s} {part.share:5.1%} {part.factor:7.2f} {part.error:5.2f}{mark}")
     return "\n".join(lines)

@@ -25,7 +25,7 @@ from tilecast.step import PARTS, placement
 from tilecast.validate import Track, residuals, untracked
 from tilecast.validate.cells import Row, UnreadRow
 from tilecast.validate.graphs import Graphs
-from tilecast.validate.table import Case, read
+from tilecast.validate.table import RunCase, read
 
 COLUMNS = (
     "id", "predicted_s", "lower_s", "upper_s", "fits", "memory_bytes",
@@ -80,7 +80,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
         SpecError: a graph that a row names is damaged, or of another model.
     """
     refused: dict[int, str] = {}
-    alike: dict[str, list[tuple[int, Case, Plans]]] = defaultdict(list)
+    alike: dict[str, list[tuple[int, RunCase, Plans]]] = defaultdict(list)
     for index, row in enumerate(rows):
         try:
             case = read(row, graphs)
@@ -94,7 +94,7 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
         case = members[0][1]
         plans = Plans.concatenate([table for _, _, table in members])
         ends = np.cumsum([len(table) for _, _, table in members])
-        found = tuple(
+        group_members = tuple(
             GroupMember(index, slice(int(end) - len(table), int(end)), _is_stated(one))
             for end, (index, one, table) in zip(ends, members, strict=True)
         )
@@ -102,13 +102,13 @@ def prepare(rows: Sequence[Row], graphs: Graphs | None = None) -> tuple[list[Run
             sharded = models.shard(case.workload, plans)
             timed = kernels.seconds(sharded.graph.kernels()[0], case.pool.gpu)
         except SpecError:
-            refused |= dict.fromkeys((member.index for member in found), "impossible-size")
+            refused |= dict.fromkeys((member.index for member in group_members), "impossible-size")
             continue
-        groups.append(RunGroup(case.workload, case.pool, plans, sharded, timed, found))
+        groups.append(RunGroup(case.workload, case.pool, plans, sharded, timed, group_members))
     return groups, refused
 
 
-def _key(case: Case) -> str:
+def _key(case: RunCase) -> str:
     """What cases share that one graph and one set of kernel times serves. A trace is told by its identity."""
     model = case.workload.model
     plain = replace(case.workload, model=replace(model, trace=None))
@@ -128,7 +128,7 @@ def forecast_prepared(
     rows: Sequence[Row], groups: Sequence[RunGroup], refused: Mapping[int, str], track: Track = untracked
 ) -> list[Forecast]:
     """The same of rows that `prepare` has prepared."""
-    found = {index: Forecast(reason=code) for index, code in refused.items()}
+    forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):
         priced = price(group)
@@ -137,8 +137,8 @@ def forecast_prepared(
         for member in group.members:
             one = _one(group.workload, group.pool, priced, member)
             other = without[residuals.source_of(rows[member.index])]
-            found[member.index] = replace(one, left_out_s=meant(group.workload, other, member).of(other.step_s))
-    return [found[index] for index in range(len(rows))]
+            forecasts[member.index] = replace(one, left_out_s=meant(group.workload, other, member).of(other.step_s))
+    return [forecasts[index] for index in range(len(rows))]
 
 
 @cache
@@ -201,14 +201,14 @@ def meant(workload: Workload, priced: Priced, member: GroupMember) -> Meant:
     return Meant(start, int(full[0]), float(np.clip((most - room) / max(most - least, 1.0), 0.0, 1.0)))
 
 
-def _is_stated(case: Case) -> bool:
+def _is_stated(case: RunCase) -> bool:
     """Whether the row says how the work is split, so that only recomputation and the like are open."""
     stated = case.stated
     micro = stated["micro_batch"] or stated["gradient_accumulation"]
     return bool(stated["data"] and stated["tensor"] and stated["pipeline"] and micro)
 
 
-def _plans(case: Case) -> Plans:
+def _plans(case: RunCase) -> Plans:
     """The stated plan with what it leaves open, or every plan that agrees with what is stated."""
     if _is_stated(case):
         return _complete(case)
@@ -225,7 +225,7 @@ def _plans(case: Case) -> Plans:
     return table.take(keep)
 
 
-def _usual_expert_parallelism(case: Case) -> int:
+def _usual_expert_parallelism(case: RunCase) -> int:
     """As many ranks of a node, or of its NVLink domain, as divide both the experts and the data-parallel ranks; all
     ranks for what is cut by rows, and where weights are sharded: whole experts are not gathered (NeMo AutoModel,
     components/moe/parallelizer.py: only what expert parallelism leaves together is sharded)."""
@@ -242,7 +242,7 @@ _OPEN = ((0, 1), (1, 1), (2, 0), (2, 1))
 """(recomputation mode, sequence parallelism) in the order in which people turn to them."""
 
 
-def _complete(case: Case) -> Plans:
+def _complete(case: RunCase) -> Plans:
     """The stated degrees with each recomputation mode that the row allows; the first that fits is meant."""
     stated = case.stated
     per_rank = case.workload.global_batch // (stated["data"] or 1)

@@ -47,23 +47,23 @@ def score(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> Scored:
         for row, item in zip(rows, forecasts, strict=True)
         if is_graded(row) and (seconds := measured_s(row))
     ]
-    kept = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
-    measured = np.array([time for _, _, time in kept])
-    names = [item.plan for _, item, _ in kept]
+    priced_rows = [(row, item, measured) for row, item, measured in graded if item.seconds is not None]
+    measured = np.array([time for _, _, time in priced_rows])
+    names = [item.plan for _, item, _ in priced_rows]
     gpus = np.array([plan.gpus if plan else 1 for plan in names], dtype=float)
-    flops = np.array([item.model_flops or 0.0 for _, item, _ in kept])
-    predicted = np.array([item.seconds for _, item, _ in kept], dtype=float)
-    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in kept], dtype=float)
+    flops = np.array([item.model_flops or 0.0 for _, item, _ in priced_rows])
+    predicted = np.array([item.seconds for _, item, _ in priced_rows], dtype=float)
+    launch = np.array([(item.parts or {}).get("launch", 0.0) for _, item, _ in priced_rows], dtype=float)
     return Scored(
-        rows=tuple(row for row, _, _ in kept),
+        rows=tuple(row for row, _, _ in priced_rows),
         measured_s=measured,
         predicted_s=predicted,
         cautious_s=uncertainty.cautious(predicted, launch),
-        left_out_s=np.array([item.left_out_s for _, item, _ in kept], dtype=float),
-        roofline_s=np.array([item.roofline_s for _, item, _ in kept], dtype=float),
-        one_mfu_s=_one_mfu([row for row, _, _ in kept], flops, gpus, measured),
-        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in kept], dtype=bool),
-        fits=np.array([bool(item.fits) for _, item, _ in kept], dtype=bool),
+        left_out_s=np.array([item.left_out_s for _, item, _ in priced_rows], dtype=float),
+        roofline_s=np.array([item.roofline_s for _, item, _ in priced_rows], dtype=float),
+        one_mfu_s=_one_mfu([row for row, _, _ in priced_rows], flops, gpus, measured),
+        covered=np.array([(item.lower_s or 0) <= t <= (item.upper_s or 0) for _, item, t in priced_rows], dtype=bool),
+        fits=np.array([bool(item.fits) for _, item, _ in priced_rows], dtype=bool),
         graded=len(graded),
     )
 
@@ -130,15 +130,15 @@ class Stratum:
 def strata(scored: Scored) -> list[Stratum]:
     """All rows, then those of every GPU, precision, family and scale."""
     everything = np.ones(len(scored.measured_s), dtype=bool)
-    found = [_stratum("all", scored, everything)]
+    items = [_stratum("all", scored, everything)]
     for name, key in BINS:
         values = np.array([key(row) for row in scored.rows])
-        found += [_stratum(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
-    return found
+        items += [_stratum(f"{name} {value}", scored, values == value) for value in sorted(set(values))]
+    return items
 
 
 def _stratum(name: str, scored: Scored, mask: npt.NDArray[np.bool_]) -> Stratum:
-    rows = [row for row, kept in zip(scored.rows, mask, strict=True) if kept]
+    rows = [row for row, is_in in zip(scored.rows, mask, strict=True) if is_in]
     measured = scored.measured_s[mask]
     errors = _absolute(scored.predicted_s[mask], measured)
     bias = np.median(calibration.relative_error(scored.predicted_s[mask], measured))
@@ -166,8 +166,8 @@ def ranked(scored: Scored) -> str:
     if not count:
         return ""
     _, advised, _ = ranking(scored.rows, scored.predicted_s, scored.measured_s, scored.cautious_s)
-    told = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
-    return f"ranking: {count} groups, Kendall tau {tau:.2f}, {told}"
+    text = f"top-1 regret {advised:.1%} as advice orders plans, {regret:.1%} by the forecast alone"
+    return f"ranking: {count} groups, Kendall tau {tau:.2f}, {text}"
 
 
 def held(scored: Scored) -> list[str]:
@@ -192,8 +192,8 @@ def summary(rows: Sequence[Row], forecasts: Sequence[Forecast]) -> str:
     if not len(scored.measured_s):
         return "\n".join(lines)
     lines += ["", _TITLES, *(_line(item) for item in strata(scored))]
-    if told := ranked(scored):
-        lines += ["", told]
+    if text := ranked(scored):
+        lines += ["", text]
     return "\n".join([*lines, "", residuals.table(scored.rows, ratio(scored)), "", *held(scored)])
 
 

@@ -32,7 +32,7 @@ from tilecast.validate.networks import pool_of
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RunCase:
     """A row as the predictor sees it. Degrees that the row leaves open are None."""
 
     workload: Workload
@@ -56,7 +56,7 @@ _OPTIMIZER: tuple[tuple[str, Optimizer], ...] = (
 moment too."""
 
 
-def read(row: Row, graphs: Graphs | None = None) -> Case:
+def read(row: Row, graphs: Graphs | None = None) -> RunCase:
     """The case a row describes, its model taken from a folder of graphs where that has one.
 
     Raises:
@@ -102,7 +102,7 @@ def read(row: Row, graphs: Graphs | None = None) -> Case:
         offload="parameters" if "cpu offload" in notes else "none",
         overlap=not any(words in notes for words in _SAID_NOT),
     )
-    return Case(workload, pool_of(row, gpu, gpus), gpus, stated)
+    return RunCase(workload, pool_of(row, gpu, gpus), gpus, stated)
 
 
 ASSUMED: Mapping[str, str] = {"A100": "a100-80", "H100": "h100-sxm", "V100": "v100-sxm"}
@@ -202,9 +202,10 @@ ReLU along with its norms (DeepLearningExamples, MxNet/Classification/RN50v1.5: 
 
 def framework(row: Row) -> Framework | None:
     """What ran a row; None where its text names none that is known. MLPerf's references for large language models are
-    NeMo's (mlcommons/training, large_language_model_pretraining/nemo), and submissions keep to them."""
+    NeMo's (mlcommons/training, large_language_model_pretraining/nemo), and submissions keep to them; those of Stable
+    Diffusion train by NeMo as well (mlcommons/training_results, stable_diffusion, main.py)."""
     words = row.get("framework", "").lower()
-    if "mlperf" in words and row.get("family") == "decoder":
+    if "mlperf" in words and row.get("family") in ("decoder", "diffusion"):
         return "nemo"
     if "pytorch" in words and "ngc" in words and _APEX.search(row.get("model_name", "").lower()):
         return None

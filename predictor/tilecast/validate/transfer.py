@@ -92,40 +92,42 @@ def subjects(paths: Sequence[Path], track: Track = untracked) -> Subjects:
         SpecError: a file cannot be read, or no row is graded and can be forecast.
     """
     rows: list[Row] = [{**row, _TABLE: path.name} for path in paths for row in runs.read_table(path)]
-    found = curves.measured(rows, track)
-    if not found.runs:
+    measured = curves.measured(rows, track)
+    if not measured.runs:
         problem = "holds no row of grade A or B with a measured step time that can be forecast"
         raise SpecError("runs", problem, "see `tilecast validate runs` for the reasons")
-    sources = tuple(residuals.source_of(row) for row in found.rows)
-    gpus = [case.pool.gpu for case in found.cases]
-    plans = tuple(item.plan for item in found.forecasts if item.plan is not None)
+    sources = tuple(residuals.source_of(row) for row in measured.rows)
+    gpus = [case.pool.gpu for case in measured.cases]
+    plans = tuple(item.plan for item in measured.forecasts if item.plan is not None)
     return Subjects(
-        found,
-        tuple(row[_TABLE] for row in found.rows),
+        measured,
+        tuple(row[_TABLE] for row in measured.rows),
         sources,
-        tuple(f"{row[_TABLE]}: {row.get('split_group', '')}" for row in found.rows),
-        tuple((name, *(row.get(key, "") for key in _ALIKE)) for name, row in zip(sources, found.rows, strict=True)),
-        tuple(Place.of(gpu.name, gpu.architecture, case.workload) for gpu, case in zip(gpus, found.cases, strict=True)),
+        tuple(f"{row[_TABLE]}: {row.get('split_group', '')}" for row in measured.rows),
+        tuple((name, *(row.get(key, "") for key in _ALIKE)) for name, row in zip(sources, measured.rows, strict=True)),
+        tuple(
+            Place.of(gpu.name, gpu.architecture, case.workload) for gpu, case in zip(gpus, measured.cases, strict=True)
+        ),
         plans,
-        np.array([item.model_flops or 0.0 for item in found.forecasts]) / [plan.gpus for plan in plans],
-        np.array([gpu.peak(case.workload.precision) for gpu, case in zip(gpus, found.cases, strict=True)]),
+        np.array([item.model_flops or 0.0 for item in measured.forecasts]) / [plan.gpus for plan in plans],
+        np.array([gpu.peak(case.workload.precision) for gpu, case in zip(gpus, measured.cases, strict=True)]),
         np.array([gpu.memory_bandwidth_bytes_per_s for gpu in gpus]),
     )
 
 
-def pairs(found: Subjects) -> dict[str, tuple[Ints, Ints]]:
+def pairs(subjects: Subjects) -> dict[str, tuple[Ints, Ints]]:
     """Of each kind that there is, the indices of rows that were seen and of those that are asked for, (P,) each."""
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, model in enumerate(found.model):
+    for index, model in enumerate(subjects.model):
         alike[model].append(index)
-    ids = [row["id"] for row in found.measured.rows]
+    ids = [row["id"] for row in subjects.measured.rows]
     out: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for members in alike.values():
         for asked in members:
             seen: dict[str | None, list[int]] = defaultdict(list)
             for one in members:
                 if one != asked:
-                    seen[found.kind_of(one, asked)].append(one)
+                    seen[subjects.kind_of(one, asked)].append(one)
             for kind in KINDS:
                 order = sorted(seen[kind], key=lambda one: zlib.crc32(f"{ids[one]} {ids[asked]}".encode()))
                 out[kind] += [(one, asked) for one in order[:MOST_SEEN]]
@@ -147,11 +149,15 @@ class PairErrors:
     """Whether the raw and the corrected range hold the measured step."""
 
 
-def shared(found: Subjects, seen: Ints, asked: Ints) -> Mask:
+def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
     """Which of the levels of deviations the rows of each pair have in common, (5, P)."""
     return np.concatenate(
         [
-            alike(JobRun(found.places[one], found.plans[one], 0.0), found.places[other], Plans.of(found.plans[other]))
+            alike(
+                JobRun(subjects.places[one], subjects.plans[one], 0.0),
+                subjects.places[other],
+                Plans.of(subjects.plans[other]),
+            )
             for one, other in zip(seen, asked, strict=True)
         ],
         axis=1,
@@ -166,20 +172,22 @@ def corrections(shared: Mask, deviation: Floats, known: Mapping[str, float] | No
     return both[0][:, 0], both[1][:, 0]
 
 
-def held(found: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None) -> PairErrors:
+def held(
+    subjects: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
+) -> PairErrors:
     """Forecast the rows that are asked for, each by one run that was seen."""
-    ratio, width = corrections(shared(found, seen, asked), found.deviation[seen], known)
-    raw, measured = found.predicted_s, found.observed_s
-    work = measured[seen] * found.flops[asked] / np.maximum(found.flops[seen], 1.0)
+    ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], known)
+    raw, measured = subjects.predicted_s, subjects.observed_s
+    work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
     steps = {
         "raw": raw[asked],
         "corrected": raw[asked] * ratio,
         "scaled": measured[seen] * raw[asked] / raw[seen],
-        "FLOP/s": work * found.peak[seen] / found.peak[asked],
-        "bandwidth": work * found.bandwidth[seen] / found.bandwidth[asked],
+        "FLOP/s": work * subjects.peak[seen] / subjects.peak[asked],
+        "bandwidth": work * subjects.bandwidth[seen] / subjects.bandwidth[asked],
     }
     off = {name: calibration.relative_error(column, measured[asked]) for name, column in steps.items()}
-    half = found.measured.half_width[asked]
+    half = subjects.measured.half_width[asked]
     return PairErrors(
         kind,
         seen,
@@ -212,11 +220,11 @@ class Line:
     covered: tuple[float, float]
 
 
-def line(found: Subjects, item: PairErrors, table: str = "") -> Line:
+def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
     """The pairs of a table's rows, or of all, in one line."""
-    rows = np.array([not table or found.table[row] == table for row in item.asked])
+    rows = np.array([not table or subjects.table[row] == table for row in item.asked])
     asked = item.asked[rows]
-    mean = Macro.of(asked, found)
+    mean = Macro.of(asked, subjects)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)
     gains = []
@@ -255,10 +263,10 @@ class Macro:
     """Rows of each cell, (C,)."""
 
     @classmethod
-    def of(cls, asked: Ints, found: Subjects) -> Macro:
+    def of(cls, asked: Ints, subjects: Subjects) -> Macro:
         rows, row, count = np.unique(asked, return_inverse=True, return_counts=True)
-        groups, group = np.unique([found.group[one] for one in rows], return_inverse=True)
-        sources, source = np.unique([found.source[one] for one in rows], return_inverse=True)
+        groups, group = np.unique([subjects.group[one] for one in rows], return_inverse=True)
+        sources, source = np.unique([subjects.source[one] for one in rows], return_inverse=True)
         cells, cell, size = np.unique(np.stack([group, source]), axis=1, return_inverse=True, return_counts=True)
         return cls(
             tuple(map(str, sources)), tuple(map(str, groups)), 1.0 / count[row], cell.ravel()[row], cells,
@@ -281,16 +289,16 @@ class Macro:
         return float((weight * sums / np.maximum(sizes, 1e-12)).sum() / weight.sum())
 
 
-def report(found: Subjects) -> str:
+def report(subjects: Subjects) -> str:
     """Every kind of pairs over all tables, and over each."""
-    tables = sorted(set(found.table))
-    lines = [f"{len(found.table)} measured runs of {len(set(found.source))} sources", "", _TITLES]
-    for kind, (seen, asked) in pairs(found).items():
-        item = held(found, kind, seen, asked)
-        lines.append(_told(kind, line(found, item)))
+    tables = sorted(set(subjects.table))
+    lines = [f"{len(subjects.table)} measured runs of {len(set(subjects.source))} sources", "", _TITLES]
+    for kind, (seen, asked) in pairs(subjects).items():
+        item = held(subjects, kind, seen, asked)
+        lines.append(_cell(kind, line(subjects, item)))
         if len(tables) > 1:
-            own = {found.table[row] for row in asked}
-            lines += [_told(f"  {name}", line(found, item, name)) for name in tables if name in own]
+            own = {subjects.table[row] for row in asked}
+            lines += [_cell(f"  {name}", line(subjects, item, name)) for name in tables if name in own]
     return "\n".join(lines)
 
 
@@ -310,5 +318,5 @@ _WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 7)
 _TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
 
-def _told(name: str, item: Line) -> str:
-    return f"{name[:22]:<22}" + "".join(told(item) for _, told in _COLUMNS)
+def _cell(name: str, item: Line) -> str:
+    return f"{name[:22]:<22}" + "".join(cell(item) for _, cell in _COLUMNS)

@@ -76,8 +76,8 @@ def missing(case: KernelCase, capability: tuple[int, int], pytorch: str) -> str:
 
 def driver_version(text: str) -> str:
     """The version in the text of /proc/driver/nvidia/version; empty where there is none."""
-    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
-    return found[0] if found else ""
+    match = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return match[0] if match else ""
 
 
 Call = Callable[[], Any]
@@ -188,9 +188,9 @@ def _conv2d(torch: ModuleType, words: Words, sizes: Sizes) -> Call:
     if words[DIRECTION] == "fwd":
         return forward
     gradient = torch.randn_like(forward())
-    wanted = [words[DIRECTION] == "bwd_data", words[DIRECTION] == "bwd_weight", False]
+    mask = [words[DIRECTION] == "bwd_data", words[DIRECTION] == "bwd_weight", False]
     backward = torch.ops.aten.convolution_backward
-    return lambda: backward(gradient, x, weight, None, stride, pad, (1, 1), False, (0, 0), groups, wanted)
+    return lambda: backward(gradient, x, weight, None, stride, pad, (1, 1), False, (0, 0), groups, mask)
 
 
 def _optimizer(torch: ModuleType, words: Words, sizes: Sizes) -> Call:
@@ -284,9 +284,9 @@ class Device:
     def _warm(self, calls: Sequence[Call]) -> None:
         """Run every call twice: libraries choose their kernels, the allocator gets its blocks."""
         for _ in range(2):
-            kept = [call() for call in calls]
+            outputs = [call() for call in calls]
             self.torch.cuda.synchronize()
-            del kept
+            del outputs
 
     def _burst(self, calls: Sequence[Call], count: int, cycles: int) -> tuple[float, bool]:
         """`count` calls behind a sleep of that many cycles: seconds of one, and whether the sleep ended too early.
@@ -296,12 +296,12 @@ class Device:
         """
         cuda = self.torch.cuda
         start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        kept: list[Any] = [None] * len(calls)
+        outputs: list[Any] = [None] * len(calls)
         self.flush.sum()
         cuda._sleep(cycles)
         start.record()
         for turn in range(count):
-            kept[turn % len(calls)] = calls[turn % len(calls)]()
+            outputs[turn % len(calls)] = calls[turn % len(calls)]()
         end.record()
         early = bool(start.query())
         end.synchronize()

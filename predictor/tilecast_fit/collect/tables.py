@@ -95,8 +95,8 @@ class Tables:
         Raises:
             CollectError: the folder holds a table already, or cannot be made.
         """
-        if found := [name for name in KINDS if (folder / f"{name}.csv").exists()]:
-            raise CollectError(f"--output: {folder} has {found[0]}.csv already; name a new folder")
+        if names := [name for name in KINDS if (folder / f"{name}.csv").exists()]:
+            raise CollectError(f"--output: {folder} has {names[0]}.csv already; name a new folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -120,7 +120,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
         1,
         tuple(walk.ops),
         parameters=np.full(len(shards), walk.parameters),
-        activation_bytes=np.stack([walk.kept * np.ones(len(shards))] * 3),
+        activation_bytes=np.stack([walk.activation_bytes * np.ones(len(shards))] * 3),
         working_bytes=walk.working * np.ones(len(shards)),
         workspace_bytes=walk.workspace * np.ones(len(shards)),
     )

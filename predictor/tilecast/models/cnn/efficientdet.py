@@ -20,8 +20,8 @@ def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
     separable convolutions for the classes and as many for the boxes of nine anchors per pixel. The convolutions are the
     same on every level, their norms are not."""
     channels = int(extra["pyramid_channels"])
-    found = mobile.efficientnet_levels(walk, extra)
-    levels = _extended(walk, [found[index] for index in _READ], channels)
+    backbone = mobile.efficientnet_levels(walk, extra)
+    levels = _extended(walk, [backbone[index] for index in _READ], channels)
     for number in range(int(extra["pyramids"])):
         levels = _pyramid(walk, levels, channels, first=number == 0)
     for outputs, is_class in ((_ANCHORS * int(extra.get("classes", 90)), True), (_ANCHORS * 4, False)):

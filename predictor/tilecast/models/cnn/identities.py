@@ -40,8 +40,8 @@ def classifier(workload: Workload, shards: Shards) -> Block:
         transfers.append(Transfer("softmax", "all_reduce", "expert", 4.0 * rows, count=2.0))
         gradient = numerics.element * rows * WIDTH
         transfers.append(Transfer("embeddings.gradient", "reduce_scatter", "expert", gradient, "backward"))
-    kept, scratch = layers.logit_bytes(numerics)
-    activations = rows * seen * (kept + numerics.element)
+    activation_bytes, scratch = layers.logit_bytes(numerics)
+    activations = rows * seen * (activation_bytes + numerics.element)
     weights = held * WIDTH
     return Block(
         "classifier",

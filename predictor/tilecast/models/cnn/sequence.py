@@ -30,13 +30,13 @@ def dense(walk: Walk, out: int, *, bias: bool = True) -> None:
 
 def recur(walk: Walk, cells: int, *, directions: int = 1) -> None:
     """An LSTM as cuDNN runs it; two directions leave twice the channels."""
-    ops, parameters, kept = recurrent(
+    ops, parameters, activation_bytes = recurrent(
         "lstm", walk.numerics, batch=walk.batch, steps=float(walk.size[2]), inputs=float(walk.channels),
         hidden=float(cells), directions=directions,
     )  # fmt: skip
     walk.ops += ops
     walk.parameters += parameters
-    walk.keep(kept)
+    walk.keep(activation_bytes)
     walk.channels = directions * cells
 
 

@@ -69,8 +69,13 @@ def _separable(walk: Walk, out: int, kernel: int, stride: int = 1) -> None:
 
 
 def _letters(walk: Walk) -> None:
-    """A letter for every frame, and the loss over all alignments (CTC), which runs along the frames."""
+    """A letter for every frame."""
     walk.conv(_LETTERS, 1, bias=True)
+    _alignments(walk)
+
+
+def _alignments(walk: Walk) -> None:
+    """The loss over all alignments (CTC), which runs along the frames."""
     walk.loss()
     if walk.numerics.training:
         walk.ops += layers.pointwise("alignments", walk.numerics, walk.elements, kernels=2, absorbed=False)
@@ -185,7 +190,8 @@ def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
 
 def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
     """Seven convolutions of 512 channels over samples of sound, then `layers_deep` layers of attention of `width` and
-    `heads`; in training a vector for each of half of the frames is held against 100 others."""
+    `heads`; in training a vector for each of half of the frames is held against 100 others, or every frame is one of
+    `letters`."""
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
         walk.conv(512, (1, kernel), stride)
         if kernel == 10:
@@ -203,7 +209,10 @@ def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
         attention.feed_forward(walk, frames, width, int(extra.get("inner", 4 * width)))
         attention.norm(walk, frames, width)
     attention.norm(walk, frames, width)
-    if walk.numerics.training:
+    if letters := int(extra.get("letters", 0)):
+        sequence.dense(walk, letters)
+        _alignments(walk)
+    elif walk.numerics.training:
         walk.shape = width, (1, 1, -(-frames // 2))
         sequence.dense(walk, 256)
         walk.products(frames / 2, 101.0, 256.0)

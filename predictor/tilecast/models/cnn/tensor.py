@@ -20,8 +20,8 @@ Size: TypeAlias = tuple[int, int, int]
 @dataclass(slots=True)
 class Tensor:
     """The tensor in hand of a network under construction, of shape (batch, channels, *size), where `batch` is a column
-    over shards, (S,); and what was written so far. `parameters` counts weights, `kept` the bytes alive until the
-    backward pass, (S,)."""
+    over shards, (S,); and what was written so far. `parameters` counts weights, `activation_bytes`
+    the bytes alive until the backward pass, (S,)."""
 
     numerics: Numerics
     batch: Floats
@@ -31,7 +31,7 @@ class Tensor:
     """Whether images have no depth, so that kernels have none either."""
     ops: list[Op] = field(default_factory=list)
     parameters: float = 0.0
-    kept: Floats = field(default_factory=lambda: np.zeros(1))
+    activation_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     workspace: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the input and the output of the largest convolution, (S,): cuDNN lays both out anew for the matrix
     units."""
@@ -65,17 +65,17 @@ class Tensor:
     def keep(self, elements: Floats) -> None:
         """Tensors of so many elements stay alive until the backward pass."""
         if self.numerics.training:
-            self.kept = self.kept + elements * self.numerics.element
+            self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
     def differentiate(self, elements: Floats) -> None:
         """Gradients of so many elements are alive while an operator, the last to keep something, runs backward."""
         if self.numerics.training:
-            self.peak = np.maximum(self.peak, self.kept + elements * self.numerics.element)
+            self.peak = np.maximum(self.peak, self.activation_bytes + elements * self.numerics.element)
 
     @property
     def working(self) -> Floats:
         """What the backward pass needs at its fullest beside all that is kept, in bytes, (S,)."""
-        return np.maximum(self.peak - self.kept, 0.0)
+        return np.maximum(self.peak - self.activation_bytes, 0.0)
 
     def again(self, shape: tuple[int, Size]) -> None:
         """Returns to an earlier tensor that another branch has read, and so keeps."""

@@ -41,8 +41,8 @@ _SIGNS = ("model_type", "_class_name", "ssm_cfg", "architectures", "architecture
 def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the number of its labels in place of their names, which can be many thousands."""
     labels = config.get("id2label")
-    kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
-    return {"num_labels": len(labels), **kept} if isinstance(labels, Mapping) else kept
+    items = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    return {"num_labels": len(labels), **items} if isinstance(labels, Mapping) else items
 
 
 def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
@@ -67,8 +67,8 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
         known = _presets(config)
         if not known:
             raise
-        told = f"{error.remedy}; or use the preset {known[0]}, which has these dimensions"
-        raise SpecError(error.field, error.problem, told) from None
+        text = f"{error.remedy}; or use the preset {known[0]}, which has these dimensions"
+        raise SpecError(error.field, error.problem, text) from None
 
 
 def _of_timm(config: Mapping[str, Any], field: str) -> Model:
@@ -107,10 +107,10 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
 @cache
 def _refused() -> Mapping[str, str]:
     """Why types are not read, of those that people ask for."""
-    found: Mapping[str, str] = tomllib.loads(
+    reasons: Mapping[str, str] = tomllib.loads(
         files("tilecast.models.huggingface").joinpath("refused.toml").read_text(encoding="utf-8")
     )
-    return found
+    return reasons
 
 
 def _of_class(name: str) -> str:
@@ -150,11 +150,11 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
         part = config.get(key)
         if not isinstance(part, Mapping):
             raise SpecError(f"{path}.{key}", "is missing or no mapping", f"a config of {kind} holds its model there")
-        found = _read(table["within_type"], part, f"{path}.{key}", part)
+        model = _read(table["within_type"], part, f"{path}.{key}", part)
     elif "language" in table:
-        found = _language(kind, table, config, path)
+        model = _language(kind, table, config, path)
     else:
-        found = _single(kind, config, path)
+        model = _single(kind, config, path)
     notes = [_sentence(table["assumed"])] if "assumed" in table else []
     if kind in _GENERAL:
         notes.append(
@@ -162,10 +162,11 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
         )
     if further := reading.count(config.get("num_nextn_predict_layers")):
         notes.append(f"The {further} layers that predict further tokens (num_nextn_predict_layers) are not priced.")
-    read = parts.towers(found, table.get("towers", ()), config, path, _read_tower)
+    read = parts.towers(model, table.get("towers", ()), config, path, _read_tower)
     if "crossed" in table:
         read = parts.crossed(read, config, path)
-    return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes))
+    auto = heads.auto(config, model, table.get("auto"))
+    return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes), auto=auto)
 
 
 def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
@@ -245,7 +246,9 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
         ) from None
 
 
-_NOT_DIMENSIONS = ("assumed", "accepts", "crossed", "towers", "language", "language_type", "within", "within_type")
+_NOT_DIMENSIONS = (
+    "assumed", "accepts", "auto", "crossed", "towers", "language", "language_type", "within", "within_type",
+)  # fmt: skip
 
 
 def _name(config: Mapping[str, Any], kind: str) -> str:
@@ -266,10 +269,10 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def _raw() -> Mapping[str, Mapping[str, Any]]:
     """The table of each type as it is written."""
-    found: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for path in sorted(files("tilecast.models.huggingface").joinpath("types").iterdir(), key=lambda entry: entry.name):
-        found |= tomllib.loads(path.read_text(encoding="utf-8"))
-    return found
+        tables |= tomllib.loads(path.read_text(encoding="utf-8"))
+    return tables
 
 
 def _filled(name: str) -> dict[str, Any]:
@@ -284,13 +287,13 @@ def _defaults() -> Mapping[str, Mapping[str, Any]]:
     the type that its table continues."""
     text = files("tilecast.models.huggingface").joinpath("defaults.toml").read_text(encoding="utf-8")
     stated = tomllib.loads(text)
-    found = {}
+    tables = {}
     for name in supported():
         base = name
         while base not in stated and "like" in _raw()[base]:
             base = _raw()[base]["like"]
-        found[name] = stated.get(base, {})
-    return found
+        tables[name] = stated.get(base, {})
+    return tables
 
 
 def _presets(config: Mapping[str, Any]) -> list[str]:

@@ -41,13 +41,13 @@ def first_key(expression: str) -> str:
 @cache
 def lone_keys(expression: str) -> tuple[str, ...]:
     """Those of an expression's alternatives that are keys of the config, in order."""
-    found: list[str] = []
+    keys: list[str] = []
     node = _parsed(expression)
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        found.append(ast.unparse(node.right) if _is_key(node.right) else "")
+        keys.append(ast.unparse(node.right) if _is_key(node.right) else "")
         node = node.left
-    found.append(ast.unparse(node) if _is_key(node) else "")
-    return tuple(key for key in reversed(found) if key)
+    keys.append(ast.unparse(node) if _is_key(node) else "")
+    return tuple(key for key in reversed(keys) if key)
 
 
 def _is_key(node: ast.expr) -> bool:
@@ -79,19 +79,19 @@ def _value(node: ast.expr, config: Mapping[str, Any]) -> Value:
         case ast.Name(id=name):
             return config.get(name)
         case ast.Attribute(value=of, attr=name):
-            found = _value(of, config)
-            return found.get(name) if isinstance(found, Mapping) else None
+            whole = _value(of, config)
+            return whole.get(name) if isinstance(whole, Mapping) else None
         case ast.Subscript(value=of, slice=place):
-            found, index = _value(of, config), ast.literal_eval(place)
-            return found[index] if isinstance(found, list) and -len(found) <= index < len(found) else None
+            whole, index = _value(of, config), ast.literal_eval(place)
+            return whole[index] if isinstance(whole, list) and -len(whole) <= index < len(whole) else None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            found = _value(left, config)
-            return _value(right, config) if found is None else found
+            whole = _value(left, config)
+            return _value(right, config) if whole is None else whole
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _value(body if _value(test, config) else otherwise, config)
         case ast.BoolOp(op=op, values=values):
-            found = [bool(_value(value, config)) for value in values]
-            return any(found) if isinstance(op, ast.Or) else all(found)
+            whole = [bool(_value(value, config)) for value in values]
+            return any(whole) if isinstance(op, ast.Or) else all(whole)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _value(operand, config)
         case ast.BinOp(left=left, op=op, right=right):

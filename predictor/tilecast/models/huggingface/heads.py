@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilecast.models.families import FAMILIES
+from tilecast.spec import Model
+
 _CLASSES = 2
 """Classes of a classifier whose config does not list them; only what differs from two is written."""
 _ENCODERS = ("encoder", "albert", "relative-encoder")
@@ -13,8 +16,13 @@ _IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mo
 
 def task(config: Mapping[str, Any]) -> str:
     """The first of the config's `architectures`; empty if there is none."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, Sequence) and not isinstance(named, str) and named else ""
+    listed = config.get("architectures")
+    named = str(listed[0]) if isinstance(listed, Sequence) and not isinstance(listed, str) and listed else ""
+    return _OTHERWISE.get(named, named)
+
+
+_OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
+"""Classes of a model's own code by the class of transformers that computes the same."""
 
 
 def _labels(config: Mapping[str, Any]) -> int:
@@ -48,3 +56,18 @@ def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
     if family in _ENCODERS:
         return {"head_transform": 1.0, "pooler": float(named.endswith("ForPreTraining"))}
     return {}
+
+
+_OF_TEXT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2": ("ForCTC",)}
+"""Heads by family whose class a config names, where another one is usual for its type; of others those of text."""
+
+
+def auto(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
+    """What follows `AutoModel` in the class with the head of a config's first architecture: the `usual` of its type, or
+    that of the family where that is None; none where the type has none, nor for what a teacher's answers train."""
+    if not (FAMILIES[model.family].auto if usual is None else usual):
+        return usual
+    if task(config).endswith("WithTeacher"):
+        return ""
+    return next((head for head in _TASKS.get(model.family, _OF_TEXT) if task(config).endswith(head)), usual)

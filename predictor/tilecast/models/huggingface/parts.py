@@ -37,9 +37,9 @@ def is_alike(one: str, other: str) -> bool:
     return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
 
 
-def renamed(model: Model, *, name: str, notes: tuple[str, ...]) -> Model:
-    """The model under its own name, with what is to be said of it."""
-    return replace(model, name=name, notes=notes)
+def renamed(model: Model, *, name: str, notes: tuple[str, ...], auto: str | None) -> Model:
+    """The model under its own name, with what is to be said of it and the class that Transformers builds it by."""
+    return replace(model, name=name, notes=notes, auto=auto)
 
 
 def towers(
@@ -50,25 +50,25 @@ def towers(
     read: Callable[[str, Mapping[str, Any], str, object], Model | None],
 ) -> Model:
     """The model with the towers that tables name, and notes on those that cannot be read."""
-    found, notes = list(model.towers), list(model.notes)
+    parts, notes = list(model.towers), list(model.notes)
     for table in tables:
         if "when" in table and not evaluate(table["when"], config):
             continue
         key = place(table["at"], config)
         part = config if not key else config.get(key, named_tower(config))
         if not isinstance(part, Mapping):
-            told = str(config.get("mm_vision_tower", "its encoder of images"))
-            notes.append(f"The config does not describe {told:.80}, which is not priced.")
+            name = str(config.get("mm_vision_tower", "its encoder of images"))
+            notes.append(f"The config does not describe {name:.80}, which is not priced.")
             continue
         where = f"{path}.{key}" if key else path
         tower = read(table["type"], part, where, config.get("model_type"))
         if tower is None:
             notes.append(f"What {key} describes, of model_type {part.get('model_type')!s:.40}, is not priced.")
             continue
-        found.append(_projected(tower, model, table, config, where))
+        parts.append(_projected(tower, model, table, config, where))
         if key:
-            notes.append(_told(found[-1]))
-    return replace(model, towers=tuple(found), notes=tuple(notes))
+            notes.append(_tower_note(parts[-1]))
+    return replace(model, towers=tuple(parts), notes=tuple(notes))
 
 
 def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
@@ -129,7 +129,7 @@ def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
     return replace(model, family="encdec", layers=int(decoding), causal=True, extra=extra, towers=(tower,))
 
 
-def _told(tower: Model) -> str:
+def _tower_note(tower: Model) -> str:
     extra = tower.extra
     if "frames" in extra:
         return f"A sample holds one sound of {extra['frames']:g} frames, which its encoder, trained along, hears."

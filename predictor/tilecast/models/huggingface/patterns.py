@@ -42,8 +42,8 @@ def _whole(config: Config, key: str, otherwise: int) -> int:
 def _places(config: Config, *keys: str) -> set[int]:
     """Numbers of layers listed under the first of the keys that has a list."""
     lists = (config[key] for key in keys if isinstance(config.get(key), list))
-    found: list[Any] = next(lists, [])
-    return {place for place in found if isinstance(place, int)}
+    places: list[Any] = next(lists, [])
+    return {place for place in places if isinstance(place, int)}
 
 
 def _jamba(config: Config, layers: int) -> Pattern:

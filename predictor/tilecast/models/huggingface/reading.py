@@ -54,15 +54,15 @@ def fill(table: dict[str, Any], read: Mapping[str, str], scope: Scope, path: str
     merged = scope.merged
     for name, expression in read.items():
         try:
-            key, found = _stated(expression, scope.config)
-            if found is None:
-                found = evaluate(expression, {**merged, "model": table})
+            key, value = _stated(expression, scope.config)
+            if value is None:
+                value = evaluate(expression, {**merged, "model": table})
         except TypeError as error:
             raise SpecError(f"{path}.{first_key(expression)}", f"{str(error)[:40]!r} is no size", _SIZE) from None
-        if found is None:
+        if value is None:
             continue
         where = f"{path}.{key}"
-        table[name] = _boolean(found, where) if name in _BOOLEANS else _size(name, found, where)
+        table[name] = _boolean(value, where) if name in _BOOLEANS else _size(name, value, where)
 
 
 _SIZE = "give a number from 0"
@@ -72,26 +72,26 @@ def _stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
     """The first of an expression's alternatives that is a key of the config and nothing else, and its value: what is
     stated under an old name goes before the default of the new one. None is the value where no such key is there."""
     for key in lone_keys(expression):
-        if (found := evaluate(key, config)) is not None:
-            return key, found
+        if (value := evaluate(key, config)) is not None:
+            return key, value
     return first_key(expression), None
 
 
-def _boolean(found: object, where: str) -> bool:
-    if isinstance(found, list | dict | str):
-        raise SpecError(where, f"{str(found)[:40]!r} is no size", _SIZE)
-    return bool(found)
+def _boolean(value: object, where: str) -> bool:
+    if isinstance(value, list | dict | str):
+        raise SpecError(where, f"{str(value)[:40]!r} is no size", _SIZE)
+    return bool(value)
 
 
-def _size(name: str, found: object, field: str) -> float:
+def _size(name: str, value: object, field: str) -> float:
     """A dimension: a whole number within bounds (rates of dropout among them become 0 or 1)."""
-    if not isinstance(found, int | float) or not 0 <= found <= 2**40:
-        raise SpecError(field, f"{str(found)[:40]!r} is no size", _SIZE)
+    if not isinstance(value, int | float) or not 0 <= value <= 2**40:
+        raise SpecError(field, f"{str(value)[:40]!r} is no size", _SIZE)
     if name == "attention_dropout":
-        return float(found > 0)
-    if name in _SHARES and found < _LARGEST:
-        return float(found)
-    if found != int(found) or found > _MOST.get(name, _LARGEST):
-        problem = f"{found:g} is not a whole number up to {_MOST.get(name, _LARGEST)}"
+        return float(value > 0)
+    if name in _SHARES and value < _LARGEST:
+        return float(value)
+    if value != int(value) or value > _MOST.get(name, _LARGEST):
+        problem = f"{value:g} is not a whole number up to {_MOST.get(name, _LARGEST)}"
         raise SpecError(field, problem, "correct the config")
-    return int(found)
+    return int(value)

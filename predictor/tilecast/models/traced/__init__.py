@@ -58,11 +58,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
         for unit, times in known.units.items()
         for op in _emit(unit, numerics, scale)
     )
-    kept = known.kept
+    activations = known.activations
     e = numerics.element
-    scores = (kept.scores * e + kept.dropped_scores * (2 * e + 1)) * scale
-    core = 4.0 * kept.statistics * scale if numerics.flash else scores
-    outer = e * (kept.batched * scale + kept.fixed) + kept.bytes * scale
+    scores = (activations.scores * e + activations.dropped_scores * (2 * e + 1)) * scale
+    core = 4.0 * activations.statistics * scale if numerics.flash else scores
+    outer = e * (activations.batched * scale + activations.fixed) + activations.bytes * scale
     boundary = e * scale * float(np.mean([segment.boundary for segment in known.segments[:-1]] or [0.0]))
     mild = outer + (core if numerics.flash else 0.0)
     body = Block(
@@ -91,8 +91,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 def _loss(output: Operand, numerics: Numerics, scale: Floats) -> Block:
     count, cols = elements(output, scale), float(output.shape[-1])
     ops = layers.cross_entropy("loss", numerics, count / cols, np.full(1, cols))
-    kept, working = layers.logit_bytes(numerics)
-    return Block("loss", 1, tuple(ops), np.zeros(1), np.stack([kept * count] * 3), working_bytes=working * count)
+    activation_bytes, working = layers.logit_bytes(numerics)
+    return Block(
+        "loss", 1, tuple(ops), np.zeros(1), np.stack([activation_bytes * count] * 3), working_bytes=working * count
+    )
 
 
 def _emit(unit: Unit, numerics: Numerics, scale: Floats) -> list[Op]:
@@ -137,7 +139,7 @@ def _stages(trace: Trace) -> Stages:
 def _columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
     """Cost, parameters and kept elements of the segments, each as a share of the whole, (3, segments)."""
     rows = [
-        (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.kept)
+        (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)
         for segment in known.segments
     ]
     columns = np.array(rows).T

@@ -10,7 +10,7 @@ from typing import Any
 from tilecast.models.traced.normal import normal
 from tilecast.models.traced.operators import OPERATORS
 from tilecast.spec import SpecError
-from tilecast.trace import Operator, Trace
+from tilecast.trace import Trace, TraceOperator
 
 FORMAT = "tilecast-graph/1"
 MOST_OPERATORS = 100_000
@@ -73,7 +73,9 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
             outputs=_names(value["outputs"]),
             shapes={str(key): tuple(_count(size) for size in shape) for key, shape in value["shapes"].items()},
             operators=tuple(
-                Operator(str(kind), _names(inputs), _names(outputs), {str(k): float(v) for k, v in attributes.items()})
+                TraceOperator(
+                    str(kind), _names(inputs), _names(outputs), {str(k): float(v) for k, v in attributes.items()}
+                )
                 for kind, inputs, outputs, attributes in value["operators"]
             ),
         )
@@ -152,12 +154,12 @@ def _check_ends(trace: Trace, name: str) -> None:
         raise SpecError(f"{name}: outputs", "none is computed from the inputs", "name what the model answers")
 
 
-def _is_convolution(trace: Trace, one: Operator) -> bool:
+def _is_convolution(trace: Trace, one: TraceOperator) -> bool:
     ranks = {len(trace.shapes[each]) for each in (*one.inputs[:2], one.outputs[0])}
     return len(ranks) == 1 and ranks <= {3, 4, 5}
 
 
-def _is_grouped(trace: Trace, one: Operator) -> bool:
+def _is_grouped(trace: Trace, one: TraceOperator) -> bool:
     groups = one.attributes.get("groups", 1)
     channels = (trace.shapes[one.inputs[0]][1], trace.shapes[one.outputs[0]][1])
     return groups >= 1 and groups % 1 == 0 and all(count % groups == 0 for count in channels)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import prod
 
 from tilecast.models.traced.operators import OPERATORS, Operand, Site, attribute_key
-from tilecast.trace import Operator, Trace
+from tilecast.trace import Trace, TraceOperator
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Activations:
     """Elements that stay alive until the backward pass: of tensors that grow with the batch and of others, of scores
     and statistics of attention (of the traced batch), and single bytes (masks)."""
 
@@ -40,11 +40,11 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Operators between two places where the model can be cut: what they cost is counted by `units`; `parameters` are
-    read here first, `kept` elements stay alive, and `boundary` elements flow out of it."""
+    read here first, `activations` elements stay alive, and `boundary` elements flow out of it."""
 
     units: Mapping[Unit, int]
     parameters: float
-    kept: float
+    activations: float
     boundary: float
 
 
@@ -54,7 +54,7 @@ class Flow:
 
     units: Mapping[Unit, int]
     parameters: float
-    kept: Kept
+    activations: Activations
     segments: tuple[Segment, ...]
     output: Operand | None
     """What the model answers, unless that is a loss already."""
@@ -87,8 +87,8 @@ class _FlowReader:
         groups = self._groups()
         units = [self._unit(group) for group in groups]
         forks = [self._forks(group[-1]) for group in groups]
-        kept = [self._kept(group) for group in groups]
-        segments = self._segments(groups, units, forks, kept)
+        tensors = [self._live(group) for group in groups]
+        segments = self._segments(groups, units, forks, tensors)
         counted: Counter[Unit] = Counter()
         for segment in segments:
             counted.update(segment.units)
@@ -97,12 +97,12 @@ class _FlowReader:
         return Flow(
             units=counted,
             parameters=sum(segment.parameters for segment in segments),
-            kept=self._total(kept),
+            activations=self._total(tensors),
             segments=segments,
             output=self._operand(output) if is_answer else None,
         )
 
-    def _enter(self, operator: Operator) -> None:
+    def _enter(self, operator: TraceOperator) -> None:
         """Note what an operator's outputs inherit from its inputs."""
         rule = OPERATORS[operator.kind]
         inputs = [name for name in operator.inputs if name]
@@ -123,7 +123,7 @@ class _FlowReader:
             if not rule.moves and not is_copy:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
 
-    def _promotes(self, operator: Operator) -> bool:
+    def _promotes(self, operator: TraceOperator) -> bool:
         """Whether what an operator reads makes what it computes FP32. Channel norms have FP32 weights and keep the
         type of their input; a single number promotes nothing."""
         if operator.kind == "cast":
@@ -131,7 +131,7 @@ class _FlowReader:
         sources = operator.inputs[:1] if operator.kind == "channelnorm" else operator.inputs
         return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
-    def _order(self, operator: Operator) -> tuple[int, ...] | None:
+    def _order(self, operator: TraceOperator) -> tuple[int, ...] | None:
         """The order of dimensions in memory of what an operator makes; None where it is not known to be in order."""
         source = next((name for name in operator.inputs if name), "")
         rank = len(self.trace.shapes.get(source, ()))
@@ -156,9 +156,9 @@ class _FlowReader:
             self.trace.shapes[name], name in self.batched, name in self.trained, self._strided(name), name in self.wide
         )
 
-    def _groups(self) -> list[list[Operator]]:
+    def _groups(self) -> list[list[TraceOperator]]:
         """The operators that do any work, chains of element-wise ones together."""
-        groups: list[list[Operator]] = []
+        groups: list[list[TraceOperator]] = []
         for operator in self.trace.operators:
             if not any(name in self.batched or name in self.trained for name in operator.outputs):
                 continue
@@ -169,7 +169,7 @@ class _FlowReader:
                 groups.append([operator])
         return groups
 
-    def _follows(self, last: Operator, operator: Operator) -> bool:
+    def _follows(self, last: TraceOperator, operator: TraceOperator) -> bool:
         """Whether a compiler runs an operator in the same pass as the one before it."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
@@ -177,7 +177,7 @@ class _FlowReader:
         made = last.outputs[0]
         return len(last.outputs) == len(operator.outputs) == 1 and made in operator.inputs and self.uses[made] == 1
 
-    def _unit(self, group: list[Operator]) -> Unit:
+    def _unit(self, group: list[TraceOperator]) -> Unit:
         inner = {operator.outputs[0] for operator in group[:-1]}
         chain = group[OPERATORS[group[0].kind].leads :]
         names = dict.fromkeys(name for operator in chain for name in operator.inputs if name and name not in inner)
@@ -185,7 +185,7 @@ class _FlowReader:
         outside = tuple(self._operand(name) for name in names if prod(self.trace.shapes[name]) == size)
         return Unit(tuple(self._site(operator) for operator in group), outside if len(group) > 1 else ())
 
-    def _site(self, operator: Operator) -> Site:
+    def _site(self, operator: TraceOperator) -> Site:
         inputs = tuple(self._operand(name) for name in operator.inputs if name)
         largest = max(operator.outputs, key=lambda name: prod(self.trace.shapes[name]))
         output = self._operand(largest)
@@ -194,41 +194,43 @@ class _FlowReader:
             attributes = ()
         return Site(operator.kind, attributes, inputs, output)
 
-    def _forks(self, operator: Operator) -> list[Unit]:
+    def _forks(self, operator: TraceOperator) -> list[Unit]:
         """The sums of gradients of what an operator made, where that is read more than once."""
-        found = []
+        units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
             if name in self.trained and name in self.batched and again > 0 and operator.kind != "constant":
                 operand = self._operand(name)
-                found += [Unit((Site("fork", (), (operand,), operand),), ())] * again
-        return found
+                units += [Unit((Site("fork", (), (operand,), operand),), ())] * again
+        return units
 
-    def _kept(self, group: list[Operator]) -> list[tuple[str, str]]:
+    def _live(self, group: list[TraceOperator]) -> list[tuple[str, str]]:
         """(what, tensor) that a group keeps: "tensor", "mask", "statistics", "scores" or "dropped-scores"."""
-        found: list[tuple[str, str]] = []
+        tensors: list[tuple[str, str]] = []
         for operator in group:
             rule, output = OPERATORS[operator.kind], operator.outputs[0]
             if output not in self.trained:
                 continue
             inputs = [name for name in operator.inputs if name]
             if rule.keeps == "mask":
-                found.append(("mask", output))
+                tensors.append(("mask", output))
             elif rule.keeps == "inputs":
                 # The factors of a product: each is needed where the other has a gradient.
                 pair = inputs[:2]
-                found += [("tensor", one) for one, other in zip(pair, pair[::-1], strict=True) if other in self.trained]
+                tensors += [
+                    ("tensor", one) for one, other in zip(pair, pair[::-1], strict=True) if other in self.trained
+                ]
             elif rule.keeps == "attention":
-                found += [("tensor", name) for name in (*inputs[:3], output)]
+                tensors += [("tensor", name) for name in (*inputs[:3], output)]
                 dropped = operator.attributes.get("dropout", 0.0) > 0
-                found += [("statistics", output), ("dropped-scores" if dropped else "scores", output)]
+                tensors += [("statistics", output), ("dropped-scores" if dropped else "scores", output)]
             elif rule.keeps != "nothing":
-                found.append(("tensor", inputs[0] if rule.keeps == "input" else output))
+                tensors.append(("tensor", inputs[0] if rule.keeps == "input" else output))
         parameters = set(self.trace.parameters)
-        return [(what, self.root.get(name, name)) if what == "tensor" else (what, name) for what, name in found
+        return [(what, self.root.get(name, name)) if what == "tensor" else (what, name) for what, name in tensors
                 if self.root.get(name, name) not in parameters]  # fmt: skip
 
-    def _sizes(self, items: Iterable[tuple[str, str]]) -> Kept:
+    def _sizes(self, items: Iterable[tuple[str, str]]) -> Activations:
         totals: dict[str, float] = defaultdict(float)
         for what, name in items:
             shape = self.trace.shapes[name]
@@ -240,46 +242,46 @@ class _FlowReader:
                 sizes = self.made[name].attributes
                 rows = sizes["batch"] * sizes["heads"] * sizes["seq_q"]
                 totals[what] += rows if what == "statistics" else rows * sizes["seq_kv"]
-        return Kept(
+        return Activations(
             totals["batched"], totals["fixed"], totals["scores"], totals["dropped-scores"], totals["statistics"],
             totals["mask"],
         )  # fmt: skip
 
-    def _total(self, kept: list[list[tuple[str, str]]]) -> Kept:
-        return self._sizes(dict.fromkeys(item for items in kept for item in items))
+    def _total(self, tensors: list[list[tuple[str, str]]]) -> Activations:
+        return self._sizes(dict.fromkeys(item for items in tensors for item in items))
 
     def _segments(
         self,
-        groups: list[list[Operator]],
+        groups: list[list[TraceOperator]],
         units: list[Unit],
         forks: list[list[Unit]],
-        kept: list[list[tuple[str, str]]],
+        tensors: list[list[tuple[str, str]]],
     ) -> tuple[Segment, ...]:
         """What lies between places where a single trained tensor is alive."""
         ends = self._cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         seen: set[str] = set()
         held: set[tuple[str, str]] = set()
-        found = []
+        segments = []
         parameters = set(self.trace.parameters)
         for start, end in pairwise([0, *(index + 1 for index, _ in ends)]):
             part = range(start, end)
             names = {name for index in part for operator in groups[index] for name in operator.inputs}
             fresh = (names & parameters) - seen
             seen |= fresh
-            items = dict.fromkeys(item for index in part for item in kept[index] if item not in held)
+            items = dict.fromkeys(item for index in part for item in tensors[index] if item not in held)
             held |= set(items)
             sizes = self._sizes(items)
             counted = Counter(unit for index in part for unit in (units[index], *forks[index]))
             boundary = sizes_at[end]
-            found.append(
+            segments.append(
                 Segment(
                     counted, float(sum(prod(self.trace.shapes[name]) for name in fresh)), sizes.batched, float(boundary)
                 )
             )
-        return tuple(found)
+        return tuple(segments)
 
-    def _cuts(self, groups: list[list[Operator]]) -> list[tuple[int, int]]:
+    def _cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:
         """(index of a group, elements alive after it) of every place to cut, the end of the model last."""
         last_use: dict[str, int] = {}
         for index, group in enumerate(groups):
@@ -289,7 +291,7 @@ class _FlowReader:
         for name in self.trace.outputs:
             last_use[self.root.get(name, name)] = len(groups)
         alive: dict[str, int] = {}
-        found: list[tuple[int, int]] = []
+        cuts: list[tuple[int, int]] = []
         for index, group in enumerate(groups):
             for operator in group:
                 for name in operator.outputs:
@@ -298,5 +300,5 @@ class _FlowReader:
                         alive[root] = prod(self.trace.shapes[root])
             alive = {name: size for name, size in alive.items() if last_use[name] > index}
             if len(alive) == 1 and index < len(groups) - 1:
-                found.append((index, next(iter(alive.values()))))
-        return [*found, (len(groups) - 1, 0)]
+                cuts.append((index, next(iter(alive.values()))))
+        return [*cuts, (len(groups) - 1, 0)]

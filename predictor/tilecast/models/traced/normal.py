@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tilecast.models.traced.operators import OPERATORS
-from tilecast.trace import Operator, Trace
+from tilecast.trace import Trace, TraceOperator
 
 _ACTIVATIONS: Mapping[str, str] = {"erf": "gelu", "tanh": "gelu", "sigmoid": "silu"}
 _LONGEST_ACTIVATION = 10
@@ -23,7 +23,7 @@ class Match:
     """Operators (by index) that one operator replaces."""
 
     replaced: frozenset[int]
-    operator: Operator
+    operator: TraceOperator
 
 
 class Index:
@@ -114,11 +114,11 @@ def _norm(index: Index, at: int) -> Match | None:
     steps = [at]
     name = root.inputs[0]
     for kinds in (("add",), ("reduction",), ("power", "multiply")):
-        found = index.made_by(name, *kinds)
-        if found is None:
+        maker = index.made_by(name, *kinds)
+        if maker is None:
             return None
-        steps.append(found)
-        name = next((one for one in index.operators[found].inputs if one in index.varying), "")
+        steps.append(maker)
+        name = next((one for one in index.operators[maker].inputs if one in index.varying), "")
     _, _, mean, square = steps
     centred = index.before_casts(name)
     source, kind = centred, "rmsnorm"
@@ -152,7 +152,7 @@ def _norm(index: Index, at: int) -> Match | None:
     cols = prod(shapes[index.operators[square].outputs[0]]) // prod(shapes[index.operators[mean].outputs[0]])
     if not index.is_closed(set(steps), output):
         return None
-    return Match(frozenset(steps), Operator(kind, (source, *learned), (output,), {"cols": cols}))
+    return Match(frozenset(steps), TraceOperator(kind, (source, *learned), (output,), {"cols": cols}))
 
 
 def _activation(index: Index, at: int) -> Match | None:
@@ -172,7 +172,7 @@ def _activation(index: Index, at: int) -> Match | None:
         region = _closure(index, source, at)
         if region is not None:
             output = index.operators[max(region)].outputs[0]
-            return Match(frozenset(region), Operator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
+            return Match(frozenset(region), TraceOperator(_ACTIVATIONS[anchor.kind], (source,), (output,)))
     return None
 
 
@@ -215,11 +215,11 @@ def _attention(index: Index, at: int) -> Match | None:
         return None
     steps, causal, biases = [at], False, list[str]()
     name = index.before_casts(softmax.inputs[0])
-    while (found := index.maker.get(name)) is not None and index.operators[found].kind != "matmul":
-        one = index.operators[found]
+    while (maker := index.maker.get(name)) is not None and index.operators[maker].kind != "matmul":
+        one = index.operators[maker]
         if not OPERATORS[one.kind].chained or not one.outputs:
             return None
-        steps.append(found)
+        steps.append(maker)
         arithmetic = ("matmul", "scale", "multiply", "add", "select")
         scores = [
             source
@@ -232,9 +232,9 @@ def _attention(index: Index, at: int) -> Match | None:
         if len(scores) != 1:
             return None
         name = scores[0]
-    if found is None:
+    if maker is None:
         return None
-    product = found
+    product = maker
     steps.append(product)
     output, dropout = softmax.outputs[0], 0.0
     if (dropped := index.only_reader(output, "dropout")) is not None:
@@ -254,7 +254,7 @@ def _attention(index: Index, at: int) -> Match | None:
         "batch": prod(shapes[query][:-3]), "heads": heads, "kv_heads": heads, "seq_q": shapes[query][-2],
         "seq_kv": shapes[key][-1], "head_dim": shapes[query][-1], "causal": float(causal), "dropout": dropout,
     }  # fmt: skip
-    return Match(frozenset(steps), Operator("attention", (query, key, value, *biases), (output,), attributes))
+    return Match(frozenset(steps), TraceOperator("attention", (query, key, value, *biases), (output,), attributes))
 
 
 def _is_square(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
@@ -270,24 +270,24 @@ def normal(trace: Trace) -> Trace:
     """The trace with its layers found, without what nothing reads, its parameters those that are read."""
     for look in PASSES:
         trace = _rewritten(trace, look)
-    wanted = set(trace.outputs)
-    kept: list[Operator] = []
+    outputs = set(trace.outputs)
+    operators: list[TraceOperator] = []
     for one in reversed(trace.operators):
-        if wanted.intersection(one.outputs):
-            wanted.update(one.inputs)
-            kept.append(one)
-    names = {*wanted, *trace.inputs, *(name for one in kept for name in one.outputs)} - {""}
+        if outputs.intersection(one.outputs):
+            outputs.update(one.inputs)
+            operators.append(one)
+    names = {*outputs, *trace.inputs, *(name for one in operators for name in one.outputs)} - {""}
     return replace(
         trace,
-        operators=tuple(reversed(kept)),
-        parameters=tuple(name for name in trace.parameters if name in wanted),
+        operators=tuple(reversed(operators)),
+        parameters=tuple(name for name in trace.parameters if name in outputs),
         shapes={name: trace.shapes[name] for name in trace.shapes if name in names},
     )
 
 
 def _rewritten(trace: Trace, look: Callable[[Index, int], Match | None]) -> Trace:
     index, claimed = Index(trace), set[int]()
-    put: dict[int, Operator] = {}
+    put: dict[int, TraceOperator] = {}
     for at in range(len(trace.operators)):
         match = look(index, at)
         if match is not None and not claimed & match.replaced:

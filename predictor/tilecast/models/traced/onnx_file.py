@@ -19,7 +19,7 @@ from tilecast.models.traced.document import check
 from tilecast.models.traced.normal import normal
 from tilecast.models.traced.operators import matmul_attributes
 from tilecast.spec import SpecError
-from tilecast.trace import Operator, Shape, Trace
+from tilecast.trace import Shape, Trace, TraceOperator
 
 BATCH = 2
 """What a symbolic batch is while shapes are inferred; not 1, which broadcasts."""
@@ -93,7 +93,7 @@ class _OnnxReader:
                     problem = f"the shape of {name} ({node.op_type}) cannot be inferred"
                     raise SpecError(self.name, problem, "export with fixed sizes, or simplify the file")
             operators.append(self._operator(node))
-        found = Trace(
+        trace = Trace(
             batch=self.batch,
             sequence=self.sequence,
             inputs=tuple(self.inputs),
@@ -102,8 +102,8 @@ class _OnnxReader:
             shapes=self.shapes,
             operators=tuple(operators),
         )
-        check(found, self.name)
-        return normal(found)
+        check(trace, self.name)
+        return normal(trace)
 
     def _take_weights(self) -> None:
         """Initializers become inputs of their shape; small ones stay known, for shapes are computed from them."""
@@ -177,9 +177,9 @@ class _OnnxReader:
             if node.op_type not in _TABLE and node.op_type not in _SPECIAL
         )
         if unknown:
-            told = ", ".join(f"{name} ({count}x)" for name, count in unknown.most_common(8))
+            names = ", ".join(f"{name} ({count}x)" for name, count in unknown.most_common(8))
             supported = f"supported: {', '.join(sorted({*_TABLE, *_SPECIAL}))}"
-            raise SpecError(self.name, f"has operators that Tilecast does not know: {told}", supported)
+            raise SpecError(self.name, f"has operators that Tilecast does not know: {names}", supported)
 
     def _infer(self) -> None:
         """Infer shapes and fold constants in turn, until every shape is known or nothing changes."""
@@ -193,9 +193,9 @@ class _OnnxReader:
             try:
                 inferred = onnx.shape_inference.infer_shapes(self.model, data_prop=True)
             except Exception as error:
-                told = (str(error).strip().splitlines() or ["no reason given"])[-1][:160]
+                reason = (str(error).strip().splitlines() or ["no reason given"])[-1][:160]
                 remedy = "export with a batch and shapes that fit"
-                raise SpecError(self.name, f"its shapes do not fit: {told}", remedy) from None
+                raise SpecError(self.name, f"its shapes do not fit: {reason}", remedy) from None
             before = len(self.shapes)
             for one in (*inferred.graph.value_info, *inferred.graph.output):
                 dims = one.type.tensor_type.shape.dim
@@ -231,21 +231,21 @@ class _OnnxReader:
             value = self.known[node.output[0]]
             self.shapes[node.output[0]] = tuple(max(1, size) for size in value.shape)
             graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-        count, kept = len(folded), [type(node).FromString(node.SerializeToString()) for node in left]
+        count, nodes = len(folded), [type(node).FromString(node.SerializeToString()) for node in left]
         del graph.node[:]
-        graph.node.extend(kept)
+        graph.node.extend(nodes)
         return count
 
-    def _operator(self, node: Any) -> Operator:
+    def _operator(self, node: Any) -> TraceOperator:
         inputs = tuple(node.input)
         outputs = tuple(name for name in node.output if name)
         if not any(inputs):
-            return Operator("constant", (), outputs)
+            return TraceOperator("constant", (), outputs)
         if node.op_type in _SPECIAL:
             kind, inputs, attributes = _SPECIAL[node.op_type](_Node(node, self))
-            return Operator(kind, inputs, outputs[:1], attributes)
+            return TraceOperator(kind, inputs, outputs[:1], attributes)
         kind = _TABLE[node.op_type]
-        return Operator(kind, inputs[: _READ.get(kind, 1)], outputs)
+        return TraceOperator(kind, inputs[: _READ.get(kind, 1)], outputs)
 
 
 def _is_mask(shape: Shape, tensor: Any) -> bool:

@@ -17,7 +17,7 @@ from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
-from tilecast.trace import Operator, Shape
+from tilecast.trace import Shape, TraceOperator
 
 Keeps = Literal["nothing", "input", "inputs", "output", "attention", "mask"]
 """Which tensors stay alive until the backward pass: the first input, all inputs, the output, an attention's inputs and
@@ -404,6 +404,6 @@ OPERATORS: Mapping[str, Rule] = {
 derivative needs the input or the output; `scale` for those whose derivative is a constant."""
 
 
-def attribute_key(operator: Operator) -> tuple[tuple[str, float], ...]:
+def attribute_key(operator: TraceOperator) -> tuple[tuple[str, float], ...]:
     """The attributes of an operator in an order that does not depend on how they were written."""
     return tuple(sorted(operator.attributes.items()))

@@ -25,13 +25,13 @@ def stacks(module: Any) -> list[tuple[str, int]]:
     """(path, length) of the lists of layers that are built alike, longest first."""
     import torch
 
-    found = []
+    stacks = []
     for path, part in module.named_modules():
         if not isinstance(part, torch.nn.ModuleList | torch.nn.Sequential) or len(part) < FEWEST_LAYERS:
             continue
         if len({_recipe(layer) for layer in part}) == 1:
-            found.append((path, len(part)))
-    return sorted((one for one in found if one[0]), key=lambda one: -one[1])
+            stacks.append((path, len(part)))
+    return sorted((one for one in stacks if one[0]), key=lambda one: -one[1])
 
 
 def _recipe(layer: Any) -> str:

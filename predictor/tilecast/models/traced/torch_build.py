@@ -74,14 +74,14 @@ def builder_of(target: str) -> Callable[[], Any]:
         raise SpecError(target, "names no function", "write MODULE:FUNCTION, for instance my_module:build")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(name), function)
+        builder = getattr(importlib.import_module(name), function)
     except Exception as error:
         raise SpecError(target, f"cannot be imported: {first_line(error)}", "run it where Python finds it") from None
     finally:
         sys.path.pop(0)
-    if not callable(found):
+    if not callable(builder):
         raise SpecError(target, "is not a function", "name one that returns (module, inputs)")
-    made: Callable[[], Any] = found
+    made: Callable[[], Any] = builder
     return made
 
 

@@ -17,7 +17,7 @@ from tilecast.models.traced.repeats import Exported, shortened, stacks
 from tilecast.models.traced.torch_build import TIMM, BuildError, builder_of, built, first_line, timm_builder, unfilled
 from tilecast.models.traced.torch_operators import KINDS, READERS, operator_name, tensors
 from tilecast.spec import SpecError
-from tilecast.trace import Operator, Shape, Trace
+from tilecast.trace import Shape, Trace, TraceOperator
 
 
 def trace(target: str) -> Trace:
@@ -46,7 +46,7 @@ def trace_of(build: Callable[[], Any], target: str) -> Trace:
             know.
     """
     import torch
-    from torch._subclasses import FakeTensorMode
+    from torch._subclasses import FakeTensorMode  # PyTorch has no public name for it
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), _copied():
@@ -59,9 +59,9 @@ def trace_of(build: Callable[[], Any], target: str) -> Trace:
 
 def _traced(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
     for stack in stacks(module):
-        found = shortened(module, stack, lambda: _exported(module, inputs, target))
-        if found is not None:
-            return _checked(found, target)
+        trace = shortened(module, stack, lambda: _exported(module, inputs, target))
+        if trace is not None:
+            return _checked(trace, target)
     return _checked(_exported(module, inputs, target).trace, target)
 
 
@@ -85,9 +85,9 @@ def _copied() -> Any:
     return Copied()
 
 
-def _checked(found: Trace, target: str) -> Trace:
-    check(found, target)
-    return normal(found)
+def _checked(trace: Trace, target: str) -> Trace:
+    check(trace, target)
+    return normal(trace)
 
 
 def _exported(module: Any, inputs: tuple[Any, ...], target: str) -> Exported:
@@ -131,7 +131,7 @@ class _ProgramReader:
         self.program = program
         self.target = target
         self.shapes: dict[str, Shape] = {}
-        self.operators: list[Operator] = []
+        self.operators: list[TraceOperator] = []
         self.paths: list[str] = []
         self.unknown: Counter[str] = Counter()
 
@@ -156,15 +156,15 @@ class _ProgramReader:
             elif node.op == "output":
                 outputs = [one.name for one in tensors(node.args)]
         if self.unknown:
-            told = ", ".join(f"{name} ({count}x)" for name, count in self.unknown.most_common(8))
+            names = ", ".join(f"{name} ({count}x)" for name, count in self.unknown.most_common(8))
             supported = f"supported: {', '.join(sorted({*KINDS, *READERS}))}"
-            raise SpecError(self.target, f"has operators that Tilecast does not know: {told}", supported)
+            raise SpecError(self.target, f"has operators that Tilecast does not know: {names}", supported)
         if first is None or not first.shape:
             raise SpecError(
                 self.target, "no example input has a batch dimension", "let the first dimension be the batch"
             )
         is_tokens = not first.is_floating_point() and first.dim() == 2
-        found = Trace(
+        trace = Trace(
             batch=int(first.shape[0]),
             sequence=int(first.shape[1]) if is_tokens else 1,
             inputs=tuple(inputs),
@@ -173,7 +173,7 @@ class _ProgramReader:
             shapes=self.shapes,
             operators=tuple(self.operators),
         )
-        return Exported(found, tuple(self.paths))
+        return Exported(trace, tuple(self.paths))
 
     def _note(self, name: str, value: Any) -> None:
         try:
@@ -187,7 +187,7 @@ class _ProgramReader:
             source, position = node.args
             name = f"{source.name}.{position}"
             self._note(node.name, node.meta["val"])
-            self._add(node, Operator("part", (name,), (node.name,)))
+            self._add(node, TraceOperator("part", (name,), (node.name,)))
             return
         value = node.meta.get("val")
         values = [value] if hasattr(value, "shape") else [one for one in value or () if hasattr(one, "shape")]
@@ -208,9 +208,9 @@ class _ProgramReader:
         inputs = tuple(name for name in inputs if name in self.shapes)
         if kind != "constant" and not inputs:
             kind = "constant"
-        self._add(node, Operator(kind, inputs, tuple(names), attributes))
+        self._add(node, TraceOperator(kind, inputs, tuple(names), attributes))
 
-    def _add(self, node: Any, operator: Operator) -> None:
+    def _add(self, node: Any, operator: TraceOperator) -> None:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         self.operators.append(operator)
         self.paths.append(str(stack[-1][0]) if stack else "")

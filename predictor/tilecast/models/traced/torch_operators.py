@@ -67,10 +67,10 @@ def _einsum(node: Any, shapes: _Shapes) -> _Call:
     def size(chosen: set[str]) -> float:
         return float(prod(sizes[letter] for letter in chosen))
 
-    kept = set(answer)
+    output = set(answer)
     return "matmul", names, {
-        "batch": size(left & right & kept), "rows": size((left - right) & kept),
-        "columns": size((right - left) & kept), "depth": size((left & right) - kept),
+        "batch": size(left & right & output), "rows": size((left - right) & output),
+        "columns": size((right - left) & output), "depth": size((left & right) - output),
     }  # fmt: skip
 
 

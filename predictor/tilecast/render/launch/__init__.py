@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tilecast import frameworks
-from tilecast.models import FAMILIES
+from tilecast import frameworks, models
 from tilecast.render.launch import deepspeed, huggingface, megatron, pytorch, torchtitan
 from tilecast.render.launch.setting import Launch, Setting
 from tilecast.render.units import duration, gibibyte_range, gibibytes
@@ -113,19 +112,19 @@ def launch(launcher: str, setting: Setting) -> Launch:
     return LAUNCHERS[launcher].write(chosen)
 
 
-def told(launcher: str, setting: Setting) -> str:
+def screen(launcher: str, setting: Setting) -> str:
     """The same for people, under lines that say where, in what time, and what is priced.
 
     Raises:
         SpecError: as `launch`.
     """
-    found, chosen = launch(launcher, setting), _priced(launcher, setting)
+    line, chosen = launch(launcher, setting), _priced(launcher, setting)
     where = f"{setting.name} on {setting.pool}, {setting.nodes}x{setting.gpus_per_node} GPUs"
     head = f"{where}: {setting.plan}, {duration(setting.step_s)} a step"
     if setting.memory_bytes is not None:
         lower, upper, available = setting.memory_bytes
         head += f", {gibibyte_range(lower, upper)} of {gibibytes(available)} GiB a GPU"
-    return found.text([head, f"priced as {chosen.workload.framework}: {_states(chosen)}"])
+    return line.text([head, f"priced as {chosen.workload.framework}: {_states(chosen)}"])
 
 
 def document(launcher: str, setting: Setting) -> dict[str, object]:
@@ -134,8 +133,8 @@ def document(launcher: str, setting: Setting) -> dict[str, object]:
     Raises:
         SpecError: as `launch`.
     """
-    found = launch(launcher, setting)
-    return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **found.document()}
+    line = launch(launcher, setting)
+    return {"launcher": launcher, "framework": _priced(launcher, setting).workload.framework, **line.document()}
 
 
 def refuse(launcher: str, workload: Workload) -> None:
@@ -151,12 +150,12 @@ def refuse(launcher: str, workload: Workload) -> None:
     model = workload.model
     any_model = (name for name, other in LAUNCHERS.items() if not other.families and not other.reads_loss)
     remedy = f"use one of {', '.join(any_model)}"
-    if able.reads_loss and model.trace is None and FAMILIES[model.family].auto is None:
-        told = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
-        raise SpecError("--launch", told, remedy)
-    if able.reads_loss and (model.towers or (model.trace is None and not FAMILIES[model.family].auto)):
-        told = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
-        raise SpecError("--launch", told, remedy)
+    if able.reads_loss and model.trace is None and models.auto(model) is None:
+        text = f"{launcher} trains no {model.name}: Transformers builds no model of family {model.family}"
+        raise SpecError("--launch", text, remedy)
+    if able.reads_loss and model.trace is None and not models.auto(model):
+        text = f"{launcher} trains no {model.name}: no AutoModel that is known here returns the loss that is priced"
+        raise SpecError("--launch", text, remedy)
     if able.families and model.family not in able.families:
         raise SpecError("--launch", f"{launcher} trains no {model.name} (family {model.family})", remedy)
     if able.families and (model.towers or "classes" in model.extra):

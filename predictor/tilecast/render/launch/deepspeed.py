@@ -26,7 +26,7 @@ _OPTIMIZERS: Mapping[Optimizer, tuple[str, Mapping[str, object]]] = {
 def config(setting: Setting) -> dict[str, object]:
     """The engine's configuration: what ZeRO spreads, types, batches, optimizer."""
     plan, workload = setting.plan, setting.workload
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "train_batch_size": workload.global_batch,
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.gradient_accumulation,
@@ -35,35 +35,35 @@ def config(setting: Setting) -> dict[str, object]:
     }
     if workload.precision in ("bf16", "fp16"):
         wide = setting.cells.has_fp32_gradients(workload)
-        found[workload.precision] = {"enabled": True}
-        found["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
+        settings[workload.precision] = {"enabled": True}
+        settings["data_types"] = {"grad_accum_dtype": "fp32" if wide else workload.precision}
     if workload.optimizer in _OPTIMIZERS:
         (kind, parameters), fused = _OPTIMIZERS[workload.optimizer], script.is_fused(setting)
         how = {"SGD": {"fused": fused}, "Lamb": {}}.get(kind, {"torch_adam": not fused})
-        found["optimizer"] = {"type": kind, "params": {**parameters, **how}}
+        settings["optimizer"] = {"type": kind, "params": {**parameters, **how}}
         if not kind.startswith("Adam"):
-            found["zero_allow_untested_optimizer"] = True
-            found["zero_force_ds_cpu_optimizer"] = False
+            settings["zero_allow_untested_optimizer"] = True
+            settings["zero_force_ds_cpu_optimizer"] = False
     if plan.tensor > 1:
-        found["tensor_parallel"] = {"autotp_size": plan.tensor}
-    return found
+        settings["tensor_parallel"] = {"autotp_size": plan.tensor}
+    return settings
 
 
 def _zero(setting: Setting) -> dict[str, object]:
     """ZeRO, with the overlap and the buckets that are priced. Without ZeRO the engine has buckets of its own."""
     plan, workload = setting.plan, setting.workload
     # Stage 3 is priced with overlap whatever the job says.
-    found: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": hides(workload) or plan.zero_stage == 3}
+    settings: dict[str, object] = {"stage": plan.zero_stage, "overlap_comm": hides(workload) or plan.zero_stage == 3}
     if plan.zero_stage:
         each = gradient_bytes(workload)
         bucket = round(float(Caps.of(workload, Plans.of(plan), each, np.zeros(1)).rest[0]) / each)
-        found["reduce_bucket_size"] = bucket
-        found["allgather_bucket_size"] = bucket - bucket % 2
+        settings["reduce_bucket_size"] = bucket
+        settings["allgather_bucket_size"] = bucket - bucket % 2
     if workload.offload != "none":
-        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if workload.offload == "parameters":
-        found["offload_param"] = {"device": "cpu", "pin_memory": True}
-    return found
+        settings["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return settings
 
 
 def _loop(setting: Setting) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tilecast import models
 from tilecast.render.launch import script
 from tilecast.render.launch.setting import PORT, SCRIPT, Launch, Setting, Table, options, torchrun
 from tilecast.search import engine
@@ -17,6 +18,10 @@ _OPTIM: Mapping[str, str] = {"adam": "adamw_torch", "adamw": "adamw_torch", "sgd
 """`OptimizerNames` of Transformers; without weight decay AdamW is Adam."""
 _EACH_SYNCS = '{"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
 """`fully_shard` scatters the gradients of every micro-batch, as it is priced, and holds no whole ones between them."""
+
+
+_LISTED = ("resnet", "convnext", "efficientnet", "mobilenet-v2")
+"""Networks whose layers are of no class that Transformers checkpoints; what they list to be wrapped is there."""
 
 
 def is_sharded(setting: Setting) -> bool:
@@ -54,6 +59,21 @@ def _built(setting: Setting) -> list[str]:
     return [f"model = AutoModel{script.head(setting)}.from_config({', '.join(given)})"]
 
 
+def _wrapped(setting: Setting) -> list[str]:
+    """What FSDP wraps: the layers. Left alone it takes the classes that a model lists under `_no_split_modules`, which
+    some list not at all, and of models with towers some that are not there, where it stops (Accelerate,
+    utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy)."""
+    head, family = script.head(setting), setting.model.family
+    if not is_sharded(setting) or family in _LISTED or (head is None and models.recomputes(setting.model) == ("none",)):
+        return []
+    checkpointed = "(module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))"
+    plugin = "accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap"
+    return [
+        f"layers = {checkpointed if head else script.blocks(setting)}",
+        f"{plugin} = list({{type(layer).__name__ for layer in layers}})",
+    ]
+
+
 def accelerate(setting: Setting) -> Launch:
     """`accelerate launch` with a configuration file, and the lines of a script that uses `Accelerator`."""
     plan, workload = setting.plan, setting.workload
@@ -76,6 +96,7 @@ def accelerate(setting: Setting) -> Launch:
         *_built(setting),
         *script.model(setting),
         *_recomputed(setting),
+        *_wrapped(setting),
         *script.optimizer(setting),
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "for batch in loader:",
@@ -99,6 +120,8 @@ def _recomputed(setting: Setting) -> list[str]:
     """Recomputation that the FSDP plugin does not do itself."""
     if is_sharded(setting) and setting.plan.checkpointing == "full":
         return []
+    if setting.plan.checkpointing == "full" and script.head(setting):
+        return ['model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})']
     return script.recomputed(setting, script.CHECKPOINT)
 
 
@@ -106,7 +129,7 @@ def _config(setting: Setting) -> dict[str, object]:
     """The file of `accelerate config`."""
     plan, workload = setting.plan, setting.workload
     kind = "FSDP" if is_sharded(setting) else "MULTI_GPU" if plan.gpus > 1 else "NO"
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "num_machines": setting.nodes,
@@ -115,17 +138,17 @@ def _config(setting: Setting) -> dict[str, object]:
         "use_cpu": False,
     }
     if workload.precision == "fp8":
-        found["fp8_config"] = {"backend": "AO"}
+        settings["fp8_config"] = {"backend": "AO"}
     if setting.nodes > 1:
-        found["rdzv_backend"] = "c10d"
+        settings["rdzv_backend"] = "c10d"
     if workload.execution == "compiled":
-        found["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+        settings["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     if is_sharded(setting):
         renamed = {"cpu_offload": "offload_params"}
-        found["fsdp_config"] = {
+        settings["fsdp_config"] = {
             f"fsdp_{renamed.get(key, key)}": value for key, value in _plugin(setting).items()
         } | {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}  # fmt: skip
-    return found
+    return settings
 
 
 def _yaml(value: Mapping[str, object], indent: str = "") -> str:
@@ -177,5 +200,6 @@ def trainer(setting: Setting) -> Launch:
     if is_sharded(setting) and (policy := _policy(setting)):
         lines.append(f"policy = {policy}")
         lines.append("trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy")
+    lines += [line.replace("accelerator.", "trainer.accelerator.", 1) for line in _wrapped(setting)]
     lines.append("trainer.train()")
     return Launch(torchrun(setting, SCRIPT, *options(setting, _ARGUMENTS)), files=files, script=lines)

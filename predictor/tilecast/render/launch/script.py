@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilecast import fuse
+from tilecast import fuse, models
 from tilecast.models import ADAPTED, FAMILIES
 from tilecast.render.launch.setting import Setting
 from tilecast.spec import Optimizer, Workload
@@ -41,7 +41,7 @@ def fp32_products(workload: Workload) -> list[str]:
 
 def head(setting: Setting) -> str | None:
     """What follows Transformers' `AutoModel`; None where Transformers builds no such model."""
-    return None if setting.model.trace is not None else FAMILIES[setting.model.family].auto
+    return models.auto(setting.model)
 
 
 def blocks(setting: Setting) -> str:

@@ -88,14 +88,14 @@ class Launch:
 
     def document(self) -> dict[str, object]:
         """The same as plain data; what is empty is left out."""
-        found = {
+        document = {
             "environment": dict(self.environment),
             "command": list(self.command),
             "files": dict(self.files),
             "script": list(self.script),
             "notes": list(self.notes),
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in document.items() if value}
 
     def _exports(self) -> list[str]:
         return [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -110,11 +110,11 @@ def options(setting: Setting, table: Table) -> list[str]:
     """The options of a table that a setting has, as words of a command."""
     words = []
     for option, value in table:
-        found = value(setting)
-        if found is True:
+        text = value(setting)
+        if text is True:
             words.append(option)
-        elif found is not None and found is not False:
-            words += [option, f"{found}"]
+        elif text is not None and text is not False:
+            words += [option, f"{text}"]
     return words
 
 
@@ -130,8 +130,8 @@ def torchrun(setting: Setting, *program: str) -> list[str]:
 def matmul_environment(workload: Workload) -> dict[str, str]:
     """What makes FP32 products FP32 or TF32 where the script is not the user's: NVIDIA's libraries read the one
     variable, PyTorch (aten/src/ATen/Context.cpp) the other."""
-    found = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
-    return found.get(workload.precision, {})
+    variables = {"fp32": {"NVIDIA_TF32_OVERRIDE": "0"}, "tf32": {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}}
+    return variables.get(workload.precision, {})
 
 
 def allocator_environment(setting: Setting) -> dict[str, str]:

@@ -105,9 +105,9 @@ def job(setting: Setting) -> Launch:
     if setting.plan.checkpointing == "selective":
         notes.append("selective recomputation keeps attention and every second matrix product")
     for section, table in _JOB.items():
-        found = [(key, value(setting)) for key, value in table]
+        items = [(key, value(setting)) for key, value in table]
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in found if value is not None]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in items if value is not None]
     command = torchrun(setting, "-m", "torchtitan.train", "--job.config_file", "job.toml")
     environment = {**allocator_environment(setting), **matmul_environment(setting.workload)}
     return Launch(command, environment, {"job.toml": "\n".join(lines) + "\n"}, notes=notes)

@@ -1,0 +1,148 @@
+"""The PoolLearning: what was measured on one pool, who measured it, and what was forgotten of it.
+
+The operator keeps one beside each GPUPool that has had a run. It is an object of the cluster and no part of the pool's
+status, so that whoever may read pools does not read who ran what: only the operator and administrators have rights on
+it. Deleting it, or an annotation, forgets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel
+from tilecast.api.calibration import RunRecord, Seen, record, run_of
+from tilecast.spec import SpecError
+
+KIND = "PoolLearning"
+FORGET = f"{GROUP}/forget"
+"""Annotation that says what the operator is to forget: `all`, `namespace/NAME` or `job/UID`."""
+MAX_KEPT = 1024
+"""Runs of a pool that are kept: less than half of what the API server takes in one object."""
+MAX_FORGOTTEN = 64
+
+
+class LearntRun(RunRecord):
+    """A run with where the reports came from."""
+
+    gpu: str = Field(min_length=1, max_length=63, description="GPU of the pool.")
+    namespace: str = Field(default="", max_length=63, description="Namespace of the job; none is of unknown origin.")
+    namespace_uid: str = Field(default="", max_length=64, description="UID of the namespace, where it was known.")
+    job: str = Field(default="", max_length=253, description="Name of the job.")
+    service_account: str = Field(
+        default="",
+        max_length=253,
+        description="Service account of the newest report; none where no token came with it.",
+    )
+    source: str = Field(default="", max_length=16, description="Where the newest report came from.")
+    gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="GPUs that it ran on.")
+    plan: str | None = Field(default=None, max_length=128, description="How it was split.")
+    input_seconds: float | None = Field(
+        default=None, ge=0, le=1e9, description="Seconds of a step that it waited for its data, where it said so."
+    )
+
+
+class ForgottenRuns(StatusModel):
+    """Runs that are not learnt from, although the status of a job may still keep them."""
+
+    namespace: str | None = Field(default=None, max_length=63, description="Those of this namespace; absent is all.")
+    uid: str | None = Field(default=None, max_length=64, description="That of this job; absent is all.")
+    before: str = Field(max_length=32, description="When it was forgotten; what is reported later counts again.")
+
+
+class PoolLearningSpec(StatusModel):
+    """What is known of a pool's runs. Written by the operator only."""
+
+    runs: list[LearntRun] = Field(default_factory=list, max_length=MAX_KEPT, description="Runs, oldest first.")
+    forgotten: list[ForgottenRuns] = Field(
+        default_factory=list, max_length=MAX_FORGOTTEN, description="What was forgotten, oldest first."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What is to be forgotten of a pool: all, or what one namespace or one job taught."""
+
+    namespace: str | None = None
+    uid: str | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Forget:
+        """What an annotation says.
+
+        Raises:
+            SpecError: it says nothing that can be forgotten.
+        """
+        part, slash, name = text.strip().partition("/")
+        if part == "all" and not slash:
+            return cls()
+        if part in ("namespace", "job") and re.fullmatch(r"[A-Za-z0-9.-]{1,253}", name):
+            return cls(namespace=name) if part == "namespace" else cls(uid=name)
+        if (part, slash, name) == ("namespace", "/", ""):
+            return cls(namespace="")
+        raise SpecError(FORGET, f"{text[:64]!r} names nothing", "write all, namespace/NAME or job/UID")
+
+    def __str__(self) -> str:
+        if self.namespace is None:
+            return "all" if self.uid is None else f"job/{self.uid}"
+        return f"namespace/{self.namespace}"
+
+    def matches(self, item: Seen) -> bool:
+        """Whether it means a run."""
+        return self.namespace in (None, item.run.namespace) and self.uid in (None, item.uid)
+
+
+def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
+    """The runs in a PoolLearning, oldest first; a record that cannot be meant is left out."""
+    spec = document.get("spec")
+    records = spec.get("runs") if isinstance(spec, Mapping) else None
+    parsed = []
+    for item in records if isinstance(records, list) else []:
+        try:
+            one = LearntRun.model_validate(item)
+        except ValidationError:
+            continue
+        run = run_of(pool, one.gpu, one, one.namespace)
+        origin = (one.job, one.service_account, one.source, one.namespace_uid)
+        parsed.append(Seen(one.uid, one.time, run, *origin, one.gpus, one.plan, one.input_seconds or 0.0))
+    return parsed
+
+
+def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
+    """What was forgotten of a pool, and when."""
+    spec = document.get("spec")
+    records = spec.get("forgotten") if isinstance(spec, Mapping) else None
+    parsed = []
+    for item in records if isinstance(records, list) else []:
+        try:
+            one = ForgottenRuns.model_validate(item)
+        except ValidationError:
+            continue
+        parsed.append((Forget(one.namespace, one.uid), one.before))
+    return parsed
+
+
+def document(pool: str, seen: Iterable[Seen], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:
+    """The object of a pool."""
+    rows = [
+        LearntRun.within(
+            **record(item),
+            gpu=item.run.gpu,
+            namespace=item.run.namespace,
+            namespace_uid=item.namespace_uid,
+            job=item.job,
+            service_account=item.account,
+            source=item.source,
+            gpus=item.gpus,
+            plan=item.plan,
+            input_seconds=float(f"{item.waited_s:.6g}") or None,
+        )
+        for item in seen
+    ]
+    gone = [ForgottenRuns.within(namespace=what.namespace, uid=what.uid, before=before) for what, before in forgot]
+    spec = PoolLearningSpec(runs=rows[-MAX_KEPT:], forgotten=gone[-MAX_FORGOTTEN:])
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": pool}, "spec": spec.document()}

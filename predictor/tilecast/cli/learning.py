@@ -1,0 +1,140 @@
+"""`tilecast learning`: what a cluster learnt from measured steps, from whom, and how it forgets. For administrators."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast.api.pool_learning import FORGET, Forget
+from tilecast.cli import EXIT_OK
+from tilecast.cli.pool_inputs import kubectl
+from tilecast.cli.reading import read_text
+from tilecast.namespaces import Namespaces, doubts
+from tilecast.spec import SpecError
+
+RESOURCE = "poollearnings.tilecast.dev"
+UNKNOWN = "(unknown)"
+"""Namespace of runs of unknown origin, that releases before PoolLearnings kept."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, purpose in (
+        ("list", "runs of every pool by namespace, and what they say"),
+        ("show", "every run: who measured it, when, how far its forecast was off, and whether it counts"),
+        ("forget", "have the operator forget what a namespace or a job taught, or everything"),
+    ):
+        action = actions.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
+        action.add_argument(
+            "--context", metavar="NAME", help="kubectl context of the cluster; absent takes the current"
+        )
+        action.add_argument("--pool", metavar="NAME", help="of this pool only")
+        if name == "forget":
+            what = action.add_mutually_exclusive_group(required=True)
+            what.add_argument("--namespace", metavar="NAME", help=f"what this namespace taught; {UNKNOWN} is an origin")
+            what.add_argument("--job", metavar="UID", help="what the job with this UID taught, as show prints it")
+            what.add_argument("--all", action="store_true", help="everything; of the pool, if one is given")
+        else:
+            action.add_argument("--namespace", metavar="NAME", help="of this namespace only")
+            action.add_argument(
+                "--file",
+                metavar="FILE",
+                help=f"what `kubectl get {RESOURCE} -o json` printed; - is standard input",
+            )
+            action.add_argument(
+                "--trusted",
+                metavar="NAME,…",
+                type=_names,
+                default=(),
+                help="namespaces that observations.trustedNamespaces lists",
+            )
+
+
+def _kubectl(context: str | None, *arguments: str) -> str:
+    return kubectl(context, *arguments, remedy="check the context, and that you administer the cluster")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.action == "forget":
+        return _forget(options)
+    text = read_text(options.file) if options.file else _kubectl(options.context, "get", RESOURCE, "-o", "json")
+    runs = _runs(text, options.file or f"kubectl get {RESOURCE}")
+    rows = _listed(runs, options) if options.action == "list" else _shown(runs, options)
+    print("\n".join(rows) if len(rows) > 1 else "no run was measured")
+    return EXIT_OK
+
+
+def _runs(text: str, name: str) -> list[Seen]:
+    try:
+        document = json.loads(text)
+        items: list[Any] = document["items"] if document["kind"].endswith("List") else [document]
+        runs = [run for item in items for run in pool_learning.runs(str(item["metadata"]["name"]), item)]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise SpecError(name, "holds no PoolLearnings", f"give what `kubectl get {RESOURCE} -o json` prints") from None
+    return sorted(runs, key=lambda one: (one.time, one.uid))
+
+
+def _standing(runs: Sequence[Seen], table: Namespaces) -> list[str]:
+    """Whether each run counts, and why not."""
+    standing = [""] * len(runs)
+    for namespace, counting in table.runs.items():
+        rows = [row for row, one in enumerate(runs) if one.run.namespace == namespace]
+        counted = set(counting)
+        for row, why in zip(rows, doubts([runs[row].run for row in rows]), strict=True):
+            standing[row] = why or ("counts" if runs[row].run in counted else "superseded")
+    return standing
+
+
+def _listed(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
+    table = Namespaces([one.run for one in runs], options.trusted)
+    standing = _standing(runs, table)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row, one in enumerate(runs):
+        if _is_asked(one, options):
+            groups.setdefault((one.run.pool, one.run.namespace), []).append(row)
+    lines = [f"{'POOL':<24}{'NAMESPACE':<24}{'RUNS':>5}{'COUNT':>6}{'ERROR':>8}  SAY"]
+    for (pool, namespace), rows in sorted(groups.items()):
+        errors = sorted(math.expm1(runs[row].run.deviation) for row in rows)
+        counting = sum(standing[row] == "counts" for row in rows)
+        doubted = Counter(standing[row] for row in rows if standing[row] not in ("counts", "superseded"))
+        say = "at its bound" if namespace in table.bounded else "trusted" if namespace in options.trusted else "whole"
+        notes = ", ".join([say, *(f"{count} quarantined: {why}" for why, count in sorted(doubted.items()))])
+        error = f"{errors[len(errors) // 2]:+.0%}"
+        lines.append(f"{pool:<24}{namespace or UNKNOWN:<24}{len(rows):>5}{counting:>6}{error:>8}  {notes}")
+    return lines
+
+
+def _shown(runs: Sequence[Seen], options: argparse.Namespace) -> list[str]:
+    standing = _standing(runs, Namespaces([one.run for one in runs], options.trusted))
+    lines = [f"{'TIME':<22}{'POOL':<20}{'NAMESPACE/JOB':<36}{'ACCOUNT':<20}{'ERROR':>8}  {'STANDING':<13}UID"]
+    for one, why in zip(runs, standing, strict=True):
+        if _is_asked(one, options):
+            job = f"{one.run.namespace or UNKNOWN}/{one.job or '-'}"
+            error = f"{math.expm1(one.run.deviation):+.0%}"
+            account = one.account or one.source or "-"
+            lines.append(f"{one.time:<22}{one.run.pool:<20}{job:<36}{account:<20}{error:>8}  {why:<13}{one.uid}")
+    return lines
+
+
+def _is_asked(one: Seen, options: argparse.Namespace) -> bool:
+    namespace = "" if options.namespace == UNKNOWN else options.namespace
+    return options.pool in (None, one.run.pool) and namespace in (None, one.run.namespace)
+
+
+def _forget(options: argparse.Namespace) -> int:
+    namespace = "" if options.namespace == UNKNOWN else options.namespace
+    asked = Forget.of(str(Forget(namespace, options.job)))
+    where = [options.pool] if options.pool else ["--all"]
+    _kubectl(options.context, "annotate", RESOURCE, *where, f"{FORGET}={asked}", "--overwrite")
+    print(f"asked the operator to forget {asked} of {options.pool or 'every pool'}")
+    return EXIT_OK

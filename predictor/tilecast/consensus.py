@@ -1,0 +1,119 @@
+"""What several parties that need not be honest teach of effects that they share, each with a bounded pull.
+
+Effects are independent standard normal variables u, (m,). A party has seen y = Z u + e of them. Together they would
+give the posterior mean u = sum of pulls, one a party, g = Z' R^-1 (y - Z u). Here every party may differ from the
+others by a shift s of its own that costs `limit` times its length: the robust estimate with which parties of honest
+noise agree, and in which no pull is longer than the limit (Huber's function on parties, as an infimal convolution). The
+whole is convex with modulus 1, so that what one party says, however much and whatever it is, moves the estimate of l'u
+by at most `limit` times the length of l. A shift of that cost is one of variance nu = length / limit, which is how it
+is found: the variances are those under which every pull is within the limit (iteratively reweighed least squares).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilecast.spec import Floats, Ints
+
+ROUNDS = 300
+CLOSE = 1e-6
+"""Change of the estimate below which it is final, in standard deviations of an effect."""
+TIGHT = 1e-4
+"""What a pull may be longer than the limit, relative to it."""
+SMALL = 0.01
+"""The shift from which the search for a party's begins, at least: it grows and falls by factors."""
+SLIGHT = 1e-3
+"""Information about a direction that is left aside, in units of what is known of it beforehand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """What one party saw, along directions in which it saw something."""
+
+    names: tuple[Hashable, ...]
+    """The effects, (k,)."""
+    directions: Floats
+    """Orthonormal, (r, k)."""
+    information: Floats
+    """Along each of them: the inverse of the variance with which it was seen, (r,)."""
+    seen: Floats
+    """What was seen along them times the root of the information, (r,)."""
+
+    @classmethod
+    def of(cls, names: Sequence[Hashable], effects: Floats, noise: Floats, deviation: Floats) -> Party:
+        """A party that saw a deviation.
+
+        Args:
+            names: of the effects, (k,).
+            effects: how much of each a run has, (n, k).
+            noise: covariance of what else there is in the deviations, (n, n).
+            deviation: of the runs, (n,).
+        """
+        root = np.linalg.cholesky(noise)
+        whitened = np.linalg.solve(root, np.column_stack([effects, deviation]))
+        rotation, size, directions = np.linalg.svd(whitened[:, :-1], full_matrices=False)
+        enough = size**2 > SLIGHT
+        seen = rotation.T @ whitened[:, -1]
+        return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
+
+
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """What the parties teach: mean and covariance of the effects, (m,) and (m, m)."""
+
+    index: Mapping[Hashable, int]
+    mean: Floats
+    covariance: Floats
+    shifts: Floats
+    """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
+
+    def of(self, count: int) -> tuple[Floats, Floats]:
+        """Mean and covariance of these effects and of others after them, `count` in all, (m,) and (m, m)."""
+        mean, covariance, known = np.zeros(count), np.eye(count), len(self.mean)
+        mean[:known], covariance[:known, :known] = self.mean, self.covariance
+        return mean, covariance
+
+
+def agree(parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None) -> Consensus:
+    """What the parties teach together to one that has seen something itself.
+
+    Args:
+        parties: each with a pull of at most the limit, (p,).
+        limit: of the length of a pull, once one's own say counts too.
+        own: one's own, which is bounded by nothing and is no part of what is returned.
+        start: shifts of a similar question, from which the search for them begins, (p,).
+    """
+    everyone = (*parties, *((own,) if own is not None and parties else ()))
+    index = {name: number for number, name in enumerate(dict.fromkeys(n for one in everyone for n in one.names))}
+    count = len(index)
+    if not parties:
+        return Consensus(index, np.zeros(count), np.eye(count), np.zeros(0))
+    owner: Ints = np.repeat(np.arange(len(everyone)), [len(one.information) for one in everyone])
+    directions = np.zeros((len(owner), count))
+    for number, one in enumerate(everyone):
+        directions[np.ix_(owner == number, [index[name] for name in one.names])] = one.directions
+    information = np.concatenate([one.information for one in everyone])
+    seen = np.concatenate([one.seen for one in everyone])
+    shifts, mean = np.zeros(len(everyone)), np.zeros(count)
+    bounds = np.array([limit] * len(parties) + [np.inf] * (len(everyone) - len(parties)))
+    for number in range(ROUNDS):
+        left = 1.0 / (1.0 + shifts[owner] * information)
+        precision = np.eye(count) + (directions * (information * left)[:, None]).T @ directions
+        before, mean = mean, np.linalg.solve(precision, directions.T @ (np.sqrt(information) * left * seen))
+        pull = (np.sqrt(information) * seen - information * (directions @ mean)) * left
+        length = np.sqrt(np.bincount(owner, pull**2, len(everyone)))
+        is_within = (length <= bounds * (1 + TIGHT)).all()
+        if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CLOSE):
+            break
+        if number == 0:
+            shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, SMALL)
+        else:
+            shifts = shifts * length / bounds
+    others = owner < len(parties)
+    left, directions = left[others], directions[others]
+    precision = np.eye(count) + (directions * (information[others] * left)[:, None]).T @ directions
+    mean = np.linalg.solve(precision, directions.T @ (np.sqrt(information[others]) * left * seen[others]))
+    return Consensus(index, mean, np.linalg.inv(precision), shifts[: len(parties)])

@@ -1,0 +1,342 @@
+"""Learning in the operator: whose runs are kept where, how they are forgotten, and what a hostile namespace gains."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operator_store import LEARNINGS, POOLS, job, operator, patched, settled
+from test_observe import Reviewing, body, metrics, until
+from tilecast.advise import advise
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast.api.pool_learning import MAX_KEPT, Forget
+from tilecast.calibration import Run
+from tilecast.cli import main
+from tilecast.spec import SpecError
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.observed.run_store import RunStore
+
+TRAINING_JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/{}/trainingjobs"
+LEARNING = f"{LEARNINGS}/h100-sxm"
+RUN = Run("p", "h100-sxm", "bf16", "decoder", "2-8", "w", 1.2, 1.0, 5, "none", "team")
+
+
+class SharedStore(Reviewing):
+    """A store of several namespaces."""
+
+    def add(self, namespace: str, name: str, batch: int = 16) -> None:
+        training = {"sequenceLength": 512, "globalBatchSize": batch, "precision": "bf16"}
+        document = job(name, model={"preset": "gpt2"}, training=training, constraints={"gpus": 8})
+        document["metadata"]["namespace"] = namespace
+        self.put(f"{TRAINING_JOBS.format(namespace)}/{name}", document)
+
+    def status(self, namespace: str, name: str) -> dict[str, Any]:
+        document: dict[str, Any] = self.objects[f"{TRAINING_JOBS.format(namespace)}/{name}"].get("status", {})
+        return document
+
+    def step_s(self, namespace: str, name: str) -> float:
+        return float(self.status(namespace, name)["recommendation"]["stepSeconds"]["target"])
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        document: list[dict[str, Any]] = self.objects.get(LEARNING, {}).get("spec", {}).get("runs", [])
+        return document
+
+    async def patch(self, path: str, operations: Any) -> dict[str, Any]:
+        self.writes.append(("patch", path))
+        assert operations[0]["op"] == "test"
+        return self.put(path, patched(self.objects[path], operations[1:]))
+
+
+def namespace(name: str, uid: str = "") -> dict[str, Any]:
+    metadata = {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": "1", "labels": {}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+async def measure(running: Assembly, store: SharedStore, space: str, factor: float, names: Mapping[str, int]) -> None:
+    """Jobs that each report three times so many times their raw forecast."""
+    for name, batch in names.items():
+        store.add(space, name, batch)
+    await until(running, store, lambda: all(store.status(space, name).get("recommendation") for name in names))
+    for name in names:
+        raw_s = store.step_s(space, name)
+        for _ in range(3):
+            await running.observations.put(space, name, f"{space}@n1", body(stepSeconds=factor * raw_s))
+
+
+async def forecast(running: Assembly, store: SharedStore, space: str, name: str) -> float:
+    store.add(space, name, 24)
+    await until(running, store, lambda: store.status(space, name).get("recommendation"))
+    return store.step_s(space, name)
+
+
+HONEST = {f"h{n}": 16 + 8 * n for n in range(4)}
+
+
+async def test_runs_are_kept_with_who_measured_them_and_not_in_the_pool() -> None:
+    store = SharedStore()
+    async with operator(store, advise, discovery=True) as running:
+        running.cache.see(namespace("honest"))
+        await measure(running, store, "honest", 1.2, {"a": 16})
+        await until(running, store, lambda: store.runs)
+    (stored,) = store.runs
+    assert (stored["namespace"], stored["job"], stored["serviceAccount"]) == ("honest", "a", "trainer")
+    assert (stored["source"], stored["namespaceUid"], stored["observations"]) == ("put", "uid-honest", 3)
+    pool = store.objects[f"{POOLS}/h100-sxm"]["status"]
+    assert pool["calibration"]["corrections"]
+    assert "honest" not in json.dumps(pool) and "runs" not in pool["calibration"]
+
+
+async def test_a_hostile_namespace_moves_nobody_and_is_shown() -> None:
+    store = SharedStore()
+    async with operator(store, advise, discovery=True) as running:
+        await measure(running, store, "honest", 1.13, HONEST)
+        await until(running, store, lambda: len(store.runs) == 4)
+        before = [await forecast(running, store, space, f"{space}-before") for space in ("honest", "third")]
+        await measure(running, store, "evil", 8.0, {"e1": 16, "e2": 24, "e3": 32})
+        await until(running, store, lambda: len(store.runs) == 7)
+        await until(running, store, lambda: "RunQuarantined" in {one["reason"] for one in store.events.values()})
+        after = [await forecast(running, store, space, f"{space}-after") for space in ("honest", "third")]
+        assert after == pytest.approx(before, rel=1e-3)
+        assert 'tilecast_learning_runs{pool="h100-sxm",standing="Absurd"} 3.0' in metrics(running)
+        await measure(running, store, "sly", 2.5, {f"s{n}": 16 + n for n in range(8)})
+        await until(running, store, lambda: len(store.runs) == 15)
+        later = [await forecast(running, store, space, f"{space}-later") for space in ("honest", "third")]
+        for now, then in zip(later, before, strict=True):
+            assert 1 / 1.101 <= now / then <= 1.101
+        assert await forecast(running, store, "sly", "own") > 1.5 * before[1], "it follows its own runs"
+        assert "tilecast_learning_bounded_namespaces 1.0" in metrics(running)
+    conditions = store.objects[f"{POOLS}/h100-sxm"]["status"]["conditions"]
+    assert next(item for item in conditions if item["type"] == "Drifted")["status"] == "False"
+
+
+async def test_trusted_namespaces_teach_everybody_and_none_does_without_learning() -> None:
+    for settings, factor in (({"trusted_namespaces": "bench, x"}, 1.5), ({}, 1.1), ({"learning": False}, 1.0)):
+        store = SharedStore()
+        async with operator(store, advise, discovery=True, **settings) as running:
+            raw_s = await forecast(running, store, "team", "before")
+            await measure(running, store, "bench", 1.5, {f"s{n}": 16 + n for n in range(12)})
+            await until(running, store, lambda store=store: "error" in store.status("bench", "s11"))  # type: ignore[misc]
+            await settled(running, 60)
+            assert await forecast(running, store, "team", "after") == pytest.approx(factor * raw_s, rel=0.06)
+            assert LEARNING in store.objects or factor == 1.0
+
+
+async def test_a_deleted_namespace_is_forgotten_at_once_and_after_a_restart() -> None:
+    store = SharedStore()
+    there = [namespace(name) for name in ("honest", "gone", "later")]
+    async with operator(store, advise, discovery=True) as running:
+        for one in there:
+            running.cache.see(one)
+        for one in there:
+            await measure(running, store, one["metadata"]["name"], 1.2, {"a": 16})
+        await until(running, store, lambda: len(store.runs) == 3)
+        running.cache.lose(there[1])
+        del store.objects[f"{TRAINING_JOBS.format('gone')}/a"]
+        await until(running, store, lambda: {run["namespace"] for run in store.runs} == {"honest", "later"})
+    store.counts["/api/v1/namespaces"] = {"metadata": {}, "items": [{}]}
+    del store.objects[f"{TRAINING_JOBS.format('later')}/a"]
+    async with operator(store, advise, discovery=True) as again:
+        again.cache.see(namespace("honest"))
+        await until(again, store, lambda: {run["namespace"] for run in store.runs} == {"honest"})
+    store.put(LEARNING, {**store.objects[LEARNING]})
+    del store.objects[f"{TRAINING_JOBS.format('honest')}/a"]
+    async with operator(store, advise, discovery=True) as again:
+        again.cache.see(namespace("honest", "another of its name"))
+        await until(again, store, lambda: store.runs == [])
+
+
+async def test_an_administrator_has_a_namespace_a_job_or_a_pool_forgotten_for_good() -> None:
+    store = SharedStore()
+    store.clock_s = 1_800_000_000.0
+    async with operator(store, advise, discovery=True) as running:
+        for space in ("a", "b", "c"):
+            await measure(running, store, space, 1.2, {"x": 16, "y": 24})
+        await until(running, store, lambda: len(store.runs) == 6)
+        uid = next(run["uid"] for run in store.runs if run["namespace"] == "b")
+        for text, left in (("namespace/a", 4), (f"job/{uid}", 3), ("nonsense", 3)):
+            document = copy.deepcopy(store.objects[LEARNING])
+            document["metadata"].setdefault("annotations", {})[pool_learning.FORGET] = text
+            running.cache.see(store.put(LEARNING, document))
+            await until(running, store, lambda left=left: len(store.runs) == left)  # type: ignore[misc]
+            await settled(running, 60)
+        assert store.objects[LEARNING]["metadata"]["annotations"] == {pool_learning.FORGET: "nonsense"}
+    async with operator(store, advise, discovery=True) as again:
+        await settled(again, 60)
+        assert len(store.runs) == 3, "statuses of jobs do not bring them back"
+        again.cache.lose(store.objects.pop(LEARNING))
+        await until(again, store, lambda: LEARNING in store.objects)
+        assert store.runs == []
+    async with operator(store, advise, discovery=True) as again:
+        await settled(again, 60)
+        assert store.runs == []
+
+
+async def test_runs_in_the_status_of_a_pool_are_taken_over_once_as_of_unknown_origin() -> None:
+    store = SharedStore()
+    async with operator(store, advise, discovery=True) as running:
+        await measure(running, store, "team", 1.2, {"a": 16, "b": 24})
+        await until(running, store, lambda: len(store.runs) == 2)
+    old = [
+        {key: run[key] for key in run if key in pool_learning.RunRecord.model_json_schema()["properties"]}
+        for run in store.runs
+    ]
+    pool = store.objects[f"{POOLS}/h100-sxm"]
+    pool["status"]["calibration"]["runs"] = [{**old[0], "uid": f"old-{n}"} for n in range(3)] + old
+    del store.objects[LEARNING]
+    async with operator(store, advise, discovery=True) as again:
+        await until(again, store, lambda: len(store.runs) == 5)
+        await until(again, store, lambda: "runs" not in store.objects[f"{POOLS}/h100-sxm"]["status"]["calibration"])
+    assert sorted(run["namespace"] for run in store.runs) == ["", "", "", "team", "team"]
+
+
+async def test_what_no_watch_has_shown_yet_is_not_written_over() -> None:
+    store = SharedStore()
+    async with operator(store, advise, discovery=True) as running:
+        await measure(running, store, "team", 1.2, {"a": 16, "b": 24})
+        await until(running, store, lambda: len(store.runs) == 2)
+    del store.objects[f"{TRAINING_JOBS.format('team')}/a"]
+    written = store.objects.pop(LEARNING)
+    async with operator(store, advise, discovery=True) as again:
+        store.objects[LEARNING] = written
+        await settled(again, 60)
+        assert again.learning.due()
+    assert {run["job"] for run in store.runs} == {"a", "b"}
+
+
+async def test_what_the_replica_that_led_wrote_last_is_not_written_over() -> None:
+    store = SharedStore()
+    async with operator(store, advise, discovery=True, retry_first_s=1.0, retry_most_s=1.0) as running:
+        await measure(running, store, "team", 1.2, {"a": 16})
+        await until(running, store, lambda: len(store.runs) == 1)
+        newer = copy.deepcopy(store.objects[LEARNING])
+        newer["spec"]["runs"].append({**newer["spec"]["runs"][0], "uid": "uid-other", "job": "other"})
+        newer = store.put(LEARNING, newer)
+        count = store.writes.count(("apply", LEARNING))
+        store.add("team", "b", 24)
+        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        while not store.status("team", "b").get("recommendation"):
+            await asyncio.sleep(0.01)
+        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        await running.observations.put("team", "b", "team@n1", body(stepSeconds=1.2 * store.step_s("team", "b")))
+        while store.writes.count(("apply", LEARNING)) == count:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert {run["job"] for run in store.runs} == {"a", "other"}, "it has changed since it was seen"
+        running.cache.see(newer)
+        await until(running, store, lambda: len(store.runs) == 3)
+
+
+async def test_no_pool_is_lost_where_poollearnings_are_not_served() -> None:
+    store, lost = SharedStore(), list[str]()
+    async with operator(store, advise, discovery=True) as running:
+        await measure(running, store, "team", 1.2, {"a": 16})
+        await until(running, store, lambda: len(store.runs) == 1)
+    names = pool_learning.RunRecord.model_json_schema()["properties"]
+    old = [{key: run[key] for key in run if key in names} for run in store.runs]
+    store.objects[f"{POOLS}/h100-sxm"]["status"]["calibration"]["runs"] = old
+    del store.objects[LEARNING]
+    tried = list[str]()
+
+    def refuse(path: str) -> None:
+        if path.startswith(LEARNINGS):
+            tried.append(path)
+            raise ApiError(404, "the server could not find the requested resource")
+
+    store.before_write = refuse
+    async with operator(store, advise, discovery=True) as again:
+        again.cache.pools.listen(lambda key, before, now: lost.append(key.name) if now is None else None)
+        while len(tried) < 4:
+            await asyncio.sleep(0.01)
+        assert not lost
+        store.before_write = lambda path: None
+        await until(again, store, lambda: len(store.runs) == 1)
+
+
+def item(number: int, space: str = "team", pool: str = "p") -> Seen:
+    run = Run(pool, "h100-sxm", "bf16", "decoder", "2-8", f"w{number}", 1.2, 1.0, 5, "none", space)
+    return Seen(f"{space}-{number:05}", f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z", run)
+
+
+def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:
+    store = RunStore()
+    for number in range(8):
+        store.take(item(number, "honest"))
+    for space in range(40):
+        for number in range(100):
+            store.take(item(100 + number, f"flood-{space}"))
+    stored = store.of("p")
+    assert len(stored) == MAX_KEPT
+    assert sum(one.run.namespace == "honest" for one in stored) == 8
+    document = pool_learning.document("p", [replace_texts(one) for one in stored], [(Forget(), "now")])
+    assert len(json.dumps(document)) < 2**20
+    again = RunStore()
+    again.recall("p", pool_learning.runs("p", store.document("p")))
+    assert again.document("p") == store.document("p")
+
+
+def replace_texts(one: Seen) -> Seen:
+    """The same with names as long as they usually are at most."""
+    return Seen("u" * 36, one.time, one.run, "j" * 63, "s" * 63, "prometheus", "n" * 36)
+
+
+def test_what_cannot_be_forgotten_is_refused() -> None:
+    assert str(Forget.of("namespace/team-a")) == "namespace/team-a"
+    assert Forget.of(" all ").matches(item(1))
+    assert Forget.of("namespace/").matches(item(1, ""))
+    assert not Forget.of("job/x").matches(item(1))
+    for text in ("", "namespace", "pool/x", "all/x", "job/a b"):
+        with pytest.raises(SpecError, match="names nothing"):
+            Forget.of(text)
+
+
+def test_the_command_line_shows_who_taught_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [item(n, "honest") for n in range(6)]
+    wild = [
+        Seen(one.uid, one.time, Run("p", *forged(one.run)), "job", "trainer", "put")
+        for one in (item(n, "evil") for n in range(2))
+    ]
+    file = tmp_path / "learnings.json"
+    file.write_text(json.dumps({"kind": "List", "items": [pool_learning.document("p", [*runs, *wild], [])]}))
+    assert main(["learning", "list", "--file", str(file)]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in listed[1:]] == [
+        ["p", "evil", "2", "0", "-85%"],
+        ["p", "honest", "6", "6", "+20%"],
+    ]
+    assert "2 quarantined: Absurd" in listed[1]
+    assert main(["learning", "show", "--file", str(file), "--namespace", "evil"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 3 and all("evil/job" in line and "trainer" in line and "Absurd" in line for line in shown[1:])
+    file.write_text("{}")
+    assert main(["learning", "list", "--file", str(file)]) == 2
+    assert "holds no PoolLearnings" in capsys.readouterr().err
+
+
+def forged(run: Run) -> tuple[Any, ...]:
+    return (run.gpu, run.precision, run.family, run.scale, run.workload, run.predicted_s, 8.0, 5, "none", "evil")
+
+
+def test_the_command_line_asks_the_operator_to_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert main(["learning", "forget", "--namespace", "evil", "--context", "prod"]) == 0
+    assert main(["learning", "forget", "--pool", "a100", "--all"]) == 0
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "--context prod annotate poollearnings.tilecast.dev --all tilecast.dev/forget=namespace/evil --overwrite",
+        "annotate poollearnings.tilecast.dev a100 tilecast.dev/forget=all --overwrite",
+    ]
+    assert main(["learning", "forget", "--job", "a b"]) == 2
+    assert "names nothing" in capsys.readouterr().err

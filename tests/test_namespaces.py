@@ -1,0 +1,151 @@
+"""What namespaces of a shared cluster teach each other: agreement counts, and no single one counts for much."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import calibration
+from tilecast.calibration import Calibration, Run
+from tilecast.namespaces import SHARE, Namespaces, doubts
+
+RUN = Run("a100", "a100-80", "bf16", "decoder", "2-8", "w", 1.13, 1.0, 20, "megatron", "honest")
+MOVE = math.log1p(SHARE) + 2e-4
+"""Ratios are rounded to four digits."""
+
+
+def honest(namespaces: int = 1, count: int = 8, deviation: float = 0.1) -> list[Run]:
+    """Runs that lie around one deviation, spread evenly over namespaces."""
+    spread = 0.03 * np.random.default_rng(0).normal(size=count)
+    return [
+        replace(RUN, workload=f"w{n}", predicted_s=math.exp(deviation + one), namespace=f"honest-{n % namespaces}")
+        for n, one in enumerate(spread)
+    ]
+
+
+def forecast(table: Calibration, run: Run) -> float:
+    """The logarithm of what a forecast is multiplied by."""
+    return math.log(table.at(calibration.group(run)).ratio * table.crossed(run.framework, run.family))
+
+
+ASKED = (
+    replace(RUN, workload="w3"),
+    replace(RUN, workload="new"),
+    replace(RUN, workload="new", scale="9-64"),
+    replace(RUN, workload="new", family="cnn", precision="tf32"),
+    replace(RUN, gpu="h100-sxm", workload="never measured"),
+)
+
+forged = st.builds(
+    Run,
+    pool=st.sampled_from(["a100", "h100", "t4"]),
+    gpu=st.sampled_from(["a100-80", "h100-sxm", "t4"]),
+    precision=st.sampled_from(["bf16", "tf32"]),
+    family=st.sampled_from(["decoder", "cnn"]),
+    scale=st.sampled_from(["1", "2-8", "9-64"]),
+    workload=st.sampled_from(["w3", "w4", "new", "other"]),
+    predicted_s=st.just(1.0),
+    observed_s=st.floats(0.01, 100.0),
+    observations=st.sampled_from([1, 3, 32, 10**9]),
+    framework=st.sampled_from(["", "megatron", "ddp"]),
+    namespace=st.just("evil"),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(forged, st.integers(0, 8)), min_size=1, max_size=40),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([-0.5, 0.1, 0.4]),
+)
+def test_no_coalition_of_one_namespace_moves_a_forecast_of_others_by_more_than_its_share(
+    coalition: list[tuple[Run, int]], namespaces: int, deviation: float
+) -> None:
+    before = honest(namespaces, deviation=deviation)
+    runs = list(before)
+    for run, at in coalition:
+        runs.insert(at, run)
+    old, new = Namespaces(before), Namespaces(runs)
+    for asker in (None, "honest-0", "somebody-else"):
+        first, second = old.fit(asker), new.fit(asker)
+        for asked in ASKED:
+            assert abs(forecast(second, asked) - forecast(first, asked)) <= MOVE
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(-1.0, 1.0), st.integers(1, 60))
+def test_many_equal_runs_of_one_namespace_are_worth_its_share_to_others(deviation: float, count: int) -> None:
+    runs = [replace(RUN, workload=f"x{n}", predicted_s=math.exp(deviation), namespace="evil") for n in range(count)]
+    others, own = Namespaces(runs).fit(), Namespaces(runs).fit("evil")
+    assert all(abs(forecast(others, asked)) <= MOVE for asked in ASKED)
+    assert own == calibration.fit(runs), "it follows its own runs as if nobody else were there"
+
+
+def test_two_puts_at_eight_times_the_step_are_quarantined_and_move_nobody() -> None:
+    """The measured attack: the forecast went from 1.13 to 2.13 s, with a third to 3.39 s."""
+    runs = honest()
+    attack = [replace(RUN, workload=f"x{n}", observed_s=8 * 1.13, namespace="evil") for n in range(3)]
+    for count in (2, 3):
+        both = Namespaces([*runs, *attack[:count]])
+        for asker in (None, "honest-0"):
+            for asked in ASKED:
+                assert forecast(both.fit(asker), asked) == forecast(Namespaces(runs).fit(asker), asked)
+    assert doubts(attack) == ["Absurd"] * 3
+
+
+def test_newer_runs_of_another_namespace_supersede_none() -> None:
+    runs = honest()
+    jump = [replace(RUN, workload=f"x{n}", predicted_s=0.5, namespace="evil") for n in range(8)]
+    assert calibration.drifted([*runs, *jump]) == len(runs), "all in one namespace they would"
+    both = Namespaces([*runs, *jump])
+    assert both.runs["honest-0"] == tuple(runs)
+    assert both.bounded >= {"evil"}
+    for asked in ASKED:
+        moved = forecast(both.fit("honest-0"), asked) - forecast(Namespaces(runs).fit("honest-0"), asked)
+        assert abs(moved) <= MOVE
+
+
+def test_forecasts_follow_as_far_as_namespaces_agree() -> None:
+    def after(count: int) -> float:
+        """Of a job whose namespace has no run, on the pool."""
+        runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace=f"n{n % count}") for n in range(24)]
+        return forecast(Namespaces(runs).fit(), ASKED[1])
+
+    moved = [after(count) for count in (1, 2, 3, 8)]
+    assert moved[0] >= -MOVE
+    assert moved == sorted(moved, reverse=True)
+    assert math.exp(moved[3]) * 1.3 == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_trusted_namespace_teaches_everybody_fully() -> None:
+    runs = [replace(RUN, workload=f"w{n}", predicted_s=1.3, namespace="bench") for n in range(12)]
+    assert Namespaces(runs, trusted={"bench"}).fit("team") == calibration.fit(runs)
+    assert Namespaces(runs, trusted={"bench"}).fit() == calibration.fit(runs)
+    assert forecast(Namespaces(runs).fit("team"), ASKED[1]) >= -MOVE
+    left = Namespaces(runs, trusted={"bench"}).left_out("bench")
+    assert left.tolist() == pytest.approx(calibration.left_out(runs).tolist())
+
+
+def test_a_jump_is_a_question_until_another_job_says_the_same() -> None:
+    steady = honest(count=6)
+    jump = replace(RUN, workload="x", predicted_s=0.5, namespace="honest-0")
+    again = replace(jump, workload="y", predicted_s=0.52)
+    assert doubts(steady) == [""] * 6
+    assert doubts([*steady, jump]) == [*[""] * 6, "Unconfirmed"]
+    assert doubts([*steady, jump, again]) == [""] * 8
+    assert doubts([*steady, jump, replace(again, predicted_s=2.0)]) == [*[""] * 6, "Unconfirmed", "Unconfirmed"]
+    one, none = (Namespaces(runs).fit("honest-0") for runs in ([*steady, jump], steady))
+    assert forecast(one, ASKED[1]) == forecast(none, ASKED[1])
+
+
+def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
+    runs = honest(2, 12)
+    assert len(Namespaces(runs).left_out("honest-1")) == 6
+    assert abs(float(np.median(Namespaces(runs).left_out("honest-0")))) < 0.1
+    assert Namespaces([]).fit() == Calibration()
+    assert Namespaces([replace(RUN, observations=1)]).fit() == Calibration()

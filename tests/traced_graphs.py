@@ -1,0 +1,60 @@
+"""Graphs of traced modules and ONNX files, and what is counted on them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast import models, search
+from tilecast.advise import Request
+from tilecast.api import training_job
+from tilecast.graph import Shards
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.models import traced
+from tilecast.models.traced import document
+from tilecast.spec import Model, Plan, Plans, Workload
+
+GRAPHS = Path(__file__).parent / "graphs"
+ONE = np.ones(1, dtype=np.int64)
+
+
+def fixture(name: str) -> Model:
+    return traced.model(name, document.read(json.loads((GRAPHS / f"{name}.json").read_text()), name))
+
+
+def graph(model: Model, sequence: int, **how: Any) -> Any:
+    return models.build(Workload(model, sequence, 8, **how), Shards(4 * ONE, ONE, ONE, ONE, 0 * ONE))
+
+
+def flops(model: Model, sequence: int, **how: Any) -> float:
+    blocks = graph(model, sequence, **how).blocks
+    return sum(
+        block.repeat * op.count * float(op.table.flops()[0])
+        for block in blocks
+        for op in block.ops
+        if op.table.kind[0] <= 2
+    )
+
+
+def activation_bytes(model: Model, sequence: int, mode: int = 0, **how: Any) -> float:
+    blocks = graph(model, sequence, **how).blocks
+    return sum(block.repeat * float(np.broadcast_to(block.activation_bytes, (3, 1))[mode, 0]) for block in blocks)
+
+
+def seconds(model: Model, sequence: int, **how: Any) -> float:
+    gpu = find_gpu("a100-80")
+    pool = Pool("a100", gpu, 1, 1, find_link(gpu.intra_link), find_link("ethernet-100"))
+    priced = search.price(Workload(model, sequence, 64, **how), Plans.of(Plan(micro_batch=64)), pool)
+    return float(priced.times.compute[0])
+
+
+def stored(content: bytes, **training: Any) -> Request:
+    """What a job asks for whose graph is that."""
+    model = {"graphRef": {"configMapKeyRef": {"name": "m", "key": "g"}}}
+    spec = {"model": model, "training": {"globalBatchSize": 8, **training}}
+    job = {"apiVersion": "tilecast.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}, "spec": spec}
+    return training_job.read(job, {"m": {"binaryData": {"g": base64.b64encode(content).decode()}}})
