@@ -9,8 +9,10 @@ COMPILE := --generate-hashes --no-emit-index-url --no-header --universal --pytho
 JOB ?= examples/jobs/llama-7b-pretrain.yaml
 NODES ?= examples/clusters/mixed.yaml
 SETUP := $(VENV)/.installed
+# Of `make bundle`: the reference by digest that was signed.
+IMAGE ?= registry.example/tilecast
 
-.PHONY: demo test check unit lint types crds dashboards chart docs e2e cluster-demo setup lock clean
+.PHONY: demo test check unit lint types crds dashboards chart docs e2e bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
 	@echo "tilecast advise $(JOB) --nodes $(NODES)"
@@ -19,12 +21,13 @@ demo: $(SETUP)
 test: check
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
-	$(BIN)/pytest -m "cluster or image"
+	@$(BIN)/python tools/checkov.py >/dev/null
+	$(BIN)/pytest -m "cluster or image or long"
 
 check: lint types unit
 
 unit: $(SETUP)
-	$(BIN)/pytest -m "not cluster and not image and not kind" -n 2
+	$(BIN)/pytest -m "not cluster and not image and not kind and not long" -n 2 --dist worksteal
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
@@ -51,6 +54,10 @@ docs: $(SETUP)
 e2e: $(SETUP)
 	$(BIN)/pytest -m kind -rs
 
+# What a cluster without a way out needs, as one archive; see docs/releasing.md.
+bundle: $(SETUP)
+	$(BIN)/python tools/bundle.py --image $(IMAGE) --output dist
+
 cluster-demo: $(SETUP)
 	$(BIN)/python tools/demo.py
 
@@ -70,6 +77,7 @@ lock:
 	uv pip compile pyproject.toml --extra operator --extra plot --extra fit --extra dev $(COMPILE) -o $(LOCK)
 	uv pip compile pyproject.toml --extra operator $(COMPILE) --constraint $(LOCK) --no-annotate -o requirements-operator.lock
 	printf 'editables\nhatchling==1.27.0\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-build.lock
+	printf 'checkov>=3.3\n' | uv pip compile - $(COMPILE) --no-annotate -o requirements-checkov.lock
 	printf 'cyclonedx-bom>=7\n' | uv pip compile - $(COMPILE) --no-annotate --constraint $(LOCK) -o requirements-sbom.lock
 
 clean:

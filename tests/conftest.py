@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import processes  # noqa: E402
 from binaries import BinariesError, ensure  # noqa: E402
 from cluster import Cluster, NamedCluster  # noqa: E402
 from tilecast import hardware  # noqa: E402
@@ -22,6 +25,25 @@ settings.load_profile("untimed")
 
 CLUSTER_TIMEOUT_S = 1800
 """Long enough to build the control plane from source on first use."""
+
+
+os.environ.setdefault(processes.MARK, uuid.uuid4().hex)
+LEFTOVERS_S = 10.0
+"""How long processes may take to end that were asked to."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """No process outlives the tests; a worker of pytest-xdist leaves the look to the one that started it."""
+    if hasattr(session.config, "workerinput"):
+        return
+    ends_s = time.monotonic() + LEFTOVERS_S
+    while (left := processes.marked(os.environ[processes.MARK])) and time.monotonic() < ends_s:
+        time.sleep(0.2)
+    for pid, command in left.items():
+        sys.stderr.write(f"\nleft behind by the tests: {pid} {command[:200]}\n")
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

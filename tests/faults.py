@@ -25,7 +25,7 @@ CALL_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Call:
     """A request of the operator."""
 
     method: str
@@ -43,7 +43,7 @@ class Asked:
         return self.method == "GET" and bool(self.resource) and not self.name and not self.is_watch
 
     @classmethod
-    def of(cls, request: web.Request) -> Asked:
+    def of(cls, request: web.Request) -> Call:
         match request.path.strip("/").split("/"):
             case ["api", _, *rest] | ["apis", _, _, *rest]:
                 pass
@@ -65,8 +65,8 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.status, "message": "injected"}
-        return json.dumps(said).encode()
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": self.status, "message": "injected"}
+        return json.dumps(status).encode()
 
 
 DROP = Answer(0)
@@ -74,8 +74,8 @@ DROP = Answer(0)
 
 def error_event(code: int) -> bytes:
     """A watch event that ends a watch."""
-    said = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "injected"}
-    return json.dumps({"type": "ERROR", "object": said}).encode() + b"\n"
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "injected"}
+    return json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
 
 
 class Proxy:
@@ -88,14 +88,14 @@ class Proxy:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.before: Callable[[Asked], Answer | None]
-        self.after: Callable[[Asked], Answer | None]
-        self.events: Callable[[Asked, bytes], Iterable[bytes]]
+        self.before: Callable[[Call], Answer | None]
+        self.after: Callable[[Call], Answer | None]
+        self.events: Callable[[Call, bytes], Iterable[bytes]]
         self.behave()
         self.url = ""
         self._cluster = cluster
         self._server, self._tls = cluster.server(), cluster.tls()
-        self._watches: dict[web.StreamResponse, tuple[Asked, asyncio.Task[Any]]] = {}
+        self._watches: dict[web.StreamResponse, tuple[Call, asyncio.Task[Any]]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
@@ -116,12 +116,12 @@ class Proxy:
         """Break every watch of a resource, after a last line; returns how many there were."""
 
         async def end() -> int:
-            found = [(out, task) for out, (asked, task) in self._watches.items() if asked.resource == resource]
-            for out, task in found:
+            watches = [(out, task) for out, (asked, task) in self._watches.items() if asked.resource == resource]
+            for out, task in watches:
                 if last:
                     await out.write(last)
                 task.cancel()
-            return len(found)
+            return len(watches)
 
         return self._call(end())
 
@@ -155,7 +155,7 @@ class Proxy:
         await self._client.close()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        asked, body = Asked.of(request), await request.read()
+        asked, body = Call.of(request), await request.read()
         if (wrong := self.before(asked)) is not None:
             return _spoiled(request, wrong)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
@@ -174,7 +174,7 @@ class Proxy:
             return _spoiled(request, DROP)
 
     async def _stream(
-        self, request: web.Request, asked: Asked, answer: aiohttp.ClientResponse, headers: dict[str, str]
+        self, request: web.Request, asked: Call, answer: aiohttp.ClientResponse, headers: dict[str, str]
     ) -> web.StreamResponse:
         out = web.StreamResponse(headers=headers)
         await out.prepare(request)
@@ -184,8 +184,8 @@ class Proxy:
             async for chunk in answer.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    for told in self.events(asked, line + b"\n"):
-                        await out.write(told)
+                    for event in self.events(asked, line + b"\n"):
+                        await out.write(event)
 
         task = asyncio.ensure_future(pump())
         self._watches[out] = asked, task

@@ -33,21 +33,22 @@ QUICK = Settings(
 )
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
+LEARNINGS = "/apis/tilecast.dev/v1alpha1/poollearnings"
 
 
 def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
     """RFC 6902 as far as these patches use it."""
-    found = copy.deepcopy(document)
+    result = copy.deepcopy(document)
     for item in operations:
         *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
-        node: Any = found
+        node: Any = result
         for part in parents:
             node = node[int(part)] if isinstance(node, list) else node[part]
         if item["op"] == "remove":
             del node[last]
         else:
             node[last] = item["value"]
-    return found
+    return result
 
 
 class Store:
@@ -67,6 +68,9 @@ class Store:
         self.clock_s = 0.0
         """Time of the operators that serve it; 0 is the true one."""
         self.version = 0
+
+    async def logged_in(self) -> None:
+        """Whoever is asked is there."""
 
     def put(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         old = self.objects.get(path)
@@ -90,44 +94,49 @@ class Store:
             raise self.faults.pop(0)
         target = path.removesuffix("/status")
         if target not in self.objects:
-            if not path.startswith(POOLS) or path != target or "uid" in document["metadata"]:
+            if not path.startswith((POOLS, LEARNINGS)) or path != target or "uid" in document["metadata"]:
                 raise ApiError(404, "not found")
             self.applied[target] = document.get("spec", {})
             return self.put(target, document)
-        found = copy.deepcopy(self.objects[target])
+        result = copy.deepcopy(self.objects[target])
         for precondition in ("uid", "resourceVersion"):
-            there = found["metadata"][precondition]
+            there = result["metadata"][precondition]
             if document["metadata"].pop(precondition, there) != there:
                 raise ApiError(409, precondition)
         if path.endswith("/status"):
-            found["status"] = document["status"]
+            result["status"] = document["status"]
+        elif path.startswith(LEARNINGS):
+            result["spec"] = document["spec"]
         elif path.startswith(POOLS):
             assert not force
             ours, spec = self.applied.get(target, {}), document.get("spec", {})
-            theirs = {key for key, value in found["spec"].items() if ours.get(key) != value}
-            if any(found["spec"].get(key) != value for key, value in spec.items() if key in theirs):
+            theirs = {key for key, value in result["spec"].items() if ours.get(key) != value}
+            if any(result["spec"].get(key) != value for key, value in spec.items() if key in theirs):
                 raise ApiError(409, "conflict")
-            kept = {key: value for key, value in found["spec"].items() if key in theirs}
-            found["spec"], self.applied[target] = {**kept, **spec}, spec
+            theirs_now = {key: value for key, value in result["spec"].items() if key in theirs}
+            result["spec"], self.applied[target] = {**theirs_now, **spec}, spec
             for part in ("labels", "annotations"):
-                found["metadata"][part] = document["metadata"].get(part, {})
+                result["metadata"][part] = document["metadata"].get(part, {})
         else:
-            others = {k: v for k, v in found["metadata"].get("annotations", {}).items() if k not in ADVICE_KEYS}
-            found["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
-        return self.put(target, found) if found != self.objects[target] else found
+            others = {k: v for k, v in result["metadata"].get("annotations", {}).items() if k not in ADVICE_KEYS}
+            result["metadata"]["annotations"] = {**others, **document["metadata"].get("annotations", {})}
+        return self.put(target, result) if result != self.objects[target] else result
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         await asyncio.sleep(0)
         self.writes.append(("delete", path))
-        found = self.objects.get(path)
-        if found is None:
+        job = self.objects.get(path)
+        if job is None:
             raise ApiError(404, "not found")
-        if (found["metadata"]["uid"], found["metadata"]["resourceVersion"]) != (uid, resource_version):
+        if (job["metadata"]["uid"], job["metadata"]["resourceVersion"]) != (uid, resource_version):
             raise ApiError(409, "changed")
         return self.objects.pop(path)
 
     async def get(self, path: str, query: Any = None) -> dict[str, Any]:
         await asyncio.sleep(0)
+        if query and path == LEARNINGS:
+            name = query["fieldSelector"].removeprefix("metadata.name=")
+            return {"items": [copy.deepcopy(item) for place, item in self.objects.items() if place == f"{path}/{name}"]}
         if query:
             return self.counts.get(path, self._page(path))
         if "/configmaps/" not in path:
@@ -146,7 +155,7 @@ class Store:
         count = sum(item.startswith(f"{lists[path]}/") for item in self.objects) if path in lists else self.node_count
         return {"metadata": {}, "items": [{}] * count}
 
-    async def create(self, path: str, document: Any) -> dict[str, Any]:
+    async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         name = document["metadata"]["name"]
         if name in self.events:
@@ -211,5 +220,5 @@ async def settled(running: Assembly, limit_s: float = 60.0) -> None:
             quiet = 0 if is_busy else quiet + 1
 
 
-def ready(found: dict[str, Any]) -> dict[str, Any]:
-    return next(item for item in found["status"]["conditions"] if item["type"] == "Ready")
+def ready(job: dict[str, Any]) -> dict[str, Any]:
+    return next(item for item in job["status"]["conditions"] if item["type"] == "Ready")

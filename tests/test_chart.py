@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
@@ -18,7 +18,8 @@ import yaml
 from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm, HelmError, ensure_or_fail
 from operator_process import Operator
-from test_releases import RELEASES, crds_of_today
+from test_releases import RELEASES, crds_of, crds_of_today
+from tilecast.jobs import ADMISSION_GATES, HOLD_QUEUE, JOB_KINDS
 from tilecast_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
@@ -49,6 +50,8 @@ SWITCHES = (
     ("rbac.configMapNamespaces=null", "rbac.configMapNamespaces={team-a,team-b}"),
     ("model.configMap=", f"model.configMap=ours,model.sha256={'ab' * 32}"),
     ("networkPolicy.from=null", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"),
+    ("replicas=1", "replicas=2"),
+    ("shard.namespaceSelector=null", "shard.namespaceSelector.matchLabels.shard=a"),
     ("imagePullSecrets=null", "imagePullSecrets[0].name=registry"),
     ("podLabels=null", "podLabels.team=a"),
     ("podAnnotations=null", "podAnnotations.team=a"),
@@ -90,7 +93,13 @@ def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [document for document in documents if document["kind"] == kind]
+    """Those of a kind, but for what runs before an uninstall."""
+    hook = {"helm.sh/hook": "pre-delete"}
+    return [
+        document
+        for document in documents
+        if document["kind"] == kind and not hook.items() <= document["metadata"].get("annotations", {}).items()
+    ]
 
 
 def test_lint_finds_nothing(helm: Helm) -> None:
@@ -133,6 +142,7 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("", "nodes"): ["list", "watch"],
         ("resource.k8s.io", "resourceslices"): ["list", "watch"],
         ("", "events"): ["create"],
+        ("", "namespaces"): ["list", "watch"],
         ("authentication.k8s.io", "tokenreviews"): ["create"],
         ("", "configmaps"): ["get"],
         ("apiextensions.k8s.io", "customresourcedefinitions"): ["list", "watch"],
@@ -140,6 +150,7 @@ def test_the_role_grants_these_verbs_and_no_others(helm: Helm) -> None:
         ("tilecast.dev", "trainingjobs/status"): ["patch"],
         ("tilecast.dev", "gpupools"): ["create", "delete", "list", "patch", "watch"],
         ("tilecast.dev", "gpupools/status"): ["patch"],
+        ("tilecast.dev", "poollearnings"): ["create", "list", "patch", "watch"],
     }
 
 
@@ -155,10 +166,10 @@ def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> Non
     assert not kinds & {document["kind"] for document in rendered(helm, OPERATED)}
     shown = rendered(helm, *MONITORING, OPERATED, "--set=prometheusRule.runbooks=https://example.org/runbooks")
     assert kinds <= {document["kind"] for document in shown}
-    (found,) = of_kind(shown, "PrometheusRule")
+    (rules,) = of_kind(shown, "PrometheusRule")
     (file,) = (CHART / "rules").iterdir()
-    wanted = file.read_text().replace("docs/runbooks.md", "https://example.org/runbooks")
-    assert found["spec"] == yaml.safe_load(wanted)
+    expected = file.read_text().replace("docs/runbooks.md", "https://example.org/runbooks")
+    assert rules["spec"] == yaml.safe_load(expected)
     (nowhere,) = of_kind(rendered(helm, *MONITORING, OPERATED), "PrometheusRule")
     assert "runbook" not in json.dumps(nowhere)
     (service,) = of_kind(shown, "Service")
@@ -173,11 +184,41 @@ def test_monitors_and_rules_appear_where_something_reads_them(helm: Helm) -> Non
 
 def test_dashboards_come_as_they_are_under_the_label_of_grafanas_sidecar(helm: Helm) -> None:
     assert of_kind(rendered(helm), "ConfigMap") == []
-    (found,) = of_kind(rendered(helm, "--set=dashboards.enabled=true"), "ConfigMap")
-    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
-    shown = {name: json.loads(text) for name, text in found["data"].items()}
+    (document,) = of_kind(rendered(helm, "--set=dashboards.enabled=true"), "ConfigMap")
+    assert document["metadata"]["labels"]["grafana_dashboard"] == "1"
+    shown = {name: json.loads(text) for name, text in document["data"].items()}
     files = {f"tilecast-{path.name}": json.loads(path.read_text()) for path in (CHART / "dashboards").iterdir()}
-    assert shown == files
+    assert shown == {name: unlinked(board) for name, board in files.items()} and shown != files
+    at = "--set=prometheusRule.runbooks=https://example.org/runbooks"
+    (config_map,) = of_kind(rendered(helm, "--set=dashboards.enabled=true", at), "ConfigMap")
+    linked = json.loads(json.dumps(files).replace("docs/runbooks.md", "https://example.org/runbooks"))
+    assert {name: json.loads(text) for name, text in config_map["data"].items()} == linked
+
+
+def test_a_certificate_is_mounted_and_asked_for(helm: Helm) -> None:
+    shown = rendered(helm, OPERATED, *MONITORING, "--set=tls.secretName=certificate")
+    (deployment,) = of_kind(shown, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    values = {item["name"]: item.get("value") for item in container["env"]}
+    (mount,) = (item for item in container["volumeMounts"] if item["name"] == "tls")
+    (volume,) = (item for item in deployment["spec"]["template"]["spec"]["volumes"] if item["name"] == "tls")
+    assert volume["secret"]["secretName"] == "certificate"
+    for name in ("TILECAST_TLS_CERTIFICATE", "TILECAST_TLS_KEY"):
+        assert str(values[name]).startswith(mount["mountPath"] + "/tls.")
+    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("liveness", "readiness")} == {"HTTPS"}
+    (service,), (pods,) = of_kind(shown, "ServiceMonitor"), of_kind(shown, "PodMonitor")
+    assert service["spec"]["endpoints"][0]["scheme"] == pods["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
+    plain = json.dumps(rendered(helm, OPERATED, *MONITORING))
+    assert "TILECAST_TLS" not in plain and "HTTPS" not in plain
+
+
+def unlinked(value: Any) -> Any:
+    """A dashboard without its links to runbooks."""
+    if isinstance(value, dict):
+        return {
+            key: unlinked(item) for key, item in value.items() if "runbooks" not in json.dumps(item) or key != "links"
+        }
+    return [unlinked(item) for item in value] if isinstance(value, list) else value
 
 
 def test_the_network_policy_lets_in_what_it_must_and_names_the_pods(helm: Helm) -> None:
@@ -188,7 +229,7 @@ def test_the_network_policy_lets_in_what_it_must_and_names_the_pods(helm: Helm) 
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     names = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == names
-    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 8443}
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} == {53, 8443} | names
 
 
 def test_tokens_can_be_kept_from_it(helm: Helm) -> None:
@@ -196,11 +237,50 @@ def test_tokens_can_be_kept_from_it(helm: Helm) -> None:
     assert not any("tokenreviews" in rule["resources"] for rule in role["rules"])
 
 
+def test_without_learning_it_sees_no_namespace_and_no_run(helm: Helm) -> None:
+    documents = rendered(helm, "--set", "learning.enabled=false")
+    (role,) = of_kind(documents, "ClusterRole")
+    assert not any({"namespaces", "poollearnings"} & set(rule["resources"]) for rule in role["rules"])
+    assert environment(documents)["TILECAST_LEARNING"] == "false"
+    trusting = rendered(helm, "--set", "observations.trustedNamespaces={bench,ml-infra}")
+    assert environment(trusting)["TILECAST_TRUSTED_NAMESPACES"] == "bench,ml-infra"
+
+
+def environment(documents: Sequence[Any]) -> dict[str, str]:
+    """Variables of the operator by name."""
+    (deployment,) = of_kind(documents, "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {item["name"]: item.get("value", "") for item in container["env"]}
+
+
 def test_the_configuration_of_kube_state_metrics_is_there_when_asked_for(helm: Helm) -> None:
     assert of_kind(rendered(helm), "ConfigMap") == []
-    (found,) = of_kind(rendered(helm, "--set", "kubeStateMetrics.configMap=true"), "ConfigMap")
+    (document,) = of_kind(rendered(helm, "--set", "kubeStateMetrics.configMap=true"), "ConfigMap")
     text = (CHART / "files" / "custom-resource-state.yaml").read_text()
-    assert found["data"]["custom-resource-state.yaml"] == text
+    assert document["data"]["custom-resource-state.yaml"] == text
+
+
+def test_replicas_share_a_lease_that_they_alone_may_take(helm: Helm) -> None:
+    for count in (1, 2):
+        documents = rendered(helm, f"--set=replicas={count}")
+        (role,) = of_kind(documents, "Role")
+        (deployment,) = of_kind(documents, "Deployment")
+        assert deployment["spec"]["replicas"] == count and deployment["spec"]["strategy"]["type"] == "RollingUpdate"
+        pod = deployment["spec"]["template"]
+        environment = {item["name"]: item for item in pod["spec"]["containers"][0]["env"]}
+        namespace, name = environment["TILECAST_LEASE"]["value"].split("/")
+        assert environment["TILECAST_POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+        assert role["metadata"]["namespace"] == namespace == NAMESPACE
+        granted = [(rule["resources"], rule.get("resourceNames"), sorted(rule["verbs"])) for rule in role["rules"]]
+        assert granted == [(["leases"], None, ["create"]), (["leases"], [name], ["get", "update"])]
+        budgets = of_kind(documents, "PodDisruptionBudget")
+        assert len(budgets) == count - 1
+        for budget in budgets:
+            assert budget["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        affinity = pod["spec"]["affinity"]
+        assert "nodeAffinity" in affinity and ("podAntiAffinity" in affinity) == (count == 2)
+    own = rendered(helm, "--set=replicas=2", "--set-json", 'affinity={"podAntiAffinity":{}}')
+    assert of_kind(own, "Deployment")[0]["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"] == {}
 
 
 def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
@@ -209,15 +289,22 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
     documents = rendered(helm, "--set", "rbac.configMapNamespaces={team-a,team-b}")
     assert not any("configmaps" in rule["resources"] for rule in of_kind(documents, "ClusterRole")[0]["rules"])
     for kind in ("Role", "RoleBinding"):
-        assert [item["metadata"]["namespace"] for item in of_kind(documents, kind)] == ["team-a", "team-b"]
-    assert of_kind(documents, "Role")[0]["rules"] == [
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}
-    ]
+        of_models = [item for item in of_kind(documents, kind) if item["metadata"]["name"].endswith("-models")]
+        assert [item["metadata"]["namespace"] for item in of_models] == ["team-a", "team-b"]
+    (first, _) = (role for role in of_kind(documents, "Role") if role["metadata"]["name"].endswith("-models"))
+    assert first["rules"] == [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get"]}]
 
 
 @pytest.mark.parametrize(
     ("values", "resource", "verbs", "variable"),
     [
+        (["shard.ownsPools=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_OWNS_POOLS=false"),
+        (
+            ["shard.namespaceSelector.matchLabels.shard=a"],
+            ("", "namespaces"),
+            ["list", "watch"],
+            'TILECAST_NAMESPACE_SELECTOR={"matchLabels":{"shard":"a"}}',
+        ),
         (["discovery.enabled=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_DISCOVERY=false"),
         (["capacity.readPods=true"], ("", "pods"), ["list", "watch"], "TILECAST_READ_PODS=true"),
         (["jobs.enabled=true"], ("batch", "jobs"), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true"),
@@ -253,7 +340,7 @@ def test_rights_and_settings_go_together(
     }
     assert granted[resource] == verbs
     (container,) = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]["containers"]
-    assert variable in [f"{item['name']}={item['value']}" for item in container["env"]]
+    assert variable in [f"{item['name']}={item.get('value')}" for item in container["env"]]
 
 
 def test_jobs_are_placed_only_where_they_are_advised(helm: Helm) -> None:
@@ -264,13 +351,55 @@ def test_jobs_are_placed_only_where_they_are_advised(helm: Helm) -> None:
             rendered(helm, "--set", value)
 
 
+def test_jobs_are_let_go_before_an_uninstall_with_no_right_more_than_that_needs(helm: Helm) -> None:
+    assert not before_uninstall(rendered(helm))
+    assert not before_uninstall(rendered(helm, "--set=jobs.enabled=true,jobs.releaseOnUninstall=false"))
+    shown = rendered(helm, "--set=jobs.enabled=true,jobs.gate=true")
+    hooks = before_uninstall(shown)
+    rules = hooks["ClusterRole"]["rules"]
+    assert all(rule["verbs"] == ["get", "list", "patch"] for rule in rules[:-1])
+    (role,) = of_kind(shown, "ClusterRole")
+    operators = {(group, name) for rule in role["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
+    assert (
+        {(rule["apiGroups"][0], rule["resources"][0]) for rule in rules[:-1]}
+        == {(kind.group, kind.plural) for kind in JOB_KINDS.values()}
+        <= operators
+    )
+    assert rules[-1]["resourceNames"] == ["tilecast-gate"] and rules[-1]["verbs"] == ["get", "delete"]
+    pod = hooks["Job"]["spec"]["template"]
+    assert pod["spec"]["containers"][0]["command"] == ["python3", "-m", "tilecast_operator.release"]
+    (service,) = of_kind(shown, "Service")
+    assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+def before_uninstall(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What runs before an uninstall, by kind."""
+    hooks = (item for item in documents if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-delete")
+    return {item["kind"]: item for item in hooks}
+
+
+def test_the_chart_has_no_symbolic_links() -> None:
+    assert not [path for path in CHART.rglob("*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize("chosen", ["auto", "absent", "present"])
+def test_the_gate_uses_kueues_own_only_where_that_is_said_to_be_on(helm: Helm, chosen: str) -> None:
+    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    values = f"--set=jobs.enabled=true,jobs.gate=true,jobs.kueue.admissionGate={chosen}"
+    (policy,) = of_kind(rendered(helm, served, values), "MutatingAdmissionPolicy")
+    expression = policy["spec"]["mutations"][0]["jsonPatch"]["expression"]
+    assert (HOLD_QUEUE in expression) is (chosen != "present") is (ADMISSION_GATES not in expression)
+    with pytest.raises(HelmError, match="admissionGate"):
+        rendered(helm, "--set=jobs.kueue.admissionGate=perhaps")
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta1", None])
 def test_the_gate_is_put_on_only_where_the_api_server_can(helm: Helm, version: str | None) -> None:
     kind = "MutatingAdmissionPolicy"
     values = ["--set", "jobs.enabled=true,jobs.gate=true"]
     served = [f"--api-versions=admissionregistration.k8s.io/{version}/{kind}"] if version else []
-    found = of_kind(rendered(helm, *values, *served), kind)
-    assert [item["apiVersion"] for item in found] == ([f"admissionregistration.k8s.io/{version}"] if version else [])
+    document = of_kind(rendered(helm, *values, *served), kind)
+    assert [item["apiVersion"] for item in document] == ([f"admissionregistration.k8s.io/{version}"] if version else [])
     assert not of_kind(rendered(helm, *served), kind)
 
 
@@ -284,7 +413,7 @@ def test_a_model_of_ones_own_is_mounted_with_its_digest(helm: Helm) -> None:
     digest = "ab" * 32
     documents = rendered(helm, "--set", "model.configMap=ours", "--set", f"model.sha256={digest}")
     spec = of_kind(documents, "Deployment")[0]["spec"]["template"]["spec"]
-    environment = {item["name"]: item["value"] for item in spec["containers"][0]["env"]}
+    environment = {item["name"]: item.get("value") for item in spec["containers"][0]["env"]}
     assert environment["TILECAST_UTILIZATION_MODEL"] == "/models/utilization.onnx"
     assert environment["TILECAST_UTILIZATION_MODEL_SHA256"] == digest
     assert {"name": "model", "configMap": {"name": "ours"}} in spec["volumes"]
@@ -292,7 +421,9 @@ def test_a_model_of_ones_own_is_mounted_with_its_digest(helm: Helm) -> None:
 
 BY_VALUES = (
     "TILECAST_LISTEN_", "TILECAST_DISCOVERY", "TILECAST_READ_", "TILECAST_UTILIZATION_MODEL", "TILECAST_JOBS",
-    "TILECAST_PLACE",
+    "TILECAST_PLACE", "TILECAST_KUEUE_ADMISSION_GATE", "TILECAST_TLS", "TILECAST_LEASE", "TILECAST_POD_IP",
+    "TILECAST_OWNS_POOLS", "TILECAST_NAMESPACE_SELECTOR",
+    "TILECAST_LEARNING", "TILECAST_TRUSTED_NAMESPACES",
 )  # fmt: skip
 """Settings that values of their own give, together with the rights or the volume they need."""
 
@@ -350,8 +481,11 @@ def test_every_pair_of_switches_renders_what_the_api_servers_own_schemas_allow(
         documents = rendered(
             helm, OPERATED, *gates, "--set=serviceAccount.name=own", *(f"--set={value}" for value in values)
         )
-        found = conform(documents)
-        assert found["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, (values, found)
+        problems = conform(documents)
+        assert problems["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, (
+            values,
+            problems,
+        )
 
     (deployment,) = of_kind(documents, "Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["imagePullPolice"] = "Always"
@@ -371,8 +505,8 @@ def test_the_examples_satisfy_the_schemas_of_our_own_kinds(conform: Conform) -> 
         for document in yaml.safe_load_all(path.read_text())
         if document and document["apiVersion"].startswith("tilecast.dev/")
     ]
-    found = conform(documents)
-    assert found["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, found
+    problems = conform(documents)
+    assert problems["summary"] == {"valid": len(documents), "invalid": 0, "errors": 0, "skipped": 0}, problems
     documents[0]["spec"]["modell"] = {}
     assert "modell" in json.dumps(conform(documents[:1]))
 
@@ -384,15 +518,15 @@ def test_kube_score_finds_what_is_documented_and_no_more(helm: Helm) -> None:
         [program, "score", "--output-format=json", "--kubernetes-version=v1.29", "-"],
         input=yaml.safe_dump_all(documents), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    found = {
+    remarks = {
         (scored["object_name"].rpartition("/")[2], check["check"]["id"])
         for scored in json.loads(done.stdout)
         for check in scored["checks"]
         if check["grade"] < KUBE_SCORE_GRADE_OK and not check["skipped"]
     }
     page = (ROOT / "docs" / "security.md").read_text()
-    documented = re.findall(r"^\| `([\w, -]+)` \| `([\w-]+)` \|", page, re.MULTILINE)
-    assert found == {(name, check) for names, check in documented for name in names.split(", ")}
+    documented = re.findall(r"^\| `([\w, -]+)` \| `([a-z-]+)` \|", page, re.MULTILINE)
+    assert remarks == {(name, check) for names, check in documented for name in names.split(", ")}
 
 
 def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str, Any] | None:
@@ -402,15 +536,15 @@ def schema_of(cluster: Cluster, group: str, version: str, kind: str) -> dict[str
         components: dict[str, Any] = json.loads(cluster.kubectl("get", "--raw", path))["components"]
     except ClusterError:
         return None
-    wanted = {"group": group, "version": version, "kind": kind}
-    found = [
+    identity = {"group": group, "version": version, "kind": kind}
+    names = [
         name
         for name, schema in components["schemas"].items()
-        if wanted in schema.get("x-kubernetes-group-version-kind", [])
+        if identity in schema.get("x-kubernetes-group-version-kind", [])
     ]
     for schema in components["schemas"].values():
         close(schema)
-    return {"$ref": f"#/components/schemas/{found[0]}", "components": components} if found else None
+    return {"$ref": f"#/components/schemas/{names[0]}", "components": components} if names else None
 
 
 def close(schema: dict[str, Any]) -> None:
@@ -500,6 +634,24 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     wait_for(lambda: left(own_cluster) == [] or None, "nothing to be left", 60)
 
 
+def test_an_uninstall_that_cannot_let_jobs_go_deletes_nothing_and_can_be_forced(
+    installer: Helm, own_cluster: Cluster
+) -> None:
+    values = ("--set=jobs.enabled=true", "--set=jobs.gate=true")
+    installer("install", str(CHART), "--create-namespace", *values)
+    installer("uninstall", "--wait", "--timeout=120s")
+    assert left(own_cluster) == sorted(CRD_NAMES), "the hook and its rights are gone as well"
+
+    installer("install", str(CHART), *values, "--set=nodeSelector.nowhere=here")
+    with pytest.raises(HelmError, match=r"timed out|failed"):
+        installer("uninstall", "--timeout=5s")
+    assert "tilecast" in own_cluster.kubectl("-n", NAMESPACE, "get", "deployments", "-o", "name")
+    assert "release" not in own_cluster.kubectl("get", "clusterroles", "-o", "name"), "rights go in any case"
+    installer("uninstall", "--no-hooks", "--wait", "--timeout=120s")
+    own_cluster.kubectl("-n", NAMESPACE, "delete", "job", "tilecast-release", "--ignore-not-found")
+    own_cluster.kubectl("delete", "crd", *crds_of_today())
+
+
 @pytest.mark.parametrize("earlier", RELEASES, ids=lambda chart: chart.stem)
 def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cluster: Cluster, earlier: Path) -> None:
     """CRDs first, then the release; what a user stored outlives the upgrade, the way back, and the end."""
@@ -531,7 +683,7 @@ def test_an_upgrade_never_deletes_crds(installer: Helm, helm: Helm, own_cluster:
     with pytest.raises(HelmError, match="kubectl annotate crd") as refused:
         installer("upgrade", str(CHART), "--reset-then-reuse-values")
     assert "would delete the CRD" in str(refused.value)
-    own_cluster.kubectl("annotate", "crd", *crds_of_today(), "helm.sh/resource-policy=keep")
+    own_cluster.kubectl("annotate", "crd", *crds_of(RELEASES[0]), "helm.sh/resource-policy=keep")
     bring_crds(helm, own_cluster)
     own_cluster.apply(json.dumps(JOB))
     installer("upgrade", str(CHART), "--reset-then-reuse-values")
@@ -602,8 +754,8 @@ def run_pod(cluster: Cluster, url: str) -> str:
     def pod() -> dict[str, Any] | None:
         arguments = ["get", "pod", "tilecast-test", f"--namespace={NAMESPACE}", "--ignore-not-found", "-o", "json"]
         text = cluster.kubectl(*arguments)
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found if found.get("status", {}).get("phase") == "Running" else None
+        document: dict[str, Any] = json.loads(text) if text else {}
+        return document if document.get("status", {}).get("phase") == "Running" else None
 
     service = f"http://tilecast.{NAMESPACE}.svc:8080"
     programs = {"python3": [sys.executable], "tilecast": [sys.executable, "-m", "tilecast"]}

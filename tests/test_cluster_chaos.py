@@ -19,12 +19,14 @@ import pytest
 import witness
 from cluster import Cluster, wait_for
 from conftest import Helm
-from faults import DROP, Answer, Asked, Proxy, error_event
+from faults import DROP, Answer, Call, Proxy, error_event
 from operator_process import Operator, is_answered
+from processes import die_with_parent
 from tilecast_operator.cluster.documents import ADVICE_KEYS
 
 pytestmark = pytest.mark.cluster
 
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
 ANSWER_S = 60
 QUICK = {
     "TILECAST_RETRY_FIRST_SECONDS": "0.1",
@@ -62,17 +64,17 @@ def proxied_account(proxy: Proxy, account: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def direct_operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
     """Started by the first test that wants it."""
-    found = Operator(cluster, account, QUICK)
-    yield found
-    found.stop()
+    operator = Operator(cluster, account, QUICK)
+    yield operator
+    operator.stop()
 
 
 @pytest.fixture(scope="module")
 def proxied_operator(cluster: Cluster, proxied_account: Path) -> Iterator[Operator]:
     """One that sees the cluster through `proxy`; started by the first test that wants it."""
-    found = Operator(cluster, proxied_account, QUICK)
-    yield found
-    found.stop()
+    operator = Operator(cluster, proxied_account, QUICK)
+    yield operator
+    operator.stop()
 
 
 def survives(one: Operator, other: Operator) -> Iterator[Operator]:
@@ -115,13 +117,13 @@ def create(cluster: Cluster, names: Iterable[str], sequence_length: int = 1024) 
 
 
 def objects(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"]
-    return found
+    document: list[dict[str, Any]] = json.loads(cluster.kubectl("get", kind, "-o", "json"))["items"]
+    return document
 
 
 def jobs(cluster: Cluster, names: Sequence[str]) -> list[dict[str, Any]]:
-    found = {item["metadata"]["name"]: item for item in objects(cluster, "trainingjobs")}
-    return [found[name] for name in names]
+    by_name = {item["metadata"]["name"]: item for item in objects(cluster, "trainingjobs")}
+    return [by_name[name] for name in names]
 
 
 def all_answered(cluster: Cluster, names: Sequence[str]) -> Callable[[], bool]:
@@ -131,12 +133,12 @@ def all_answered(cluster: Cluster, names: Sequence[str]) -> Callable[[], bool]:
 def prove_answered_once(cluster: Cluster, names: Sequence[str], since: int, most_writes: int = WRITES) -> None:
     """Waits until every job is answered; then each has one Event and was changed no oftener than an answer takes."""
     wait_for(all_answered(cluster, names), f"answers to {len(names)} jobs", ANSWER_S)
-    for found in jobs(cluster, names):
-        assert found["status"]["summary"]["reason"] == "Advised"
-        assert set(ADVICE_KEYS) <= found["metadata"]["annotations"].keys()
-        assert "finalizers" not in found["metadata"]
-    told = Counter(item["involvedObject"]["name"] for item in objects(cluster, "events"))
-    assert {name: told[name] for name in names} == dict.fromkeys(names, 1)
+    for one in jobs(cluster, names):
+        assert one["status"]["summary"]["reason"] == "Advised"
+        assert set(ADVICE_KEYS) <= one["metadata"]["annotations"].keys()
+        assert "finalizers" not in one["metadata"]
+    counts = Counter(item["involvedObject"]["name"] for item in objects(cluster, "events"))
+    assert {name: counts[name] for name in names} == dict.fromkeys(names, 1)
     made = witness.changes(cluster, since)
     assert {name: made[name] for name in names if made[name] > most_writes} == {}
 
@@ -184,7 +186,7 @@ def test_refused_writes_are_written_in_the_end(
     """Before the API server saw the write, and after it carried it out: the operator cannot tell which."""
     left = {"trainingjobs": 2, "events": 0 if name in EVENT_IS_GIVEN_UP else 2, "trainingjobs/status": 2}
 
-    def refuse(asked: Asked) -> Answer | None:
+    def refuse(asked: Call) -> Answer | None:
         if not asked.is_write or left[asked.resource] == 0:
             return None
         left[asked.resource] -= 1
@@ -203,7 +205,7 @@ def test_refused_lists_and_watches_are_asked_again(
 ) -> None:
     left = 2
 
-    def refuse(asked: Asked) -> Answer | None:
+    def refuse(asked: Call) -> Answer | None:
         nonlocal left
         if asked.resource != "trainingjobs" or asked.is_write or left == 0:
             return None
@@ -228,7 +230,7 @@ def test_a_watch_that_ends_in_an_error_is_begun_anew(
     prove_answered_once(cluster, names, since)
 
 
-def twice(_: Asked, line: bytes) -> Iterable[bytes]:
+def twice(_: Call, line: bytes) -> Iterable[bytes]:
     return line, line
 
 
@@ -236,9 +238,9 @@ class Swapped:
     """Every event changes places with the one after it; the last one waits for another."""
 
     def __init__(self) -> None:
-        self._held: dict[Asked, bytes] = {}
+        self._held: dict[Call, bytes] = {}
 
-    def __call__(self, asked: Asked, line: bytes) -> Iterable[bytes]:
+    def __call__(self, asked: Call, line: bytes) -> Iterable[bytes]:
         held = self._held.pop(asked, None)
         if held is not None:
             return line, held
@@ -252,7 +254,7 @@ class Dropped:
     def __init__(self) -> None:
         self._seen = 0
 
-    def __call__(self, asked: Asked, line: bytes) -> Iterable[bytes]:
+    def __call__(self, asked: Call, line: bytes) -> Iterable[bytes]:
         self._seen += 1
         return (line,) if self._seen % 3 == 0 else ()
 
@@ -292,8 +294,8 @@ def test_what_garbled_watches_hide_is_found_in_the_next_list(
     proxy.behave()
     create(cluster, [f"{how}-last"])
     wait_for(all_answered(cluster, names), f"answers to {len(names)} jobs", ANSWER_S)
-    (found,) = jobs(cluster, [changed])
-    assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 2
+    (item,) = jobs(cluster, [changed])
+    assert item["status"]["observedGeneration"] == item["metadata"]["generation"] == 2
     prove_answered_once(cluster, [*names[2:], f"{how}-last"], since)
 
 
@@ -328,14 +330,12 @@ def test_nodes_that_come_and_go_leave_the_advice_as_of_the_nodes_that_stay(
         cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": fleet}))
         cluster.kubectl("delete", "node", *(node["metadata"]["name"] for node in fleet), "--wait=false")
 
-    def step_s(found: dict[str, Any]) -> float:
-        return float(found["status"]["recommendation"]["stepSeconds"]["target"])
+    def step_s(job: dict[str, Any]) -> float:
+        return float(job["status"]["recommendation"]["stepSeconds"]["target"])
 
     def is_as_good_as_before() -> bool:
         now = jobs(cluster, names)
-        steps = [
-            [item["status"]["recommendation"]["stepSeconds"]["target"] for item in found] for found in (before, now)
-        ]
+        steps = [[item["status"]["recommendation"]["stepSeconds"]["target"] for item in one] for one in (before, now)]
         return all(abs(after / was - 1) < HYSTERESIS for was, after in zip(*steps, strict=True))
 
     def is_silent() -> bool:
@@ -346,8 +346,8 @@ def test_nodes_that_come_and_go_leave_the_advice_as_of_the_nodes_that_stay(
     with Operator(cluster, operator.kubeconfig, QUICK):
         written = written_within(cluster, 3.0)
     assert written == [], "an operator that has only seen the nodes that stay has nothing to correct"
-    told = Counter((item["involvedObject"]["uid"], item["message"]) for item in objects(cluster, "events"))
-    assert max(told.values()) == 1
+    counts = Counter((item["involvedObject"]["uid"], item["message"]) for item in objects(cluster, "events"))
+    assert max(counts.values()) == 1
     turns = operator.log_tail(100_000).count('"message": "pools: ')
     assert max(witness.changes(cluster, since).values(), default=0) <= (WRITES + 1) * turns, "and what is free"
 
@@ -377,11 +377,13 @@ FORKED_OPERATORS = """
 import logging, os, signal, sys
 import kopf
 import tilecast.advise, tilecast_operator.main
+from processes import die_with_parent
 logging.basicConfig(level=logging.INFO)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
+        die_with_parent()
         kopf.run(standalone=True, clusterwide=True)
         os._exit(1)
     print(pid, flush=True)
@@ -394,14 +396,15 @@ def test_it_is_killed_fifty_times_amid_its_writes(
 ) -> None:
     """By turns before a write reaches the API server and after it was carried out, at the first to fourth write."""
     kills, jobs_count = 50, 120
-    environment = {**proxied_operator.environment, "TILECAST_LISTEN_PORT": "0"}
+    paths = os.pathsep.join((proxied_operator.environment["PYTHONPATH"], str(TOOLS)))
+    environment = {**proxied_operator.environment, "TILECAST_LISTEN_PORT": "0", "PYTHONPATH": paths}
     direct_operator.stop()
     proxied_operator.kill()
     since, names = witness.mark(cluster), [f"killed-{number}" for number in range(jobs_count)]
     victim, killed, writes = 0, threading.Event(), 0
 
-    def kill(nth: int) -> Callable[[Asked], Answer | None]:
-        def strike(asked: Asked) -> Answer | None:
+    def kill(nth: int) -> Callable[[Call], Answer | None]:
+        def strike(asked: Call) -> Answer | None:
             nonlocal writes
             writes += asked.is_write
             if not asked.is_write or writes < nth or killed.is_set():
@@ -422,6 +425,7 @@ def test_it_is_killed_fifty_times_amid_its_writes(
             stdout=subprocess.PIPE,
             stderr=written,
             text=True,
+            preexec_fn=die_with_parent,
         ) as forks,
     ):
         assert forks.stdin is not None and forks.stdout is not None

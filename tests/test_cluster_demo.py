@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import running
+from cluster import Cluster, running
 
 pytestmark = pytest.mark.cluster
 
@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, str(ROOT / "tools" / "demo.py")]
 
 
+def own_clusters(pid: int) -> list[Cluster]:
+    return [cluster for cluster in running() if f"-{pid}-" in cluster.name]
+
+
 def left_behind(pid: int) -> list[str]:
-    return [cluster.name for cluster in running() if f"-{pid}-" in cluster.name]
+    return [cluster.name for cluster in own_clusters(pid)]
 
 
 def test_it_shows_advice_for_every_example(binaries: Path) -> None:
@@ -45,10 +49,13 @@ def test_ctrl_c_stops_everything(binaries: Path) -> None:
         line = next(line for line in demo.stdout if "the operator is ready" in line)
         (port,) = re.findall(r"http://127.0.0.1:(\d+)", line)
         socket.create_connection(("127.0.0.1", int(port))).close()
+        pids = [path.read_text().strip() for own in own_clusters(demo.pid) for path in own.folder.glob("**/pids/*.pid")]
+        assert len(pids) > 4
         demo.send_signal(signal.SIGINT)
         _, problems = demo.communicate(timeout=120)
     assert demo.returncode == 130
     assert problems == "interrupted; everything is stopped\n"
     assert left_behind(demo.pid) == []
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == [], "not even as zombies"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))

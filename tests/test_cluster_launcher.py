@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 import binaries as builder
-from cluster import Cluster, ClusterError, NamedCluster, is_alive, running
+from cluster import Cluster, ClusterError, NamedCluster, running
+from processes import is_alive
 
 TOOLS = Path(__file__).resolve().parent.parent / "tools"
 HOLD = (
@@ -55,9 +56,9 @@ def test_kubebuilder_assets_come_first(tmp_path: Path) -> None:
         "binaries.py", "controlplane", PATH="", TILECAST_CACHE=str(cache), KUBEBUILDER_ASSETS=str(given)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = Path(done.stdout.strip())
-    assert found.parent == cache
-    assert {path.resolve().parent for path in found.iterdir()} == {given}
+    folder = Path(done.stdout.strip())
+    assert folder.parent == cache
+    assert {path.resolve().parent for path in folder.iterdir()} == {given}
 
 
 def test_incomplete_assets_are_named_and_not_used(tmp_path: Path) -> None:
@@ -137,10 +138,10 @@ def test_a_named_context_is_used_and_the_current_one_never(
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lent"}}
     (tmp_path / "nodes.yaml").write_text(yaml.safe_dump(node))
 
-    with NamedCluster("named", nodes=tmp_path / "nodes.yaml") as found:
-        assert "lent" in found.kubectl("get", "nodes")
-        assert "KUBECONFIG" not in found.environment()
-    assert not found.folder.exists()
+    with NamedCluster("named", nodes=tmp_path / "nodes.yaml") as cluster:
+        assert "lent" in cluster.kubectl("get", "nodes")
+        assert "KUBECONFIG" not in cluster.environment()
+    assert not cluster.folder.exists()
     assert "lent" not in bare_cluster.kubectl("get", "nodes"), "and it is still there, without what was lent"
     with pytest.raises(ClusterError, match="nobody"):
         NamedCluster("nobody").start()

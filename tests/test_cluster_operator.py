@@ -60,8 +60,8 @@ def answered(cluster: Cluster, name: str) -> dict[str, Any]:
 
 
 def condition(job: dict[str, Any], kind: str) -> dict[str, str]:
-    (found,) = (item for item in job["status"]["conditions"] if item["type"] == kind)
-    return dict(found)
+    (entry,) = (item for item in job["status"]["conditions"] if item["type"] == kind)
+    return dict(entry)
 
 
 def writes(cluster: Cluster, name: str) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def test_kubectl_explains_every_field(cluster: Cluster) -> None:
         children = {f"{path}.{name}": child for name, child in schema.get("properties", {}).items()}
         children |= {f"{path}[]": schema[key] for key in ("items",) if key in schema}
         own = [] if "description" in schema or path.endswith(("[]", ".metadata")) else [path]
-        return own + [found for name, child in children.items() for found in undescribed(child, name)]
+        return own + [one for name, child in children.items() for one in undescribed(child, name)]
 
     for crd in json.loads(cluster.kubectl("get", "crds", "-o", "json"))["items"]:
         for version in crd["spec"]["versions"]:
@@ -195,9 +195,9 @@ def test_a_wrong_job_is_told_so(
     for kind in ("Ready", "RecommendationProvided"):
         assert condition(job, kind)["status"] == "False"
     message = condition(job, "Ready")["message"]
-    told = message + json.dumps(job["status"].get("rejected", []))
+    text = message + json.dumps(job["status"].get("rejected", []))
     for word in words:
-        assert word in told
+        assert word in text
     assert "\n" not in message
     assert "Traceback" not in operator.log_tail(100_000)
 
@@ -213,11 +213,11 @@ def test_a_model_in_a_config_map_is_read_with_the_chart_s_rights(cluster: Cluste
     config = yaml.safe_load((JOBS / "qwen3-8b-lora.yaml").read_text())["spec"]["model"]["huggingFace"]["config"]
     source = {"spec.model": {"huggingFace": {"configMapKeyRef": {"name": "qwen"}}}}
     cluster.apply(json.dumps(job_document("stored", source)))
-    found = condition(answered(cluster, "stored"), "Ready")
-    assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
-    assert "there is no ConfigMap qwen; create it" in found["message"]
-    kept = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "qwen"}}
-    cluster.apply(json.dumps({**kept, "data": {"config.json": json.dumps(config)}}))
+    ready = condition(answered(cluster, "stored"), "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "ModelNotFound")
+    assert "there is no ConfigMap qwen; create it" in ready["message"]
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "qwen"}}
+    cluster.apply(json.dumps({**config_map, "data": {"config.json": json.dumps(config)}}))
     cluster.apply(json.dumps(job_document("stored", {**source, "spec.training.loraRank": 16})))
     assert condition(answered(cluster, "stored"), "Ready")["status"] == "True"
     graph_job, graph = yaml.safe_load_all((JOBS.parent / "graphs" / "transformer.yaml").read_text())

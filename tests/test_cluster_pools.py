@@ -72,24 +72,24 @@ def operator(own_cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPath
 
 def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "--show-managed-fields", "-o", "json"))
+        document: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "--show-managed-fields", "-o", "json"))
     except ClusterError:
         return {}
-    return found
+    return document
 
 
 def until(cluster: Cluster, name: str, holds: Callable[[dict[str, Any]], Any], kind: str = "gpupool") -> dict[str, Any]:
     """The object once it is as it should be."""
 
     def probe() -> dict[str, Any] | None:
-        found = get(cluster, kind, name)
-        return (found or {"gone": True}) if holds(found) else None
+        document = get(cluster, kind, name)
+        return (document or {"gone": True}) if holds(document) else None
 
     return wait_for(probe, f"{kind} {name}", WAIT_S)
 
 
-def reason(found: dict[str, Any], kind: str) -> str:
-    conditions = found.get("status", {}).get("conditions", [])
+def reason(document: dict[str, Any], kind: str) -> str:
+    conditions = document.get("status", {}).get("conditions", [])
     return next((str(item["reason"]) for item in conditions if item["type"] == kind), "")
 
 
@@ -104,10 +104,10 @@ def job(name: str, **spec: Any) -> str:
 
 def test_pools_are_discovered_with_the_chart_s_rights(own_cluster: Cluster, operator: Operator) -> None:
     for name, nodes in (("h100-sxm", 2), ("a100-80", 4), ("l4", 4), ("t4", 4)):
-        found = until(own_cluster, name, lambda pool: "nodes" in pool.get("status", {}))
-        assert found["status"]["nodes"] == found["spec"]["maxNodes"] == nodes
-        assert found["metadata"]["labels"] == {DISCOVERED: "true"} and "finalizers" not in found["metadata"]
-        managers = [item["manager"] for item in found["metadata"]["managedFields"]]
+        gpu_pool = until(own_cluster, name, lambda pool: "nodes" in pool.get("status", {}))
+        assert gpu_pool["status"]["nodes"] == gpu_pool["spec"]["maxNodes"] == nodes
+        assert gpu_pool["metadata"]["labels"] == {DISCOVERED: "true"} and "finalizers" not in gpu_pool["metadata"]
+        managers = [item["manager"] for item in gpu_pool["metadata"]["managedFields"]]
         assert set(managers) == {"tilecast-advisor"}
     head, *rows = own_cluster.kubectl("get", "gpupools").strip().splitlines()
     assert head.split() == ["NAME", "GPU", "NODES", "LINK", "PRICE", "FREE", "ORIGIN", "REASON", "AGE"]
@@ -117,19 +117,19 @@ def test_pools_are_discovered_with_the_chart_s_rights(own_cluster: Cluster, oper
 def test_a_user_takes_a_pool_over_and_hands_it_back(own_cluster: Cluster, operator: Operator) -> None:
     price = json.dumps({"spec": {"price": {"perGpuHour": 1.25}}})
     own_cluster.kubectl("patch", "gpupool", "l4", "--type=merge", "-p", price)
-    found = until(own_cluster, "l4", lambda pool: pool["status"]["summary"].get("origin") == "User")
-    assert found["status"]["facts"]["price"] == {"value": "1.25 USD", "layer": "override"}
-    spec = found["spec"]
+    gpu_pool = until(own_cluster, "l4", lambda pool: pool["status"]["summary"].get("origin") == "User")
+    assert gpu_pool["status"]["facts"]["price"] == {"value": "1.25 USD", "layer": "override"}
+    spec = gpu_pool["spec"]
     own_cluster.kubectl("delete", "node", "-l", "node.kubernetes.io/instance-type=g6.48xlarge", "--wait=true")
-    found = until(own_cluster, "l4", lambda pool: pool["status"]["nodes"] == 0)
-    assert found["spec"] == spec, "discovery does not write it any more"
+    gpu_pool = until(own_cluster, "l4", lambda pool: pool["status"]["nodes"] == 0)
+    assert gpu_pool["spec"] == spec, "discovery does not write it any more"
     own_cluster.kubectl("delete", "gpupool", "l4")
     nodes = [
         item for item in mixed() if item["metadata"]["labels"]["node.kubernetes.io/instance-type"] == "g6.48xlarge"
     ]
     own_cluster.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
-    found = until(own_cluster, "l4", lambda pool: pool.get("status", {}).get("nodes") == 4)
-    assert found["status"]["summary"]["origin"] == "Discovered" and "price" not in found["spec"]
+    gpu_pool = until(own_cluster, "l4", lambda pool: pool.get("status", {}).get("nodes") == 4)
+    assert gpu_pool["status"]["summary"]["origin"] == "Discovered" and "price" not in gpu_pool["spec"]
 
 
 def mixed() -> list[dict[str, Any]]:
@@ -176,16 +176,16 @@ def test_resource_slices_name_gpus_that_no_label_does(own_cluster: Cluster, oper
         },
     }
     own_cluster.apply(json.dumps(slices))
-    found = until(own_cluster, "h200", lambda pool: pool.get("status", {}).get("nodes") == 1)
-    assert found["status"]["facts"]["gpu"] == {"value": "h200", "layer": "resource-slice"}
+    item = until(own_cluster, "h200", lambda pool: pool.get("status", {}).get("nodes") == 1)
+    assert item["status"]["facts"]["gpu"] == {"value": "h200", "layer": "resource-slice"}
     own_cluster.kubectl("delete", "resourceslice", "dra-1-gpus")
     own_cluster.kubectl("delete", "node", "dra-1")
     until(own_cluster, "h200", lambda pool: not pool)
 
 
 def test_pods_and_then_kueue_say_what_is_free(own_cluster: Cluster, operator: Operator) -> None:
-    found = until(own_cluster, "h100-sxm", lambda pool: pool["status"]["gpus"].get("free") == 16)
-    assert reason(found, "CapacityKnown") == "Pods"
+    gpu_pool = until(own_cluster, "h100-sxm", lambda pool: pool["status"]["gpus"].get("free") == 16)
+    assert reason(gpu_pool, "CapacityKnown") == "Pods"
     own_cluster.apply(job("free", constraints={"gpus": 16, "allowedPools": ["h100-sxm"]}))
     fits = until(own_cluster, "free", lambda item: reason(item, "CapacityAvailable") == "GpusFree", "tjob")
     assert fits["status"]["recommendation"]["fitsNow"] is True
@@ -221,8 +221,8 @@ def test_pods_and_then_kueue_say_what_is_free(own_cluster: Cluster, operator: Op
         },
     ):
         own_cluster.apply(json.dumps({"apiVersion": "kueue.x-k8s.io/v1beta1", **document}))
-    found = until(own_cluster, "h100-sxm", lambda pool: pool["status"]["gpus"].get("free") == 22)
-    assert reason(found, "CapacityKnown") == "Kueue" and found["status"]["kueueFlavor"] == "h100"
+    gpu_pool = until(own_cluster, "h100-sxm", lambda pool: pool["status"]["gpus"].get("free") == 22)
+    assert reason(gpu_pool, "CapacityKnown") == "Kueue" and gpu_pool["status"]["kueueFlavor"] == "h100"
     until(own_cluster, "free", lambda item: reason(item, "CapacityAvailable") == "GpusFree", "tjob")
 
 
@@ -245,11 +245,11 @@ def test_unknown_accelerators_are_reported(own_cluster: Cluster, operator: Opera
     }
     own_cluster.kubectl("create", "-f", "-", input=json.dumps(strange))
 
-    def told() -> list[dict[str, Any]]:
+    def unknown_gpu_events() -> list[dict[str, Any]]:
         events = json.loads(own_cluster.kubectl("get", "events", "--namespace=default", "-o", "json"))["items"]
         return [item for item in events if item["reason"] == "UnknownAccelerator"]
 
-    (event,) = wait_for(told, "an Event about the node", WAIT_S)
+    (event,) = wait_for(unknown_gpu_events, "an Event about the node", WAIT_S)
     assert event["involvedObject"]["name"] == "strange" and "Z900" in event["message"]
     assert 'tilecast_unknown_accelerator_nodes{reason="UnknownAccelerator"} 1.0' in operator.get("/metrics")
 

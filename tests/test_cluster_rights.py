@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import witness
+from bearer_tokens import token
 from cluster import Cluster, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
@@ -23,7 +25,7 @@ from tilecast_operator.cluster.documents import ADVICE_KEYS
 pytestmark = pytest.mark.cluster
 
 ANSWER_S = 60
-QUICK = {"TILECAST_SETTLE_SECONDS": "0.1", "TILECAST_CAPACITY_SETTLE_SECONDS": "0.1"}
+QUICK = dict.fromkeys((f"TILECAST_{name}SETTLE_SECONDS" for name in ("", "CAPACITY_", "CALIBRATE_")), "0.1")
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "as installed": (),
@@ -63,14 +65,14 @@ def granted(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 def observed(cluster: Cluster, since: int) -> set[tuple[str, str, str]]:
     """Group, resource and verb of every right that was used."""
-    found = set()
+    verbs = set()
     for entry in witness.of_the_operator(cluster, since):
         asked = (entry["objectRef"].get("apiGroup", ""), witness.resource(entry))
-        found.add((*asked, entry["verb"]))
+        verbs.add((*asked, entry["verb"]))
         # A server-side apply that makes the object needs the right to create it.
         if entry["verb"] == "patch" and entry["responseStatus"]["code"] == 201:
-            found.add((*asked, "create"))
-    return found
+            verbs.add((*asked, "create"))
+    return verbs
 
 
 def refused(cluster: Cluster, since: int) -> list[str]:
@@ -92,8 +94,10 @@ def job(name: str, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", kind, name, "-o", "json", "--ignore-not-found") or "{}")
-    return found
+    document: dict[str, Any] = json.loads(
+        cluster.kubectl("get", kind, name, "-o", "json", "--ignore-not-found") or "{}"
+    )
+    return document
 
 
 def answered(cluster: Cluster, name: str) -> bool:
@@ -101,8 +105,8 @@ def answered(cluster: Cluster, name: str) -> bool:
 
 
 def pool_is_ready(cluster: Cluster, name: str) -> bool:
-    found = get(cluster, "gpupool", name).get("status", {}).get("conditions", ())
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in found)
+    document = get(cluster, "gpupool", name).get("status", {}).get("conditions", ())
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in document)
 
 
 OWN_POOL = {
@@ -114,8 +118,8 @@ OWN_POOL = {
 
 
 def report_a_step(operator: Operator) -> None:
-    """As a training pod does, but with a token that is nobody's."""
-    headers = {"Authorization": "Bearer nobody", "Content-Type": "application/json"}
+    """As a training pod does, but with a token that nobody signed."""
+    headers = {"Authorization": f"Bearer {token('default', exp=time.time() + 600)}", "Content-Type": "application/json"}
     body = json.dumps({"stepSeconds": 1.0, "samples": 10}).encode()
     asked = urllib.request.Request(f"{operator.url}/observations/default/a", body, headers, method="PUT")  # noqa: S310
     with pytest.raises(urllib.error.HTTPError):
@@ -127,8 +131,9 @@ def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, t
     rendered = list(filter(None, yaml.safe_load_all(witness.rendered(helm, *MODES[mode]))))
     (deployment,) = (document for document in rendered if document["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    settings = {item["name"]: item["value"] for item in container["env"]} | QUICK
-    cluster.kubectl("delete", "trainingjobs,gpupools,events", "--all")
+    settings = {item["name"]: item.get("value", "127.0.0.1") for item in container["env"]} | QUICK
+    cluster.kubectl("delete", "lease", "tilecast", f"--namespace={witness.NAMESPACE}", "--ignore-not-found")
+    cluster.kubectl("delete", "trainingjobs,gpupools,poollearnings,events", "--all")
     account = witness.account_kubeconfig(cluster, helm, tmp_path / "kubeconfig.yaml", *MODES[mode])
     since = witness.mark(cluster)
     with Operator(cluster, account, settings) as operator:
@@ -139,6 +144,9 @@ def test_every_right_is_used_and_none_is_lacking(cluster: Cluster, helm: Helm, t
             cluster.apply(json.dumps(document))
         wait_for(partial(answered, cluster, "a"), "an answer", ANSWER_S)
         wait_for(partial(answered, cluster, "b"), "an answer", ANSWER_S)
+        step_s = get(cluster, "tjob", "a")["status"]["recommendation"]["stepSeconds"]["target"]
+        cluster.kubectl("annotate", "tjob", "a", f"tilecast.dev/observed-step-seconds={step_s}")
+        wait_for(lambda: cluster.kubectl("get", "poollearnings", "-o", "name"), "a run to be kept", ANSWER_S)
         cluster.apply(json.dumps(OWN_POOL))
         wait_for(partial(pool_is_ready, cluster, "own"), "a word on the user's pool", ANSWER_S)
         if discovers:
@@ -166,7 +174,9 @@ def test_advice_is_all_that_is_ever_written(cluster: Cluster, begin: int) -> Non
         "trainingjobs/status",
         "gpupools",
         "gpupools/status",
+        "poollearnings",
         "events",
+        "leases",
     }
     for entry in written:
         match witness.resource(entry), entry["verb"]:
@@ -180,5 +190,10 @@ def test_advice_is_all_that_is_ever_written(cluster: Cluster, begin: int) -> Non
                 assert verb == "patch"
             case "events", verb:
                 assert verb == "create"
+            case "leases", verb:
+                assert verb in ("create", "update")
+                assert (entry["objectRef"]["namespace"], entry["objectRef"]["name"]) == (witness.NAMESPACE, "tilecast")
+            case "poollearnings", verb:
+                assert verb == "patch"
             case "gpupools", verb:
                 assert verb in ("patch", "delete")

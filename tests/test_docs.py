@@ -30,30 +30,32 @@ FENCE = re.compile(r"^ *```(\w+)(?: title=\"(\w+)\")?\n(.*?)^ *```", re.MULTILIN
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [text for found, _, text in FENCE.findall(page.read_text()) if found == language]
+    return [text for fence, _, text in FENCE.findall(page.read_text()) if fence == language]
 
 
 def worked(title: str) -> str:
-    (text,) = (text for _, found, text in FENCE.findall((ROOT / "docs" / "extending.md").read_text()) if found == title)
+    (text,) = (
+        text for _, heading, text in FENCE.findall((ROOT / "docs" / "extending.md").read_text()) if heading == title
+    )
     return text
 
 
 def commands() -> list[str]:
     """Every `tilecast` command of the pages, without what pipes it; docs/cli.md has a test of its own."""
     return [
-        found[0]
+        match[0]
         for page in PAGES
         if page.name != "cli.md"
         for block in blocks(page, "sh")
         for line in block.replace("\\\n", " ").splitlines()
-        if (found := re.search(r"\btilecast (?:advise|sweep|show) [^#|>;]*", line))
+        if (match := re.search(r"\btilecast (?:advise|sweep|show) [^#|>;]*", line))
     ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from test_huggingface import config
-    from test_traced import gpt_in_onnx
+    from test_traced_onnx import gpt_in_onnx
     from tilecast.models.traced import document, onnx_file
 
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -106,9 +108,9 @@ def test_links_to_headings_lead_to_one(page: Path) -> None:
 
 
 def test_the_architecture_tells_every_module() -> None:
-    told = re.findall(r"`(\w+)`", (ROOT / "docs" / "architecture.md").read_text())
+    names = re.findall(r"`(\w+)`", (ROOT / "docs" / "architecture.md").read_text())
     modules = {path.stem for path in (ROOT / "predictor" / "tilecast").iterdir() if path.suffix in ("", ".py")}
-    assert {name for name in modules if not name.startswith("_")} <= set(told)
+    assert {name for name in modules if not name.startswith("_")} <= set(names)
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

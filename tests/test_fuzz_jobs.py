@@ -1,5 +1,5 @@
-"""Ten thousand TrainingJobs that nobody would write, and some that somebody did: each is advised or refused with a
-reason, at little cost, and nothing falls over."""
+"""A thousand TrainingJobs (in `make test` ten thousand) that nobody would write, and some that somebody did: each is
+advised or refused with a reason, at little cost, and nothing falls over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from tilecast_operator.report.advice import MAX_BYTES
 
 CRD = yaml.safe_load((Path(__file__).resolve().parent.parent / "crds" / "trainingjobs.yaml").read_text())
 SCHEMA: dict[str, Any] = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-EXAMPLES = 10_000
 ANSWER_S = 120.0
 STATUS_BYTES = 32 * 1024
 
@@ -158,27 +157,28 @@ class Fuzzed(Store):
         self.answered = asyncio.Event()
 
     async def apply(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
-        found = await super().apply(path, document, **options)
+        answer = await super().apply(path, document, **options)
         if path.endswith("/status"):
             self.answered.set()
-        return found
+        return answer
 
 
-def prove_sane(found: dict[str, Any]) -> str:
+def prove_sane(job: dict[str, Any]) -> str:
     """The reason of an answer that has one, keeps to its schema, and is no longer than it must be."""
-    state = ready(found)
+    state = ready(job)
     assert state["status"] in ("True", "False")
-    assert (state["status"] == "True") == ("recommendation" in found["status"])
+    assert (state["status"] == "True") == ("recommendation" in job["status"])
     assert state["reason"] != "InternalError", state["message"]
     assert 0 < len(state["message"]) <= 1024
     assert state["message"].isprintable(), state["message"]
-    assert len(json.dumps(found["status"])) < STATUS_BYTES
-    notes = {key: value for key, value in found["metadata"]["annotations"].items() if key.startswith("tilecast.dev/")}
+    assert len(json.dumps(job["status"])) < STATUS_BYTES
+    notes = {key: value for key, value in job["metadata"]["annotations"].items() if key.startswith("tilecast.dev/")}
     assert sum(len(key.encode()) + len(value.encode()) for key, value in notes.items()) <= MAX_BYTES
     return str(state["reason"])
 
 
-def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None:
+@pytest.mark.parametrize("examples", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_fuzzed_jobs_are_advised_or_refused_with_a_reason(examples: int) -> None:
     reasons, seen = Counter[str](), set[str]()
     status_schema = jsonschema.Draft202012Validator(SCHEMA["status"])
 
@@ -190,14 +190,14 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
         running.cache.see(store.put(path, body))
         async with asyncio.timeout(ANSWER_S):
             await store.answered.wait()
-        found = store.objects.pop(path)
-        reason = prove_sane(found)
+        advised = store.objects.pop(path)
+        reason = prove_sane(advised)
         reasons[reason] += 1
-        told = json.dumps(found["status"].get("recommendation"), sort_keys=True) + reason
-        if told not in seen:
-            seen.add(told)
-            status_schema.validate(found["status"])
-        running.cache.lose(found)
+        text = json.dumps(advised["status"].get("recommendation"), sort_keys=True) + reason
+        if text not in seen:
+            seen.add(text)
+            status_schema.validate(advised["status"])
+        running.cache.lose(advised)
 
     loop = asyncio.new_event_loop()
     store = Fuzzed()
@@ -212,7 +212,7 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     running = loop.run_until_complete(begin())
 
     @hypothesis_settings(
-        max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(SPECS)
     def fuzz(spec: Any) -> None:
@@ -223,11 +223,11 @@ def test_ten_thousand_fuzzed_jobs_are_advised_or_refused_with_a_reason() -> None
     finally:
         loop.run_until_complete(running.stop())
         loop.close()
-    assert sum(reasons.values()) >= EXAMPLES
-    assert reasons["Advised"] > EXAMPLES // 50 and reasons["InvalidSpec"] > EXAMPLES // 10, reasons
+    assert sum(reasons.values()) >= examples
+    assert reasons["Advised"] > examples // 50 and reasons["InvalidSpec"] > examples // 10, reasons
     assert running.metrics.registry.get_sample_value("tilecast_retries_total") == 0
     searches = running.metrics.registry.get_sample_value("tilecast_advice_duration_seconds_count")
-    assert searches is not None and searches < EXAMPLES // 20, "equal workloads are priced once"
+    assert searches is not None and searches < examples // 4 and searches < 500, "equal workloads are priced once"
 
 
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
@@ -257,9 +257,9 @@ async def test_an_overgrown_manifest_is_refused_without_a_search(config: dict[st
     store.put(f"{JOBS}/a", {**job(), "spec": {**job()["spec"], "model": {"huggingFace": {"config": config}}}})
     async with operator(store, counting) as running:
         await settled(running)
-    found = store.objects[f"{JOBS}/a"]
-    assert prove_sane(found) == "InvalidSpec"
-    assert "spec.model.huggingFace.config" in ready(found)["message"]
-    assert len(json.dumps(found["status"])) < 4096
+    answer = store.objects[f"{JOBS}/a"]
+    assert prove_sane(answer) == "InvalidSpec"
+    assert "spec.model.huggingFace.config" in ready(answer)["message"]
+    assert len(json.dumps(answer["status"])) < 4096
     assert store.writes == [("apply", f"{JOBS}/a/status")]
     assert asked in ([], ["warm-up"])

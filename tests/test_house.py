@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import operator
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,9 +23,9 @@ def test_the_standard_library_is_not_shadowed() -> None:
 
 def test_both_packages_come_from_this_checkout() -> None:
     for name, folder in (("tilecast", "predictor"), ("tilecast_operator", "operator")):
-        found = importlib.import_module(name).__file__
-        assert found is not None
-        assert Path(found).is_relative_to(ROOT / folder)
+        file = importlib.import_module(name).__file__
+        assert file is not None
+        assert Path(file).is_relative_to(ROOT / folder)
 
 
 def test_test_files_have_unique_names() -> None:
@@ -60,3 +62,49 @@ def test_committed_files_are_small() -> None:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert path.stat().st_size <= 2 * 2**20, path
+
+
+WORDS = {"found", "told", "said", "stands", "wanted", "kept"}
+"""What happened to a value says nothing of what it is: a name is a noun, such as `match` or `candidates`."""
+
+
+FOLDERS = ("bench", "operator", "predictor", "tests", "tools")
+SOURCES = {path: ast.parse(path.read_text()) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+NODES = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree)]
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_names_say_what_a_value_is() -> None:
+    for path, node in NODES:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                assert name.lstrip("_").lower() not in WORDS, (path, node.lineno)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                assert name.lstrip("_").lower() not in WORDS, (path, node.lineno)
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    names = Counter(node.name for _, node in NODES if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_files_functions_and_classes_are_small() -> None:
+    limits = {"operator": 350, "tests": 800}
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= limits.get(path.relative_to(ROOT).parts[0], 500), path
+    for path, node in NODES:
+        if isinstance(node, FUNCTIONS):
+            assert (node.end_lineno or 0) - node.lineno < 60, (path, node.name)
+        if isinstance(node, ast.ClassDef):
+            assert sum(isinstance(item, FUNCTIONS) for item in node.body) <= 20, (path, node.name)
+
+
+def test_private_modules_of_other_packages_are_imported_in_two_places() -> None:
+    """Each says why: what it takes from kopf or PyTorch has no public name."""
+    places = {
+        path.name
+        for path, node in NODES
+        if isinstance(node, ast.ImportFrom) and re.match(r"(kopf|torch)\._", node.module or "")
+        if not path.is_relative_to(ROOT / "tests")
+    }
+    assert places == {"kopf_internals.py", "torch_export.py"}

@@ -33,14 +33,14 @@ def test_the_image_installs_what_the_tests_ran_with() -> None:
 
 def test_the_operator_needs_nothing_that_is_not_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["operator"]
-    names = {re.split(r"[^a-z0-9-]", line.lower())[0] for line in wanted}
+    required = project["dependencies"] + project["optional-dependencies"]["operator"]
+    names = {re.split(r"[^a-z0-9-]", line.lower())[0] for line in required}
     assert names <= {entry.split("==")[0] for entry in locked("requirements-operator.lock")}
 
 
 def test_the_build_backend_is_the_locked_one() -> None:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    assert set(wanted) <= locked("requirements-build.lock").keys()
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert set(required) <= locked("requirements-build.lock").keys()
 
 
 def test_everything_it_copies_is_there_and_let_in() -> None:

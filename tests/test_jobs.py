@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +10,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import nodes
-from tilecast.advise import advise
-from tilecast.api import documents, training_job
-from tilecast.api.base import check
+from existing_jobs import (
+    A100,
+    EXISTING,
+    advice_spec,
+    example,
+    runtime,
+)
+from tilecast.api import training_job
 from tilecast.api.edit import edited
 from tilecast.api.fields import FieldChange
 from tilecast.cli import main
-from tilecast.hardware import Pool
 from tilecast.jobs import (
     ADMISSION_GATES,
     ADVISOR,
@@ -30,65 +30,16 @@ from tilecast.jobs import (
     JOB_KINDS,
     MODE,
     MODEL,
+    NEXT_QUEUE,
     QUEUE,
     TRAINING,
-    Job,
-    Placement,
-    changes,
-    described,
-    in_annotations,
     is_job,
-    kueue,
     mode_of,
     read,
     require_gpus,
     runtime_of,
 )
-from tilecast.jobs.candidates import Candidates, candidates, exported, placement, request, settled
 from tilecast.spec import SpecError
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-EXISTING = sorted((EXAMPLES / "existing").glob("*.yaml"))
-A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
-H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-
-
-@cache
-def cluster() -> tuple[tuple[Pool, ...], list[dict[str, str]]]:
-    found, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
-    return nodes.pools(found, own, slices).pools, [item["metadata"]["labels"] for item in found]
-
-
-def example(name: str) -> dict[str, Any]:
-    (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
-    return document
-
-
-def runtime(**trainer: Any) -> dict[str, Any]:
-    container = {"name": "node", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
-    return {
-        "kind": "ClusterTrainingRuntime",
-        "spec": {
-            "mlPolicy": {"numNodes": 3},
-            "template": {
-                "spec": {
-                    "replicatedJobs": [
-                        {"name": "dataset-initializer", "template": {}},
-                        {
-                            "name": "trainer",
-                            "template": {
-                                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-                                "spec": {"template": {"spec": {"containers": [container], **trainer}}},
-                            },
-                        },
-                    ]
-                }
-            },
-        },
-    }
-
-
-# --- reading
 
 
 @pytest.mark.parametrize(
@@ -99,6 +50,7 @@ def runtime(**trainer: Any) -> dict[str, Any]:
         ("jobset", [("coordinator", 1), ("workers", 4)], 16, 4, False, False),
         ("job", [("", 2)], 8, 4, True, True),
         ("job-kueue", [("", 1)], 4, 4, True, False),
+        ("job-gated", [("", 1)], 4, 4, True, False),
     ],
 )
 def test_each_kind_is_read(
@@ -157,9 +109,9 @@ def test_a_suspended_job_that_ran_has_started(kind: str, status: dict[str, Any])
 )
 def test_finished_jobs_are_finished(kind: str, condition: str) -> None:
     document = example(kind)
-    for state, wanted in (("False", False), ("True", True)):
+    for state, expected in (("False", False), ("True", True)):
         assert (
-            read({**document, "status": {"conditions": [{"type": condition, "status": state}]}}).is_finished is wanted
+            read({**document, "status": {"conditions": [{"type": condition, "status": state}]}}).is_finished is expected
         )
 
 
@@ -199,6 +151,16 @@ def test_only_our_gates_hold_a_job() -> None:
     assert not held(initial, {}, suspend=False)
     assert not held({**initial, APPLIED: "True"}, {}), "released once already"
     assert not held({ADMISSION_GATES: "other.example/x"}, queue)
+    parked, waiting = {NEXT_QUEUE: "team"}, {QUEUE: "tilecast-hold"}
+    assert held(parked, waiting) and held({**parked, APPLIED: "Placed"}, waiting), "an old manifest applied again"
+    assert not held(parked, queue), "where it shall be"
+    assert not held(parked, {}), "Kueue does not manage it"
+    assert not held(parked, waiting, suspend=False) and not held({NEXT_QUEUE: " "}, waiting)
+
+
+def test_a_parked_job_asks_for_the_quota_of_the_queue_that_it_moves_to() -> None:
+    assert read(example("job-kueue")).queue == "team" == read(example("job-gated")).queue
+    assert read(example("job-kueue")).current_queue == "tilecast-hold"
 
 
 @pytest.mark.parametrize(
@@ -254,9 +216,11 @@ def test_a_field_of_another_shape_is_named(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(document))
     status = main(["advise", str(file), "--gpus", "a100-80:16", "-o", "yaml", "--launch", "torchrun"])
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
-    assert status == 2 and told.startswith(f"tilecast: {where}") and problem in told and told.count("\n") == 1, told
+    assert (
+        status == 2 and message.startswith(f"tilecast: {where}") and problem in message and message.count("\n") == 1
+    ), message
 
 
 def test_resources_without_gpus_are_kept_beside_the_gpus_that_are_advised(
@@ -300,17 +264,6 @@ def test_hostile_documents_never_crash(kind: str, parts: dict[str, Any], beneath
         assert job.gpus >= 0 and job.is_held in (True, False)
 
 
-# --- what is asked
-
-
-def advice_spec(job: Job) -> training_job.TrainingJobSpec:
-    """The spec that a job's annotations are, checked as the CLI checks it."""
-    try:
-        return check(training_job.TrainingJobSpec, described(job), "spec")
-    except SpecError as error:
-        raise in_annotations(error) from None
-
-
 def asked(**marks: str) -> training_job.TrainingJobSpec:
     document = example("job")
     own = {key.replace("_", "/"): value for key, value in marks.items()}
@@ -318,18 +271,18 @@ def asked(**marks: str) -> training_job.TrainingJobSpec:
     return advice_spec(read(document))
 
 
-TOLD = '{"globalBatchSize": 8, "sequenceLength": 128}'
+BATCH = '{"globalBatchSize": 8, "sequenceLength": 128}'
 
 
 def test_annotations_are_the_spec_of_a_training_job() -> None:
-    spec = asked(model="llama-2-7b", training=TOLD, constraints='{"maxGpus": 8}', objective="cost")
+    spec = asked(model="llama-2-7b", training=BATCH, constraints='{"maxGpus": 8}', objective="cost")
     assert spec.model.preset == "llama-2-7b" and spec.objective == "cost"
     assert spec.training.global_batch_size == 8 and spec.constraints and spec.constraints.max_gpus == 8
-    hub = asked(model="openai-community/gpt2-xl", training=TOLD)
+    hub = asked(model="openai-community/gpt2-xl", training=BATCH)
     assert training_job.request("x", hub).workload.model.name == "gpt2-xl"
-    config = training_job.reference(asked(model="configmap:mine/config.json", training=TOLD))
+    config = training_job.reference(asked(model="configmap:mine/config.json", training=BATCH))
     assert config and (config.name, config.key) == ("mine", "config.json") and "huggingFace" in config.field
-    graph = training_job.reference(asked(model="configmap:mine/model.onnx", training=TOLD))
+    graph = training_job.reference(asked(model="configmap:mine/model.onnx", training=BATCH))
     assert graph and "graphRef" in graph.field
 
 
@@ -341,8 +294,8 @@ def test_annotations_are_the_spec_of_a_training_job() -> None:
         ({"model": "gpt2", "training": "{"}, (TRAINING, "no JSON mapping")),
         ({"model": "gpt2", "training": "[]"}, (TRAINING, "no JSON mapping")),
         ({"model": "gpt2", "training": '{"globalBatchSiz": 8}'}, (f"{TRAINING}.globalBatchSiz", "did you mean")),
-        ({"model": "configmap:mine", "training": TOLD}, (MODEL, "names no key", "NAME/KEY")),
-        ({"model": "gpt2", "training": TOLD, "objective": "speed"}, ("tilecast.dev/objective", "speed")),
+        ({"model": "configmap:mine", "training": BATCH}, (MODEL, "names no key", "NAME/KEY")),
+        ({"model": "gpt2", "training": BATCH, "objective": "speed"}, ("tilecast.dev/objective", "speed")),
     ],
 )
 def test_a_wrong_annotation_is_named(marks: dict[str, str], words: tuple[str, ...]) -> None:
@@ -357,279 +310,6 @@ def test_an_unknown_mode_is_told_so() -> None:
     document["metadata"]["annotations"][MODE] = "Auto"
     with pytest.raises(SpecError, match=r"tilecast.dev/mode: 'Auto' is no mode; use one of Off, Advise, Initial"):
         mode_of(read(document))
-
-
-# --- Kueue
-
-
-def objects(
-    *quotas: tuple[str, int, dict[str, str]], reserved: dict[str, int] | None = None, **more: Any
-) -> kueue.Objects:
-    gpu = "nvidia.com/gpu"
-    flavors = [{"name": name, "resources": [{"name": gpu, "nominalQuota": str(quota)}]} for name, quota, _ in quotas]
-    used = [
-        {"name": name, "resources": [{"name": gpu, "total": str(count)}]} for name, count in (reserved or {}).items()
-    ]
-    group = {"coveredResources": ["cpu", gpu], "flavors": flavors}
-    return kueue.Objects(
-        {("default", "team"): {"spec": {"clusterQueue": "all"}}},
-        {"all": {"spec": {"resourceGroups": [group], **more}, "status": {"flavorsReservation": used}}},
-        {name: {"spec": {"nodeLabels": labels}} for name, _, labels in quotas},
-    )
-
-
-def test_a_queue_s_flavors_keep_their_order_and_their_quota() -> None:
-    found = kueue.queue(objects(("a", 16, A100), ("h", 8, H100), reserved={"a": 12}), "default", "team")
-    assert [(item.name, item.quota, item.free) for item in found.flavors] == [("a", 16, 4), ("h", 8, 8)]
-    first = {gpus: getattr(found.first(gpus), "name", None) for gpus in (4, 8, 16, 17)}
-    assert first == {4: "a", 8: "h", 16: "a", 17: None}
-
-
-@pytest.mark.parametrize(("limit", "quota", "free"), [(None, 24, 18), ("4", 20, 18), ("0", 16, 14)])
-def test_a_cohort_lends_what_it_does_not_use(limit: str | None, quota: int, free: int) -> None:
-    found = objects(("a", 16, A100), reserved={"a": 2}, cohortName="both")
-    other = objects(("a", 10, A100), reserved={"a": 4}, cohortName="both").cluster_queues["all"]
-    other["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["lendingLimit"] = "8"
-    own = found.cluster_queues["all"]["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]
-    if limit is not None:
-        own["borrowingLimit"] = limit
-    found = replace(found, cluster_queues={**found.cluster_queues, "other": other})
-    (flavor,) = kueue.queue(found, "default", "team").flavors
-    assert (flavor.quota, flavor.free) == (quota, free)
-
-
-def test_a_queue_that_leads_nowhere_is_told_so() -> None:
-    found = objects(("a", 16, A100))
-    with pytest.raises(
-        SpecError, match=r"queue-name: there is no LocalQueue tea in namespace default; .*use one of team"
-    ):
-        kueue.queue(found, "default", "tea")
-    with pytest.raises(SpecError, match="names ClusterQueue all, which does not exist"):
-        kueue.queue(replace(found, cluster_queues={}), "default", "team")
-    with pytest.raises(SpecError, match="names ResourceFlavor a, which does not exist; create it"):
-        kueue.queue(replace(found, flavors={}), "default", "team")
-    found.cluster_queues["all"]["spec"]["resourceGroups"][0]["coveredResources"] = ["cpu"]
-    with pytest.raises(SpecError, match=r"has no quota of nvidia.com/gpu"):
-        kueue.queue(found, "default", "team")
-
-
-@pytest.mark.parametrize(("text", "count"), [("16", 16), (16, 16), ("1k", 1000), ("8000m", 8), (None, 0), ("x", 0)])
-def test_quantities_are_read(text: object, count: int) -> None:
-    assert kueue.whole(text) == count
-
-
-# --- candidates
-
-
-def usable(job: Job, queue: kueue.Queue | None = None, *, is_placed: bool = True) -> Candidates:
-    pools, labels = cluster()
-    return candidates(job, pools, labels, queue, is_placed=is_placed)
-
-
-def codes(found: Candidates) -> dict[str, str]:
-    return {item.pool: item.code for item in found.rejections}
-
-
-def test_a_pod_must_fit_the_nodes_it_is_placed_on() -> None:
-    job = read(example("trainjob"))
-    assert codes(usable(job)) == {"t4": "PodTooLarge"}
-    assert codes(usable(job, is_placed=False)) == {}
-
-
-def test_selectors_that_are_no_choice_of_node_type_stay() -> None:
-    document = example("job")
-    pod = document["spec"]["template"]["spec"]
-    pod["nodeSelector"] = {**A100, "topology.kubernetes.io/zone": "nowhere"}
-    assert set(codes(usable(read(document))).values()) == {"NotSelected"}
-    pod["nodeSelector"] = A100
-    found = usable(read(document))
-    assert codes(found) == {}
-    assert found.baseline and (found.baseline.pool, found.baseline.gpus) == ("a100-80", 8)
-
-
-def test_required_affinity_limits_what_may_be_written() -> None:
-    document = example("jobset")
-    expression = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [*A100.values(), *H100.values()]}
-    term = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    pod = document["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
-    pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
-    assert [pool.name for pool in usable(read(document)).pools] == ["a100-80", "h100-sxm"]
-    assert len(usable(read(document), is_placed=False).pools) == 4, "advice may say what the job should change"
-
-
-def test_a_taint_is_passed_by_only_with_the_job_s_own_toleration() -> None:
-    pools, labels = cluster()
-    taint = {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}
-    usual = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    tainted = [replace(pool, tolerations=(taint, usual) if pool.name == "h100-sxm" else (usual,)) for pool in pools]
-    document = example("job")
-    found = candidates(read(document), tainted, labels, None, is_placed=True)
-    assert codes(found) == {"h100-sxm": "NotTolerated"}
-    document["spec"]["template"]["spec"]["tolerations"] = [{"key": "team", "operator": "Exists"}]
-    assert codes(candidates(read(document), tainted, labels, None, is_placed=True)) == {}
-
-
-def test_flavors_decide_which_pools_a_queue_reaches() -> None:
-    queue = kueue.queue(objects(("a", 16, A100), ("h", 2, H100), reserved={"a": 16}), "default", "team")
-    found = usable(read(example("job-kueue")), queue)
-    assert codes(found) == {"h100-sxm": "QuotaTooSmall", "l4": "NoFlavor", "t4": "NoFlavor"}
-    (one,) = found.usable
-    assert (one.pool.name, one.pool.max_nodes, one.has_room(4)) == ("a100-80", 2, False)
-    assert found.baseline and found.baseline.pool == "a100-80"
-
-
-def advised(name: str, queue: kueue.Queue | None = None, *, is_placed: bool = True, **changed: Any) -> Any:
-    document = example(name) | changed
-    job = read(document)
-    found = usable(job, queue, is_placed=is_placed)
-    wanted = request(training_job.request("x", advice_spec(job)), job, found, is_placed=is_placed)
-    return document, job, found, settled(advise(wanted, found.pools), found)
-
-
-def test_kueue_s_first_choice_is_the_baseline_and_the_better_flavor_wins() -> None:
-    queue = kueue.queue(objects(("t4", 16, {"nvidia.com/gpu.product": "Tesla-T4"}), ("h", 16, H100)), "default", "team")
-    _, job, found, advice = advised("job-kueue", queue)
-    assert advice.baseline.pool.name == "t4" and advice.best.pool.name == "h100-sxm"
-    assert advice.baseline.step_s > 2 * advice.best.step_s
-    assert advice.best.gpus == advice.baseline.gpus == job.gpus
-    made = placement(advice.best, job, found)
-    assert made and made.node_selector == H100 and made.pods is None
-
-
-def test_quota_that_is_free_now_comes_first() -> None:
-    queue = kueue.queue(objects(("h", 16, H100), ("a", 16, A100), reserved={"h": 14}), "default", "team")
-    _, _, _, advice = advised("job-kueue", queue)
-    assert [offer.pool.name for offer in advice.offers] == ["a100-80", "h100-sxm"]
-    assert advice.offers[1].reason.endswith("waits for quota of h")
-
-
-def test_pods_change_only_where_the_user_says_how_many() -> None:
-    _, _, _, advice = advised("job")
-    assert advice.best.gpus == 8
-    document = example("job")
-    document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"gpus": 16}'
-    _, job, found, advice = advised("job", metadata=document["metadata"])
-    assert advice.best.gpus == 16
-    made = placement(advice.best, job, found)
-    assert made and made.pods == 4
-    assert FieldChange(("spec", "parallelism"), 4) in changes(document, job, made)
-    assert placement(replace(advice.best, nodes=1, gpus_per_node=6), job, found) is None
-
-
-# --- what changes
-
-
-@pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
-def test_a_changed_job_is_read_back_where_it_was_put(path: Path) -> None:
-    text = path.read_text()
-    (document,) = documents.load(text)
-    job = read(document)
-    put = Placement(H100, ({"key": "nvidia.com/gpu", "operator": "Exists"},))
-    text = edited(text, changes(document, job, put))
-    (document,) = documents.load(text)
-    again = read(document)
-    assert all(H100.items() <= pods.node_selector.items() for pods in again.workers)
-    assert all(put.tolerations[0] in pods.tolerations for pods in again.workers)
-    assert changes(document, again, put) == [], "once is enough"
-    assert [pods for pods in again.pods if not pods.gpus] == [pods for pods in job.pods if not pods.gpus]
-
-
-def test_older_trainers_are_given_overrides() -> None:
-    document = example("trainjob")
-    (change,) = changes(document, read(document), Placement(H100), runtime_patches=False)
-    assert change == FieldChange(
-        ("spec", "podTemplateOverrides"), [{"targetJobs": [{"name": "node"}], "spec": {"nodeSelector": H100}}]
-    )
-    document["spec"]["podTemplateOverrides"] = change.value
-    assert read(document).pods[0].node_selector == H100
-    assert changes(document, read(document), Placement(H100)) == []
-
-
-def test_the_choice_replaces_a_choice_and_nothing_else() -> None:
-    document = example("pytorchjob")
-    worker = document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    worker["nodeSelector"] = {**A100, "disk": "fast"}
-    found = {change.path[2]: change.value for change in changes(document, read(document), Placement(H100))}
-    assert found == {"Master": H100, "Worker": {**H100, "disk": "fast"}}
-
-
-# --- export
-
-
-@pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
-def test_an_exported_manifest_differs_in_advised_fields_only(path: Path) -> None:
-    text = path.read_text()
-    document, job, found, advice = advised(path.stem, is_placed=False)
-    put = exported(advice.best, job, found)
-    after = edited(text, changes(document, job, put))
-    (changed,) = documents.load(after)
-    again = read(changed)
-    assert again.gpus == advice.best.gpus
-    assert all(put.node_selector.items() <= pods.node_selector.items() for pods in again.workers)
-    lines = [line for line in difflib.ndiff(text.splitlines(), after.splitlines()) if line[0] in "+-"]
-    numbers = ("numNodes", "nproc", "numProc", "gpu", "parallelism", "completions", "replicas")
-    choice = (
-        "nodeSelector",
-        "replicatedJobs",
-        "runtimePatches",
-        "manager",
-        "trainingRuntimeSpec",
-        "template",
-        "spec:",
-        "name:",
-    )
-    choice += ("tolerations:", "key:", "operator:", "value:", "effect:")
-    assert lines and all(any(word in line for word in (*numbers, *choice)) for line in lines), lines
-    assert [line for line in text.splitlines() if "#" in line] == [line for line in after.splitlines() if "#" in line]
-
-
-NODES = str(EXAMPLES / "clusters" / "mixed.yaml")
-
-
-@pytest.mark.parametrize("path", EXISTING, ids=lambda path: path.stem)
-def test_the_command_line_prints_the_manifest_to_commit(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
-    text = capsys.readouterr().out
-    assert text != path.read_text() and text.startswith(path.read_text().split("\n")[0])
-    assert documents.load(text)[0]["metadata"] == example(path.stem)["metadata"]
-    assert main(["advise", str(path), "--nodes", NODES]) == 0
-    assert "h100-sxm" in capsys.readouterr().out
-
-
-def test_a_manifest_is_exported_for_pools_without_labels(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["advise", str(EXAMPLES / "existing" / "jobset.yaml"), "--gpus", "a100-80:16", "-o", "yaml"]) == 0
-    changed = capsys.readouterr().out
-    assert "nodeSelector" not in changed and "nvidia.com/gpu: 8" in changed
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("tilecast.dev/model: resnet-50", "tilecast.dev/other: x", ("tilecast.dev/model: is missing", "annotate")),
-        ("model: resnet-50", "model: resnet-5", ("tilecast.dev/model", "resnet-5", "did you mean")),
-        ('"globalBatchSize"', '"batch"', ("tilecast.dev/training.batch", "unknown field")),
-    ],
-)
-def test_a_wrong_file_is_told_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, words: tuple[str, ...]
-) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text((EXAMPLES / "existing" / "job.yaml").read_text().replace(old, new))
-    assert main(["advise", str(path), "--nodes", NODES]) == 2
-    told = capsys.readouterr().err
-    assert all(word in told for word in words) and told.count("\n") == 1
-
-
-def test_a_runtime_in_the_same_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    beneath = {**runtime(), "apiVersion": "trainer.kubeflow.org/v1alpha1", "metadata": {"name": "torch-distributed"}}
-    document = example("trainjob")
-    document["spec"]["trainer"] = {"image": "x"}
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump_all([beneath, document], sort_keys=False))
-    assert main(["advise", str(path), "--nodes", NODES, "-o", "yaml"]) == 0
-    first, second = documents.load(capsys.readouterr().out)
-    assert first == beneath
-    assert second["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["name"]
 
 
 HAND = """\
@@ -688,13 +368,13 @@ def test_an_edited_text_means_what_the_edited_value_means(
     old: dict[str, Any], path: list[str], new: Any, flow: bool
 ) -> None:
     text = yaml.safe_dump(old, default_flow_style=flow, sort_keys=False)
-    wanted = node = yaml.safe_load(text)
+    expected = node = yaml.safe_load(text)
     for key in path[:-1]:
         if not isinstance(node.get(key), dict):
             node[key] = {}
         node = node[key]
     node[path[-1]] = new
-    assert yaml.safe_load(edited(text, [FieldChange(tuple(path), new)])) == wanted
+    assert yaml.safe_load(edited(text, [FieldChange(tuple(path), new)])) == expected
 
 
 def test_every_example_is_a_job() -> None:

@@ -22,6 +22,7 @@ from controllers import Controllers
 from operator_process import Operator
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, JOB_KINDS, MODE, MODEL, TRAINING
 from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, POOL
+from witness import kubeconfig_of
 
 pytestmark = pytest.mark.cluster
 
@@ -76,7 +77,8 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-jobs.yaml"
     with Cluster(nodes=nodes, audit_policy=policy) as started:
         started.apply(ROOT / "crds")
-        with Controllers(started, "trainer", "training-operator", "kueue"):
+        gates = {"AdmissionGatedBy": True}  # tests/test_kueue_cluster.py has Kueue as it ships too
+        with Controllers(started, "trainer", "training-operator", "kueue", feature_gates=gates):
             wait_for(lambda: _applied(started, KUEUE), "Kueue's webhooks", WAIT_S)
             yield started
 
@@ -105,12 +107,7 @@ def account(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFacto
     """A kubeconfig of the chart's service account, with what mode Initial needs."""
     cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.apply(granted(helm, *PLACE_VALUES))
-    token = cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path_factory.mktemp("account") / "kubeconfig.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
+    return kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +149,7 @@ def initial(name: str, new_name: str) -> dict[str, Any]:
 
 
 def queued(new_name: str, annotations: Mapping[str, str | None] | None = None, **spec: Any) -> dict[str, Any]:
-    return example("job-kueue", new_name, annotations, **spec)
+    return example("job-gated", new_name, annotations, **spec)
 
 
 def create(cluster: Cluster, *documents: Mapping[str, Any]) -> None:
@@ -161,9 +158,9 @@ def create(cluster: Cluster, *documents: Mapping[str, Any]) -> None:
 
 def get(cluster: Cluster, kind: str, name: str) -> dict[str, Any]:
     """An object; kinds of jobs in the names of the examples."""
-    resource = {"job": "jobs.batch", "job-kueue": "jobs.batch"}.get(kind, kind)
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", resource, name, "-o", "json"))
-    return found
+    resource = {"job": "jobs.batch"}.get(kind, kind)
+    document: dict[str, Any] = json.loads(cluster.kubectl("get", resource, name, "-o", "json"))
+    return document
 
 
 def annotations(document: Mapping[str, Any]) -> dict[str, str]:
@@ -176,14 +173,16 @@ def until(
     """The object, once something holds of it."""
 
     def probe() -> dict[str, Any] | None:
-        found = get(cluster, kind, name)
-        return found if holds(found) else None
+        document = get(cluster, kind, name)
+        return document if holds(document) else None
 
     return wait_for(probe, f"{kind} {name}: {what}", WAIT_S)
 
 
 def applied(document: Mapping[str, Any]) -> str | None:
-    return annotations(document).get(APPLIED)
+    """What became of a job; None where nobody has said so, or Kueue has yet to admit it."""
+    outcome = annotations(document).get(APPLIED)
+    return None if outcome == "Queued" else outcome
 
 
 def is_complete(document: Mapping[str, Any]) -> bool:
@@ -193,10 +192,10 @@ def is_complete(document: Mapping[str, Any]) -> bool:
 
 def pods(cluster: Cluster, name: str) -> list[dict[str, Any]]:
     """Pods of a job, of whatever kind, that ask for GPUs."""
-    found = json.loads(cluster.kubectl("get", "pods", "-o", "json"))["items"]
+    document = json.loads(cluster.kubectl("get", "pods", "-o", "json"))["items"]
     return [
         pod
-        for pod in found
+        for pod in document
         if pod["metadata"]["name"].startswith(f"{name}-")
         and pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu")
     ]
@@ -208,11 +207,11 @@ def nodes_of(cluster: Cluster, selector: Mapping[str, str]) -> set[str]:
 
 
 def events(cluster: Cluster, name: str) -> list[dict[str, Any]]:
-    found = json.loads(cluster.kubectl("get", "events", "-o", "json"))["items"]
-    return [item for item in found if item["involvedObject"]["name"] == name and item["source"].get("component")]
+    document = json.loads(cluster.kubectl("get", "events", "-o", "json"))["items"]
+    return [item for item in document if item["involvedObject"]["name"] == name and item["source"].get("component")]
 
 
-def told(cluster: Cluster, name: str, reason: str) -> str:
+def event_message(cluster: Cluster, name: str, reason: str) -> str:
     """The Event of that reason about an object."""
 
     def probe() -> str | None:
@@ -245,9 +244,9 @@ def releases(cluster: Cluster) -> Counter[str]:
 
 def held_s(cluster: Cluster, name: str, since: float | None = None) -> float:
     """How long a job was held, from its creation or from a time."""
-    found = [entry for entry in audited(cluster) if entry["objectRef"].get("name") == name]
-    born = next(_time(entry) for entry in found if entry["verb"] == "create")
-    gone = next(_time(entry) for entry in found if _is_release(entry))
+    entries = [entry for entry in audited(cluster) if entry["objectRef"].get("name") == name]
+    born = next(_time(entry) for entry in entries if entry["verb"] == "create")
+    gone = next(_time(entry) for entry in entries if _is_release(entry))
     return gone - max(born, since or 0.0)
 
 
@@ -260,8 +259,8 @@ def placed(cluster: Cluster, operator: Operator) -> dict[str, dict[str, Any]]:
     create(cluster, *(initial(kind, f"placed-{kind}") for kind in KINDS))
 
     def running() -> bool:
-        found = pods(cluster, "placed-pytorchjob")
-        return len(found) == 2 and all(pod["status"].get("phase") == "Running" for pod in found)
+        own_pods = pods(cluster, "placed-pytorchjob")
+        return len(own_pods) == 2 and all(pod["status"].get("phase") == "Running" for pod in own_pods)
 
     wait_for(running, "the pods of the PyTorchJob", WAIT_S)
     for pod in pods(cluster, "placed-pytorchjob"):
@@ -281,12 +280,12 @@ def test_an_initial_job_runs_on_the_recommended_pool(
     job = placed[kind]
     assert applied(job) == "Placed" and annotations(job)[POOL] == "h100-sxm"
     assert set(ADVICE_KEYS) <= set(annotations(job))
-    wanted = nodes_of(cluster, json.loads(annotations(job)[NODE_SELECTOR]))
+    names = nodes_of(cluster, json.loads(annotations(job)[NODE_SELECTOR]))
     ran = pods(cluster, f"placed-{kind}")
-    assert ran and {pod["spec"]["nodeName"] for pod in ran} <= wanted
+    assert ran and {pod["spec"]["nodeName"] for pod in ran} <= names
     assert "finalizers" not in job["metadata"] or not any("tilecast" in item for item in job["metadata"]["finalizers"])
     assert "ownerReferences" not in job["metadata"]
-    assert "placed on h100-sxm" in told(cluster, f"placed-{kind}", "Placed")
+    assert "placed on h100-sxm" in event_message(cluster, f"placed-{kind}", "Placed")
     assert releases(cluster)[f"placed-{kind}"] == 1
     assert held_s(cluster, f"placed-{kind}") <= PROMISE_S
 
@@ -305,7 +304,7 @@ def test_advice_leaves_the_spec_as_it_is(cluster: Cluster, operator: Operator, k
     suspend = {"runPolicy": {"suspend": True}} if kind == "pytorchjob" else {"suspend": True}
     create(cluster, example(kind, f"advised-{kind}", {MODE: None}, **suspend))
     before = get(cluster, kind, f"advised-{kind}")
-    job = until(cluster, kind, f"advised-{kind}", lambda found: HASH in annotations(found), "is annotated")
+    job = until(cluster, kind, f"advised-{kind}", lambda job: HASH in annotations(job), "is annotated")
     assert job["spec"] == before["spec"]
     shown = cluster.kubectl(
         "get", JOB_KINDS[job["kind"]].plural, job["metadata"]["name"], "-o", "json", "--show-managed-fields"
@@ -313,13 +312,13 @@ def test_advice_leaves_the_spec_as_it_is(cluster: Cluster, operator: Operator, k
     ours = [item for item in json.loads(shown)["metadata"]["managedFields"] if "tilecast" in item["manager"]]
     assert [set(item["fieldsV1"]) for item in ours] == [{"f:metadata"}]
     assert set(ours[0]["fieldsV1"]["f:metadata"]) == {"f:annotations"}
-    assert "h100-sxm" in told(cluster, f"advised-{kind}", "RecommendationUpdated")
+    assert "h100-sxm" in event_message(cluster, f"advised-{kind}", "RecommendationUpdated")
 
 
 def test_a_job_that_takes_its_label_back_loses_the_advice(cluster: Cluster, operator: Operator) -> None:
-    until(cluster, "job", "advised-job", lambda found: HASH in annotations(found), "is annotated")
+    until(cluster, "job", "advised-job", lambda job: HASH in annotations(job), "is annotated")
     cluster.kubectl("label", "jobs.batch", "advised-job", "tilecast.dev/enabled-")
-    job = until(cluster, "job", "advised-job", lambda found: HASH not in annotations(found), "is not annotated")
+    job = until(cluster, "job", "advised-job", lambda job: HASH not in annotations(job), "is not annotated")
     assert not set(ADVICE_KEYS) & set(annotations(job)) and MODEL in annotations(job)
 
 
@@ -331,10 +330,44 @@ def test_a_namespace_asks_for_all_its_jobs(cluster: Cluster, operator: Operator)
     cluster.kubectl("label", "namespace", "lab", "tilecast.dev/enabled=true")
 
     def annotated() -> bool:
-        found = json.loads(cluster.kubectl("get", "jobs.batch", "in-the-lab", "-n", "lab", "-o", "json"))
-        return HASH in annotations(found)
+        document = json.loads(cluster.kubectl("get", "jobs.batch", "in-the-lab", "-n", "lab", "-o", "json"))
+        return HASH in annotations(document)
 
     wait_for(annotated, "advice on a job of a labelled namespace", WAIT_S)
+
+
+def test_annotations_that_somebody_else_writes_are_put_right(cluster: Cluster, operator: Operator) -> None:
+    names = {"job": "tampered-job", "pytorchjob": "tampered-pytorchjob"}
+    create(
+        cluster, example("job", names["job"], {MODE: None}), example("pytorchjob", names["pytorchjob"], {MODE: None})
+    )
+    create(cluster, training_job("tampered", target("tampered-job")))
+    names["tjob"] = "tampered"
+    for kind, name in names.items():
+        until(cluster, kind, name, lambda document: HASH in annotations(document), "is annotated")
+
+    def tamper() -> None:
+        for kind, name in names.items():
+            resource = "jobs.batch" if kind == "job" else kind
+            cluster.kubectl("annotate", resource, name, f"{POOL}=evil", f"{HASH}-", "--overwrite")
+
+    def repaired() -> None:
+        for kind, name in names.items():
+            until(cluster, kind, name, lambda document: HASH in annotations(document), "is whole")
+            assert annotations(get(cluster, kind, name))[POOL] == "h100-sxm"
+
+    until(
+        cluster, "pytorchjob", names["pytorchjob"], lambda document: document.get("status", {}).get("startTime"), "runs"
+    )
+    tamper()
+    repaired()
+    with stopped(operator):
+        cluster.kubectl("annotate", "jobs.batch", names["job"], f"{POOL}=evil", f"{HASH}-", "--overwrite")
+        cluster.kubectl("annotate", "tjob", "tampered", f"{POOL}=evil", f"{HASH}-", "--overwrite")
+        cluster.kubectl("annotate", "pytorchjob", names["pytorchjob"], f"{POOL}=evil", "--overwrite")
+    for kind, name in names.items():
+        until(cluster, kind, name, lambda document: annotations(document)[POOL] == "h100-sxm", "is repaired")
+        assert HASH in annotations(get(cluster, kind, name))
 
 
 # --- Kueue
@@ -364,7 +397,7 @@ def test_kueue_alone_takes_the_first_flavor_and_with_advice_the_better(cluster: 
         assert {pod["spec"]["nodeName"] for pod in pods(cluster, name)} <= nodes_of(
             cluster, {"nvidia.com/gpu.product": product}
         )
-    assert "faster than the 1x4 t4 that it asks for" in told(cluster, "by-advice", "Placed")
+    assert "faster than the 1x4 t4 that it asks for" in event_message(cluster, "by-advice", "Placed")
 
 
 def test_a_queued_job_set_is_steered_too(cluster: Cluster, operator: Operator) -> None:
@@ -414,24 +447,24 @@ def test_a_job_is_let_go_whatever_is_wrong_with_it(cluster: Cluster, operator: O
         job = until(cluster, "job", name, applied, "is let go")
         assert applied(job) == reason and ADMISSION_GATES not in annotations(job)
         assert "nodeSelector" not in job["spec"]["template"]["spec"] or applied(job) != "Placed"
-        assert reason in told(cluster, name, "NotPlaced")
+        assert reason in event_message(cluster, name, "NotPlaced")
         assert held_s(cluster, name) <= PROMISE_S
         record_property(f"held_{name}_s", round(held_s(cluster, name), 2))
-    assert "annotate the job" in told(cluster, "no-model", "NotPlaced")
-    assert "did you mean" in told(cluster, "unknown-model", "NotPlaced")
+    assert "annotate the job" in event_message(cluster, "no-model", "NotPlaced")
+    assert "did you mean" in event_message(cluster, "unknown-model", "NotPlaced")
 
 
 def test_a_gate_of_somebody_else_stays(cluster: Cluster, operator: Operator) -> None:
     create(cluster, queued("two-gates", {ADMISSION_GATES: f"example.com/budget,{ADVISOR}"}))
-    job = until(cluster, "job", "two-gates", applied, "is let go")
-    assert annotations(job)[ADMISSION_GATES] == "example.com/budget" and applied(job) == "Placed"
+    job = until(cluster, "job", "two-gates", lambda document: APPLIED in annotations(document), "is let go")
+    assert annotations(job)[ADMISSION_GATES] == "example.com/budget" and annotations(job)[APPLIED] == "Queued"
 
 
 def test_what_nobody_asked_us_to_hold_stays_suspended(cluster: Cluster, operator: Operator) -> None:
     plain = example("job", "suspended-by-hand", {MODE: None})
     again = example("job", "released-before", {APPLIED: "Placed"})
     create(cluster, plain, again)
-    until(cluster, "job", "suspended-by-hand", lambda found: HASH in annotations(found), "is annotated")
+    until(cluster, "job", "suspended-by-hand", lambda job: HASH in annotations(job), "is annotated")
     create(cluster, example("job", "later"))
     until(cluster, "job", "later", applied, "is let go")
     for name in ("suspended-by-hand", "released-before"):
@@ -444,7 +477,7 @@ def test_a_started_job_is_never_changed(cluster: Cluster, operator: Operator) ->
     before = get(cluster, "job", "started")["spec"]
     job = until(cluster, "job", "started", applied, "is told")
     assert applied(job) == "AlreadyStarted" and job["spec"] == before
-    assert "create it suspended" in told(cluster, "started", "NotPlaced")
+    assert "create it suspended" in event_message(cluster, "started", "NotPlaced")
     assert releases(cluster)["started"] == 0
 
 
@@ -524,14 +557,16 @@ def test_two_hundred_jobs_at_once_are_all_let_go_once(
     create(cluster, *(queued(name) for name in names))
 
     def all_gone() -> bool:
-        found = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
-        return sum(item["metadata"]["name"] in names and applied(item) is not None for item in found) == len(names)
+        document = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
+        return sum(item["metadata"]["name"] in names and APPLIED in annotations(item) for item in document) == len(
+            names
+        )
 
     wait_for(all_gone, "200 jobs to be let go", 2 * WAIT_S)
     counted = releases(cluster)
     assert {counted[name] for name in names} == {1}
-    found = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
-    outcomes = Counter(applied(item) for item in found if item["metadata"]["name"] in names)
+    document = json.loads(cluster.kubectl("get", "jobs.batch", "-o", "json"))["items"]
+    outcomes = Counter(annotations(item)[APPLIED] for item in document if item["metadata"]["name"] in names)
     longest = max(held_s(cluster, name) for name in names)
     print(f"200 jobs: {dict(outcomes)}, held at most {longest:.1f} s")  # noqa: T201
     record_property("crowd_longest_held_s", round(longest, 2))
@@ -556,33 +591,33 @@ def target(name: str, kind: str = "Job") -> dict[str, str]:
 
 
 def condition(document: Mapping[str, Any], kind: str) -> tuple[str, str, str]:
-    found = next((item for item in document.get("status", {}).get("conditions", ()) if item["type"] == kind), None)
-    return ("", "", "") if found is None else (found["status"], found["reason"], found["message"])
+    status = next((item for item in document.get("status", {}).get("conditions", ()) if item["type"] == kind), None)
+    return ("", "", "") if status is None else (status["status"], status["reason"], status["message"])
 
 
 def test_a_training_job_places_the_job_that_it_names(cluster: Cluster, operator: Operator) -> None:
     document = queued("named", {MODE: None, MODEL: None, TRAINING: None})
     document["metadata"]["labels"].pop("tilecast.dev/enabled")
     create(cluster, document, training_job("for-named", target("named"), mode="Initial"))
-    found = until(cluster, "tjob", "for-named", lambda item: condition(item, "Applied")[0] == "True", "is applied")
-    assert condition(found, "Applied")[1] == "Placed"
-    assert found["status"]["summary"]["target"] == "Job/named"
-    assert found["status"]["recommendation"]["pool"] == "h100-sxm"
+    tjob = until(cluster, "tjob", "for-named", lambda item: condition(item, "Applied")[0] == "True", "is applied")
+    assert condition(tjob, "Applied")[1] == "Placed"
+    assert tjob["status"]["summary"]["target"] == "Job/named"
+    assert tjob["status"]["recommendation"]["pool"] == "h100-sxm"
     assert flavor(cluster, "named") == "second-h100"
     assert HASH in annotations(get(cluster, "job", "named"))
 
 
 def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operator) -> None:
     create(cluster, training_job("for-nobody", target("nobody")), example("job", "wanted", {MODE: None}))
-    found = until(cluster, "tjob", "for-nobody", lambda item: condition(item, "Ready")[0], "is answered")
-    assert condition(found, "Ready")[1] == "TargetNotFound" and "create it" in condition(found, "Ready")[2]
+    tjob = until(cluster, "tjob", "for-nobody", lambda item: condition(item, "Ready")[0], "is answered")
+    assert condition(tjob, "Ready")[1] == "TargetNotFound" and "create it" in condition(tjob, "Ready")[2]
     create(cluster, training_job("for-wanted", target("wanted")))
     until(cluster, "tjob", "for-wanted", lambda item: condition(item, "Ready")[0] == "True", "is advised")
     time.sleep(1.1)  # the older one is told by its creation, in whole seconds
     create(cluster, training_job("for-wanted-too", target("wanted")))
-    found = until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0], "is answered")
-    assert condition(found, "Ready")[1] == "TargetConflict"
-    assert "for-wanted names Job wanted too" in condition(found, "Ready")[2]
+    tjob = until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0], "is answered")
+    assert condition(tjob, "Ready")[1] == "TargetConflict"
+    assert "for-wanted names Job wanted too" in condition(tjob, "Ready")[2]
     cluster.kubectl("delete", "tjob", "for-wanted")
     until(cluster, "tjob", "for-wanted-too", lambda item: condition(item, "Ready")[0] == "True", "takes its turn")
     create(cluster, example("job", "nobody", {MODE: None}))
@@ -592,8 +627,8 @@ def test_what_is_wrong_with_a_target_is_told(cluster: Cluster, operator: Operato
 def test_a_target_that_is_suspended_by_hand_is_not_resumed(cluster: Cluster, operator: Operator) -> None:
     document = example("job", "not-ours", {MODE: None})
     create(cluster, document, training_job("for-not-ours", target("not-ours"), mode="Initial"))
-    found = until(cluster, "tjob", "for-not-ours", lambda item: condition(item, "Applied")[1] == "NotGated", "is told")
-    assert ADMISSION_GATES in condition(found, "Applied")[2]
+    tjob = until(cluster, "tjob", "for-not-ours", lambda item: condition(item, "Applied")[1] == "NotGated", "is told")
+    assert ADMISSION_GATES in condition(tjob, "Applied")[2]
     assert get(cluster, "job", "not-ours")["spec"]["suspend"] is True
 
 
@@ -620,7 +655,8 @@ def test_the_api_server_refuses_a_target_that_cannot_be(
 
 def test_the_policy_gates_jobs_in_mode_initial_at_creation(cluster: Cluster, operator: Operator, helm: Helm) -> None:
     served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
-    values = [f"--set={value}" for value in (*PLACE_VALUES, "jobs.gate=true")]
+    chosen = (*PLACE_VALUES, "jobs.gate=true", "jobs.kueue.admissionGate=present")
+    values = [f"--set={value}" for value in chosen]
     chart = str(ROOT / "charts" / "tilecast")
     policy = helm("template", "tilecast", chart, served, *values, "--show-only=templates/gate.yaml")
     cluster.apply(policy)
@@ -632,14 +668,14 @@ def test_the_policy_gates_jobs_in_mode_initial_at_creation(cluster: Cluster, ope
 
         def made(document: Mapping[str, Any]) -> dict[str, Any]:
             shown = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(document))
-            found: dict[str, Any] = json.loads(shown)
-            return found
+            answer: dict[str, Any] = json.loads(shown)
+            return answer
 
         wait_for(lambda: made(documents[3])["spec"].get("suspend"), "the policy to be in force", WAIT_S)
-        found = {document["metadata"]["name"]: made(document) for document in documents}
-        assert annotations(found["gated-queued"])[ADMISSION_GATES] == ADVISOR
-        assert all(found[f"gated-{kind}"]["spec"]["suspend"] for kind in ("trainjob", "jobset", "job"))
-        assert found["gated-pytorchjob"]["spec"]["runPolicy"]["suspend"]
+        by_name = {document["metadata"]["name"]: made(document) for document in documents}
+        assert annotations(by_name["gated-queued"])[ADMISSION_GATES] == ADVISOR
+        assert all(by_name[f"gated-{kind}"]["spec"]["suspend"] for kind in ("trainjob", "jobset", "job"))
+        assert by_name["gated-pytorchjob"]["spec"]["runPolicy"]["suspend"]
         assert made(example("job", "not-gated", {MODE: None}, suspend=False))["spec"]["suspend"] is False
         create(cluster, documents[3], documents[4])
         for name in ("gated-job", "gated-queued"):
@@ -698,7 +734,7 @@ def test_what_is_granted_for_jobs_is_what_is_used(
     cluster_runtime = get(cluster, "clustertrainingruntime", "torch-distributed")
     own = {**cluster_runtime, "kind": "TrainingRuntime", "metadata": {"name": "own", "namespace": "default"}}
     create(cluster, own, local)
-    until(cluster, "trainjob", "local-runtime", lambda found: HASH in annotations(found), "is annotated")
+    until(cluster, "trainjob", "local-runtime", lambda job: HASH in annotations(job), "is annotated")
     observed = used(cluster, 0)
     assert in_place - without <= observed, "granted in vain"
     assert {right for right in observed if right in in_place} == observed, "used without being granted"
@@ -716,9 +752,9 @@ def test_advice_alone_needs_no_more_than_its_values_grant(
             job = until(cluster, "job", "not-allowed", applied, "is let go")
             chosen = job["spec"]["template"]["spec"].get("nodeSelector", {})
             assert applied(job) == "NotAllowed" and chosen.get("nvidia.com/gpu.product") != H100
-            assert "jobs.place=true" in told(cluster, "not-allowed", "NotPlaced")
+            assert "jobs.place=true" in event_message(cluster, "not-allowed", "NotPlaced")
             for kind in KINDS:
-                until(cluster, kind, f"alone-{kind}", lambda found: HASH in annotations(found), "is annotated")
+                until(cluster, kind, f"alone-{kind}", lambda job: HASH in annotations(job), "is annotated")
             assert "is forbidden" not in alone.log_tail(100_000)
         asked = used(cluster, since)
         assert ("kueue.x-k8s.io", "workloads", "patch") not in asked

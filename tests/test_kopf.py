@@ -46,7 +46,7 @@ def test_no_handler_needs_a_finalizer_or_keeps_state_on_objects() -> None:
     assert not registry._changing.get_all_handlers(), "change handlers write annotations of kopf's own"
     assert not registry._spawning.get_all_handlers(), "timers and daemons need finalizers"
     watched = {handler.selector.any_name for handler in registry._watching.get_all_handlers() if handler.selector}
-    assert watched == {"nodes", "gpupools", "trainingjobs"}
+    assert watched == {"gpupools", "trainingjobs", "poollearnings", "namespaces"}
     everything = [*registry._watching.get_all_handlers(), *registry._indexing.get_all_handlers()]
     assert not any(getattr(handler, "requires_finalizer", False) for handler in everything)
 
@@ -87,7 +87,7 @@ def test_kopf_is_configured_to_leave_no_trace() -> None:
 LISTED = object()
 
 
-def told(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
+def raw_event(kind: str | None, name: str, uid: str = "") -> dict[str, Any]:
     return {"type": kind, "object": {"kind": "Node", "metadata": {"name": name, "uid": uid or name}, "spec": {}}}
 
 
@@ -114,7 +114,7 @@ async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.M
     monkeypatch.setattr(kopf_internals, "REREAD_FIRST_S", 0.0)
     gone = APIClientError("gone", status=410, headers={})
     failures = [gone, WatchingError("broken"), RecursionError(), ValueError("no JSON")]
-    rounds = [[told(None, "a"), LISTED, failure] for failure in failures]
+    rounds = [[raw_event(None, "a"), LISTED, failure] for failure in failures]
     watch = kopf_internals.enduring(scripted(*rounds, [OSError()]), LISTED, kopf_internals.FAILURES, 3600.0)
     for _ in failures:
         assert await followed(watch) == [(None, "a")]
@@ -126,9 +126,9 @@ async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.M
 async def test_a_list_tells_what_is_gone() -> None:
     watch = kopf_internals.enduring(
         scripted(
-            [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("DELETED", "b")],
-            [told(None, "a"), LISTED],
-            [told(None, "a", "reborn"), LISTED],
+            [raw_event(None, "a"), raw_event(None, "b"), LISTED, raw_event("ADDED", "c"), raw_event("DELETED", "b")],
+            [raw_event(None, "a"), LISTED],
+            [raw_event(None, "a", "reborn"), LISTED],
             [LISTED],
         ),
         LISTED,
@@ -141,8 +141,26 @@ async def test_a_list_tells_what_is_gone() -> None:
     assert await followed(watch) == [("DELETED", "a")]
 
 
+async def test_a_changed_crd_is_told_again_once_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_internals, "REPEATS_S", (0.02, 0.2))
+
+    def crd(kind: str | None) -> dict[str, Any]:
+        meta = {"name": "gpupools.tilecast.dev", "uid": "x"}
+        return {"type": kind, "object": {"kind": "CustomResourceDefinition", "metadata": meta, "spec": {}}}
+
+    async def watch(**_: Any) -> AsyncIterator[Any]:
+        for event in (crd(None), LISTED, crd("ADDED"), raw_event("ADDED", "a")):
+            yield event
+        await asyncio.sleep(0.1)
+        yield raw_event("ADDED", "b")
+
+    enduring = kopf_internals.enduring(watch, LISTED, (), 3600.0)
+    name = "gpupools.tilecast.dev"
+    assert await followed(enduring) == [(None, name), ("ADDED", name), ("ADDED", "a"), ("ADDED", name), ("ADDED", "b")]
+
+
 async def test_a_list_is_not_trusted_for_ever() -> None:
-    events = [told(None, "a"), told(None, "b"), LISTED, told("ADDED", "c"), told("ADDED", "d")]
+    events = [raw_event(None, "a"), raw_event(None, "b"), LISTED, raw_event("ADDED", "c"), raw_event("ADDED", "d")]
     eager = kopf_internals.enduring(scripted(events), LISTED, (), -1.0)
     assert await followed(eager) == [(None, "a"), (None, "b")], "and yet is read to its end"
     patient = kopf_internals.enduring(scripted(events), LISTED, (), 3600.0)
@@ -155,7 +173,7 @@ async def test_a_watch_that_fails_again_and_again_is_begun_ever_later(monkeypatc
     async def sleep(wait_s: float) -> None:
         waits.append(wait_s)
 
-    monkeypatch.setattr(kopf_internals, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(kopf_internals, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     is_well = False
 
     async def watch(**_: Any) -> AsyncIterator[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from operator_store import JOBS, POOLS, Store, job, node, operator, settled
+from operator_store import JOBS, LEARNINGS, Store, job, node, operator, settled
 from tilecast.advise import advise
 from tilecast.api.status import ObservedStep
 from tilecast_operator import server
@@ -53,9 +54,9 @@ def test_what_is_no_report_is_refused_with_a_reason(sent: bytes, outcome: str, w
 
 
 def test_a_report_says_where_it_comes_from() -> None:
-    found = reports.from_body(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
-    assert (found.seconds, found.gpus, found.node, found.steps) == (1.5, 16, "n1", 50)
-    assert found.plan is not None and found.plan.tensor == 2
+    report = reports.from_body(body(gpus=16, gpu="NVIDIA H100 80GB HBM3", plan={"tensor": 2}, steps=50), "n1")
+    assert (report.seconds, report.gpus, report.node, report.steps) == (1.5, 16, "n1", 50)
+    assert report.plan is not None and report.plan.tensor == 2
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,8 @@ def test_prometheus_tells_the_slowest_rank() -> None:
     def vector(*values: str) -> dict[str, Any]:
         return {"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, value]} for value in values]}}
 
-    found = reports.from_prometheus(vector("1.5", "1.7", "NaN"))
-    assert found is not None and (found.seconds, found.source) == (1.7, "prometheus")
+    report = reports.from_prometheus(vector("1.5", "1.7", "NaN"))
+    assert report is not None and (report.seconds, report.source) == (1.7, "prometheus")
     scalar = reports.from_prometheus({"data": {"resultType": "scalar", "result": [1, "2"]}})
     assert scalar is not None and scalar.seconds == 2.0
     assert reports.from_prometheus(vector()) is None
@@ -130,7 +131,7 @@ def test_a_window_survives_a_restart_and_forgets_the_oldest() -> None:
 class Reviewing(Store):
     """A store that reviews tokens: a token is the name of the namespace it belongs to, or `NAMESPACE@NODE`."""
 
-    async def create(self, path: str, document: Any) -> dict[str, Any]:
+    async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
         if not path.endswith("tokenreviews"):
             return await super().create(path, document)
         namespace, _, on = document["spec"]["token"].partition("@")
@@ -164,12 +165,12 @@ async def until(running: Assembly, store: Store, probe: Callable[[], object]) ->
 
 
 def status(store: Store, name: str = "a") -> dict[str, Any]:
-    found: dict[str, Any] = store.objects[f"{JOBS}/{name}"].get("status", {})
-    return found
+    job: dict[str, Any] = store.objects[f"{JOBS}/{name}"].get("status", {})
+    return job
 
 
 def learnt(store: Store) -> Any:
-    return store.objects.get(f"{POOLS}/h100-sxm", {}).get("status", {}).get("calibration", {}).get("runs")
+    return store.objects.get(f"{LEARNINGS}/h100-sxm", {}).get("spec", {}).get("runs")
 
 
 def metrics(running: Assembly) -> str:
@@ -184,15 +185,15 @@ async def test_reports_are_scored_learnt_from_and_remembered() -> None:
         for _ in range(20):
             await running.observations.put("default", "a", "default@n1", body(stepSeconds=target / 1.3, steps=50))
         await until(running, store, lambda: status(store).get("observed", {}).get("samples") == 20)
-        found = status(store)
-        assert found["error"] == {
+        answer = status(store)
+        assert answer["error"] == {
             "rawRatio": pytest.approx(0.3, abs=1e-3),
             "calibratedRatio": pytest.approx(0.3, abs=1e-3),
         }
-        assert found["summary"]["error"] == "+30%"
-        assert found["forecast"]["followed"] is True and found["forecast"]["pool"] == "h100-sxm"
-        (told,) = (item for item in found["conditions"] if item["type"] == "ObservationsAvailable")
-        assert (told["status"], told["reason"]) == ("True", "Observed")
+        assert answer["summary"]["error"] == "+30%"
+        assert answer["forecast"]["followed"] is True and answer["forecast"]["pool"] == "h100-sxm"
+        (condition,) = (item for item in answer["conditions"] if item["type"] == "ObservationsAvailable")
+        assert (condition["status"], condition["reason"]) == ("True", "Observed")
         await until(running, store, lambda: learnt(store))
         text = metrics(running)
         assert 'tilecast_observations_total{outcome="accepted",source="put"} 20.0' in text
@@ -273,9 +274,9 @@ async def test_an_annotation_is_one_report_and_a_wrong_one_is_answered() -> None
         target = status(store)["recommendation"]["stepSeconds"]["target"]
 
         def annotate(text: str) -> None:
-            found = store.objects[f"{JOBS}/a"]
-            found["metadata"]["annotations"]["tilecast.dev/observed-step-seconds"] = text
-            store.put(f"{JOBS}/a", found)
+            job = store.objects[f"{JOBS}/a"]
+            job["metadata"]["annotations"]["tilecast.dev/observed-step-seconds"] = text
+            store.put(f"{JOBS}/a", job)
 
         def condition() -> dict[str, Any]:
             return next(item for item in status(store)["conditions"] if item["type"] == "ObservationsAvailable")
@@ -305,8 +306,9 @@ async def test_the_server_answers_puts_with_the_outcome(monkeypatch: pytest.Monk
         if name == "bad":
             raise Refused("invalid", 422, "no")
 
-    runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: None, take)
-    port = runner.addresses[0][1]
+    address, metrics = server.Address("127.0.0.1", 0), Metrics()
+    runner = await server.start(address, metrics.registry, lambda: None, lambda: None, lambda *_: nullcontext(), take)
+    port = runner.port
     try:
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer abc"}) as session:
             url = f"http://127.0.0.1:{port}/observations/team"

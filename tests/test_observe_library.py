@@ -26,7 +26,7 @@ PACKAGE = ROOT / "predictor" / "tilecast_observe"
 
 
 @dataclass
-class Operator:
+class ReportServer:
     """An HTTP server that keeps what was PUT to it."""
 
     url: str = ""
@@ -36,11 +36,11 @@ class Operator:
 
 
 @pytest.fixture
-def operator() -> Iterator[Operator]:
-    state = Operator()
+def operator() -> Iterator[ReportServer]:
+    state = ReportServer()
     state.hold.set()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class ReportHandler(http.server.BaseHTTPRequestHandler):
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             state.hold.wait(20)
@@ -52,7 +52,7 @@ def operator() -> Iterator[Operator]:
         def log_message(self, *_: Any) -> None:
             return
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ReportHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     state.url = f"http://127.0.0.1:{server.server_address[1]}"
     yield state
@@ -60,7 +60,7 @@ def operator() -> Iterator[Operator]:
 
 
 @pytest.fixture
-def settings(operator: Operator, tmp_path: Path) -> ReporterSettings:
+def settings(operator: ReportServer, tmp_path: Path) -> ReporterSettings:
     (tmp_path / "token").write_text("secret\n")
     return ReporterSettings(
         url=operator.url, job="llama", namespace="team", token_file=str(tmp_path / "token"), gpus=16
@@ -91,7 +91,7 @@ def steps(timer: StepTimer, clock: Clock, *seconds: float) -> None:
         timer.step()
 
 
-def test_the_median_after_warm_up_is_reported(operator: Operator, settings: ReporterSettings) -> None:
+def test_the_median_after_warm_up_is_reported(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=3, interval_s=3600, settings=settings, clock=clock) as timer:
         steps(timer, clock, 60.0, 9.0, 5.0, 1.0, 1.1, 0.9, 1.0, 30.0)
@@ -103,7 +103,7 @@ def test_the_median_after_warm_up_is_reported(operator: Operator, settings: Repo
     assert "plan" not in body and "peakMemoryBytes" not in body
 
 
-def test_what_is_skipped_is_no_step(operator: Operator, settings: ReporterSettings) -> None:
+def test_what_is_skipped_is_no_step(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock) as timer:
         steps(timer, clock, 1.0, 1.0)
@@ -115,7 +115,7 @@ def test_what_is_skipped_is_no_step(operator: Operator, settings: ReporterSettin
     }
 
 
-def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: Operator, settings: ReporterSettings) -> None:
+def test_the_wait_for_data_is_told_where_a_loader_is_timed(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
 
     def loader() -> Iterator[int]:
@@ -144,11 +144,11 @@ def test_a_loader_fails_as_it_would_alone(settings: ReporterSettings) -> None:
 
 
 def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
-    operator: Operator, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
+    operator: ReportServer, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = SimpleNamespace(now=False)
 
-    class Event:
+    class CudaEvent:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
@@ -158,10 +158,10 @@ def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
         def query(self) -> bool:
             return passed.now
 
-        def elapsed_time(self, end: Event) -> float:
+        def elapsed_time(self, end: CudaEvent) -> float:
             return 250.0
 
-    cuda = SimpleNamespace(Event=Event, is_available=lambda: True, is_initialized=lambda: True)
+    cuda = SimpleNamespace(Event=CudaEvent, is_available=lambda: True, is_initialized=lambda: True)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     clock = Clock()
     timer = StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock)
@@ -175,7 +175,7 @@ def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
     assert operator.reports[0][2]["inputSeconds"] == pytest.approx(0.25 * (64 + 200 - 151) / 200, abs=0.02)
 
 
-def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings: ReporterSettings) -> None:
+def test_each_report_tells_the_steps_since_the_last(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=0.02, settings=settings, clock=clock) as timer:
         steps(timer, clock, *[1.0] * 6)
@@ -187,7 +187,7 @@ def test_each_report_tells_the_steps_since_the_last(operator: Operator, settings
 
 
 @pytest.mark.parametrize("fault", ["refused", "gone", "slow", "nonsense", "no token"])
-def test_no_failure_reaches_the_training(operator: Operator, settings: ReporterSettings, fault: str) -> None:
+def test_no_failure_reaches_the_training(operator: ReportServer, settings: ReporterSettings, fault: str) -> None:
     if fault == "refused":
         operator.status = 403
     if fault == "gone":
@@ -207,14 +207,14 @@ def test_no_failure_reaches_the_training(operator: Operator, settings: ReporterS
     operator.hold.set()
 
 
-def test_an_error_of_the_training_passes_through(operator: Operator, settings: ReporterSettings) -> None:
+def test_an_error_of_the_training_passes_through(operator: ReportServer, settings: ReporterSettings) -> None:
     with pytest.raises(ValueError, match="loss"), StepTimer(0, 3600, settings, Clock()) as timer:
         timer.step()
         raise ValueError("loss is NaN")
     assert len(operator.reports) == 1
 
 
-def test_only_rank_zero_reports(operator: Operator, settings: ReporterSettings) -> None:
+def test_only_rank_zero_reports(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(0, 3600, replace(settings, is_reporting=False), clock) as timer:
         steps(timer, clock, 1.0, 1.0)
@@ -222,7 +222,7 @@ def test_only_rank_zero_reports(operator: Operator, settings: ReporterSettings) 
 
 
 def test_settings_come_from_the_environment() -> None:
-    found = ReporterSettings.of(
+    settings = ReporterSettings.of(
         {
             "TILECAST_URL": "http://tilecast:8080/",
             "TILECAST_JOB": "a",
@@ -233,18 +233,18 @@ def test_settings_come_from_the_environment() -> None:
             "TILECAST_METRICS_PORT": "many",
         }
     )
-    assert (found.url, found.job, found.namespace, found.gpus) == ("http://tilecast:8080", "a", "b", 32)
-    assert found.plan == {"tensor": 2}
-    assert not found.is_reporting and found.metrics_port is None
+    assert (settings.url, settings.job, settings.namespace, settings.gpus) == ("http://tilecast:8080", "a", "b", 32)
+    assert settings.plan == {"tensor": 2}
+    assert not settings.is_reporting and settings.metrics_port is None
     assert ReporterSettings.of({"TILECAST_PLAN": "[2]"}).plan == {}
 
 
 def test_prometheus_reads_the_same_from_a_port_and_from_a_file(
-    operator: Operator, settings: ReporterSettings, tmp_path: Path
+    operator: ReportServer, settings: ReporterSettings, tmp_path: Path
 ) -> None:
     path, clock = tmp_path / "step.prom", Clock()
-    told = replace(settings, metrics_port=0, metrics_file=str(path))
-    timer = StepTimer(warmup_steps=0, interval_s=0.01, settings=told, clock=clock)
+    other = replace(settings, metrics_port=0, metrics_file=str(path))
+    timer = StepTimer(warmup_steps=0, interval_s=0.01, settings=other, clock=clock)
     with timer:
         steps(timer, clock, *[0.5] * 7)
         wait_for(lambda: path.exists() and operator.reports)
@@ -258,7 +258,7 @@ def test_prometheus_reads_the_same_from_a_port_and_from_a_file(
 
 
 def test_peak_memory_and_gpu_come_from_torch_where_the_training_uses_it(
-    operator: Operator, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
+    operator: ReportServer, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = SimpleNamespace(
         is_available=lambda: True,
@@ -283,7 +283,7 @@ def test_it_imports_the_standard_library_only() -> None:
     assert others == {"tilecast_observe"}
 
 
-def test_the_trainer_callback_times_optimizer_steps(operator: Operator, settings: ReporterSettings) -> None:
+def test_the_trainer_callback_times_optimizer_steps(operator: ReportServer, settings: ReporterSettings) -> None:
     """The events of transformers.TrainerCallback in the order in which Trainer calls them."""
     clock = Clock()
     callback = TrainerCallback(StepTimer(0, 3600, settings, clock))
@@ -323,13 +323,14 @@ def test_the_trainer_callback_is_called_by_the_real_handler(settings: ReporterSe
     for _ in range(3):
         clock.now += 2.0
         handler.on_step_end(args, state, control)
-    assert callback.timer._take(1) == (2.0, 3)
+    taken = callback.timer._take(1)
+    assert (taken.seconds, taken.steps) == (2.0, 3)
     events = [name for name, _ in inspect.getmembers(transformers.TrainerCallback) if name.startswith("on_")]
     for event in events:
         assert callable(getattr(callback, event))
 
 
-def test_the_lightning_callback_times_optimizer_steps(operator: Operator, settings: ReporterSettings) -> None:
+def test_the_lightning_callback_times_optimizer_steps(operator: ReportServer, settings: ReporterSettings) -> None:
     """The hooks of lightning.pytorch.Callback by their documented signatures; Lightning itself needs torch."""
     clock = Clock()
     callback = LightningCallback(StepTimer(0, 3600, settings, clock))

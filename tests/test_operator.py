@@ -10,6 +10,7 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import FIELD_MANAGER, Api, ApiError, Connection
-from tilecast_operator.cluster.documents import POOL
-from tilecast_operator.cluster.view import View, status_digest
+from tilecast_operator.cluster.api import Api, ApiError, Connection
+from tilecast_operator.cluster.documents import FIELD_MANAGER, POOL
+from tilecast_operator.cluster.view import View, stamp, status_digest
 from tilecast_operator.controllers.pools import NODES
 from tilecast_operator.controllers.runtime import KeyQueue
 from tilecast_operator.metrics import Metrics
@@ -43,10 +44,10 @@ async def test_a_job_is_advised_in_two_writes_and_one_event() -> None:
     async with operator(store) as running:
         await settled(running)
         assert running.unready() is None and running.unhealthy() is None
-    found = store.objects[f"{JOBS}/a"]
-    assert found["metadata"]["annotations"][POOL] == "h100-sxm"
-    assert found["metadata"]["annotations"]["mine"] == "stays"
-    assert ready(found)["reason"] == "Advised"
+    document = store.objects[f"{JOBS}/a"]
+    assert document["metadata"]["annotations"][POOL] == "h100-sxm"
+    assert document["metadata"]["annotations"]["mine"] == "stays"
+    assert ready(document)["reason"] == "Advised"
     assert store.writes == [("apply", f"{JOBS}/a"), ("apply", f"{JOBS}/a/status")], "the status commits, so it is last"
     assert len(store.events) == 1
 
@@ -85,11 +86,11 @@ async def test_an_invalid_job_gets_a_condition_and_nothing_else() -> None:
     store.put(f"{JOBS}/a", job(training={"sequenceLength": 4096, "globalBatchSize": 0}))
     async with operator(store) as running:
         await settled(running)
-    found = store.objects[f"{JOBS}/a"]
-    assert ready(found)["status"] == "False" and ready(found)["reason"] == "InvalidSpec"
-    assert ready(found)["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
-    assert found["metadata"]["annotations"] == {"mine": "stays"}
-    assert "recommendation" not in found["status"]
+    document = store.objects[f"{JOBS}/a"]
+    assert ready(document)["status"] == "False" and ready(document)["reason"] == "InvalidSpec"
+    assert ready(document)["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
+    assert document["metadata"]["annotations"] == {"mine": "stays"}
+    assert "recommendation" not in document["status"]
 
 
 def stored(name: str = "m") -> dict[str, Any]:
@@ -115,9 +116,9 @@ async def test_a_model_in_a_config_map_is_read_when_it_is_there_and_when_it_chan
     store.put(f"{JOBS}/a", job(**stored()))
     async with operator(store, noting) as running:
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
-        found = ready(store.objects[f"{JOBS}/a"])
-        assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
-        assert found["message"].startswith(
+        document = ready(store.objects[f"{JOBS}/a"])
+        assert (document["status"], document["reason"]) == ("False", "ModelNotFound")
+        assert document["message"].startswith(
             "spec.model.huggingFace.configMapKeyRef.name: there is no ConfigMap m; create"
         )
         store.config_maps["m"] = {"data": {"config.json": json.dumps(GPT2)}}
@@ -148,9 +149,9 @@ async def test_a_model_that_cannot_be_read_is_a_condition(
     store.put(f"{JOBS}/a", job(**stored(name)))
     async with operator(store):
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
-    found = ready(store.objects[f"{JOBS}/a"])
-    assert (found["status"], found["reason"]) == ("False", reason)
-    assert text in found["message"]
+    document = ready(store.objects[f"{JOBS}/a"])
+    assert (document["status"], document["reason"]) == ("False", reason)
+    assert text in document["message"]
 
 
 GRAPH = (Path(__file__).parent / "graphs" / "transformer.json").read_text()
@@ -170,9 +171,9 @@ async def test_a_graph_in_a_config_map_is_read_once_and_again_when_it_changes() 
     store.put(f"{JOBS}/a", graph_job())
     async with operator(store, noting) as running:
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
-        found = ready(store.objects[f"{JOBS}/a"])
-        assert (found["status"], found["reason"]) == ("False", "ModelNotFound")
-        assert found["message"].startswith("spec.model.graphRef.configMapKeyRef.name: there is no ConfigMap m; create")
+        job = ready(store.objects[f"{JOBS}/a"])
+        assert (job["status"], job["reason"]) == ("False", "ModelNotFound")
+        assert job["message"].startswith("spec.model.graphRef.configMapKeyRef.name: there is no ConfigMap m; create")
         store.config_maps["m"] = {"binaryData": {"graph.json": base64.b64encode(GRAPH.encode()).decode()}}
         await until(lambda: ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised")
         await asyncio.sleep(0.1)
@@ -203,9 +204,9 @@ async def test_a_graph_that_cannot_be_read_is_a_condition(
     store.put(f"{JOBS}/a", graph_job(name))
     async with operator(store):
         await until(lambda: "status" in store.objects[f"{JOBS}/a"])
-    found = ready(store.objects[f"{JOBS}/a"])
-    assert (found["status"], found["reason"]) == ("False", reason)
-    assert text in found["message"]
+    job = ready(store.objects[f"{JOBS}/a"])
+    assert (job["status"], job["reason"]) == ("False", reason)
+    assert text in job["message"]
 
 
 async def test_mode_off_takes_the_annotations_back() -> None:
@@ -215,10 +216,10 @@ async def test_mode_off_takes_the_annotations_back() -> None:
         await settled(running)
         running.cache.see(store.put(f"{JOBS}/a", {**store.objects[f"{JOBS}/a"], "spec": job(mode="Off")["spec"]}))
         await settled(running)
-    found = store.objects[f"{JOBS}/a"]
-    assert found["metadata"]["annotations"] == {"mine": "stays"}
-    assert found["status"]["recommendation"]["pool"] == "h100-sxm"
-    assert found["status"]["observedGeneration"] == 2
+    document = store.objects[f"{JOBS}/a"]
+    assert document["metadata"]["annotations"] == {"mine": "stays"}
+    assert document["status"]["recommendation"]["pool"] == "h100-sxm"
+    assert document["status"]["observedGeneration"] == 2
     assert len(store.events) == 1
 
 
@@ -228,9 +229,9 @@ async def test_mode_off_is_kept_when_the_rest_is_wrong(mode: object) -> None:
     store.put(f"{JOBS}/a", job(mode=mode, training={"globalBatchSize": 0}))
     async with operator(store) as running:
         await settled(running)
-    found = store.objects[f"{JOBS}/a"]
-    applied = next(item for item in found["status"]["conditions"] if item["type"] == "Applied")
-    assert (ready(found)["reason"], applied["reason"]) == ("InvalidSpec", "ModeOff")
+    document = store.objects[f"{JOBS}/a"]
+    applied = next(item for item in document["status"]["conditions"] if item["type"] == "Applied")
+    assert (ready(document)["reason"], applied["reason"]) == ("InvalidSpec", "ModeOff")
     assert store.writes == [("apply", f"{JOBS}/a/status")] and not store.events
 
 
@@ -334,15 +335,15 @@ async def test_content_that_is_refused_is_sent_again_after_the_longest_wait() ->
 @pytest.mark.parametrize(("status", "is_lost"), [(403, True), (409, True), (422, True), (429, False), (503, False)])
 async def test_an_event_waits_for_an_api_server_that_is_busy_and_for_nothing_else(status: int, is_lost: bool) -> None:
     class Refusing(Store):
-        async def create(self, path: str, document: Any) -> dict[str, Any]:
+        async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
             if self.faults:
                 raise self.faults.pop()
             return await super().create(path, document)
 
         async def apply(self, path: str, document: Any, *, force: bool = True) -> dict[str, Any]:
-            kept, self.faults = self.faults, []
+            faults, self.faults = self.faults, []
             answer = await super().apply(path, document, force=force)
-            self.faults = kept
+            self.faults = faults
             return answer
 
     store = Refusing()
@@ -429,7 +430,7 @@ async def test_a_search_that_fails_in_passing_is_tried_again() -> None:
     async with operator(store, recovering) as running:
         await settled(running)
     assert not failures
-    assert {ready(found)["reason"] for found in store.objects.values()} == {"Advised"}
+    assert {ready(one)["reason"] for one in store.objects.values()} == {"Advised"}
 
 
 async def test_a_model_that_cannot_be_read_keeps_it_unready_and_jobs_untouched() -> None:
@@ -452,6 +453,51 @@ async def test_a_dead_worker_and_a_stall_are_unhealthy() -> None:
     running.start()
     await running.stop()
     assert "ended" in str(running.unhealthy())
+
+
+def sample(running: Assembly, name: str, **labels: str) -> float | None:
+    return running.metrics.registry.get_sample_value(name, labels)
+
+
+async def test_a_key_that_waits_for_its_time_is_no_backlog_and_one_that_fails_is() -> None:
+    store = Store()
+    store.config_maps["m"] = {"data": {"config.json": json.dumps(GPT2)}}
+    store.put(f"{JOBS}/a", job(**stored()))
+    async with operator(store, config_map_poll_s=600.0, retry_first_s=60.0, retry_most_s=60.0) as running:
+        await until(lambda: "status" in store.objects[f"{JOBS}/a"])
+        await settled(running)
+        assert len(running.runtime.queue) == 1, "it is looked at every ten minutes"
+        assert sample(running, "tilecast_queue_keys", kind="TrainingJob") == 0
+        store.faults = [ApiError(500, "no")]
+        store.put(f"{JOBS}/b", job("b"))
+        running.cache.see(store.objects[f"{JOBS}/b"])
+        await until(lambda: sample(running, "tilecast_retries_total") == 1)
+        assert sample(running, "tilecast_queue_keys", kind="TrainingJob") == 1
+        assert sample(running, "tilecast_queue_keys", kind="Node") == 0
+
+
+async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_changed() -> None:
+    store = Store()
+    store.clock_s = 1_700_000_000.0
+    old = {**job("old"), "metadata": {**job("old")["metadata"], "creationTimestamp": stamp(store.clock_s - 100)}}
+    store.put(f"{JOBS}/old", old)
+
+    def times(running: Assembly) -> tuple[float | None, float | None]:
+        name = "tilecast_answer_duration_seconds"
+        labels = {"kind": "TrainingJob"}
+        return sample(running, f"{name}_count", **labels), sample(running, f"{name}_bucket", le="60.0", **labels)
+
+    async with operator(store) as running:
+        await settled(running)
+        assert times(running) == (1, 0), "nobody answered for a hundred seconds"
+    store.clock_s += 1000
+    async with operator(store) as running:
+        await settled(running)
+        assert times(running) == (0, 0), "what was answered before is not answered again"
+        store.put(f"{JOBS}/old", {**store.objects[f"{JOBS}/old"], "spec": job(objective="cost")["spec"]})
+        running.cache.see(store.objects[f"{JOBS}/old"])
+        await settled(running)
+        assert times(running) == (1, 1), "a change is a new question"
 
 
 async def test_queue_holds_each_key_once() -> None:
@@ -482,6 +528,25 @@ async def test_queue_delays_and_the_shortest_counts() -> None:
     began = loop.time()
     assert [await queue.take(), await queue.take()] == ["b", "a"]
     assert 0.02 < loop.time() - began < 1
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_worker_that_is_ended_just_as_a_key_comes_ends(turns: int) -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    queue.add("later", 60.0)
+
+    async def work() -> None:
+        while True:
+            queue.done(await queue.take())
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    queue.add("a")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=0.2)
+    assert done and task.cancelled()
 
 
 @hypothesis_settings(max_examples=50)
@@ -597,8 +662,11 @@ async def test_server_answers_probes_and_metrics() -> None:
     async def take(*_: object) -> None:
         return
 
-    runner = await server.start("127.0.0.1", 0, Metrics().registry, lambda: None, lambda: state["problem"], take)
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    address, metrics = server.Address("127.0.0.1", 0), Metrics()
+    runner = await server.start(
+        address, metrics.registry, lambda: None, lambda: state["problem"], lambda *_: nullcontext(), take
+    )
+    url = f"http://127.0.0.1:{runner.port}"
     try:
         async with aiohttp.ClientSession() as session:
             assert (await session.get(f"{url}/healthz")).status == 200
@@ -614,10 +682,10 @@ async def test_server_answers_probes_and_metrics() -> None:
 
 
 def test_settings_come_from_the_environment() -> None:
-    found = settings_module.from_environment(
+    settings = settings_module.from_environment(
         {"TILECAST_LISTEN_PORT": "0", "TILECAST_SETTLE_SECONDS": "2.5", "TILECAST_SERVICE_HOST": "10.0.0.1"}
     )
-    assert (found.listen_port, found.settle_s, found.writers) == (0, 2.5, Settings().writers)
+    assert (settings.listen_port, settings.settle_s, settings.writers) == (0, 2.5, Settings().writers)
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,14 @@ def operator(cluster: Cluster) -> Iterator[Operator]:
 
 
 def get(cluster: Cluster, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cluster.kubectl("get", "tjob", name, "-o", "json"))
-    return found
+    document: dict[str, Any] = json.loads(cluster.kubectl("get", "tjob", name, "-o", "json"))
+    return document
 
 
 def answered(cluster: Cluster, name: str) -> dict[str, Any]:
     def probe() -> dict[str, Any] | None:
-        found = get(cluster, name)
-        return found if is_answered(found) else None
+        document = get(cluster, name)
+        return document if is_answered(document) else None
 
     return wait_for(probe, f"an answer to {name}", 60)
 
@@ -59,11 +59,11 @@ def test_every_example_is_advised_within_two_seconds(cluster: Cluster, operator:
     for path in EXAMPLES:
         cluster.apply(path)
         began = time.monotonic()
-        found = answered(cluster, path.stem)
+        job = answered(cluster, path.stem)
         assert time.monotonic() - began < LIMIT_S
-        marks = found["metadata"]["annotations"]
+        marks = job["metadata"]["annotations"]
         assert set(ADVICE_KEYS) <= set(marks) and marks[POOL] and int(marks[GPUS]) >= 1
-        assert "finalizers" not in found["metadata"]
+        assert "finalizers" not in job["metadata"]
     head, *rows = cluster.kubectl("get", "tjob", *(path.stem for path in EXAMPLES)).strip().split("\n")
     columns = ["NAME", "POOL", "GPUS", "PLAN", "STEP", "RANGE", "SPEEDUP", "COST/1K", "ERROR", "REASON", "AGE"]
     assert head.split() == columns
@@ -126,9 +126,9 @@ def test_mode_off_takes_the_annotations_back(cluster: Cluster, operator: Operato
     cluster.apply(job("quiet"))
     assert POOL in answered(cluster, "quiet")["metadata"]["annotations"]
     cluster.apply(job("quiet", mode="Off"))
-    found = answered(cluster, "quiet")
-    assert not set(ADVICE_KEYS) & set(found["metadata"]["annotations"])
-    assert found["status"]["recommendation"]["pool"]
+    answer = answered(cluster, "quiet")
+    assert not set(ADVICE_KEYS) & set(answer["metadata"]["annotations"])
+    assert answer["status"]["recommendation"]["pool"]
 
 
 REFUSED = [

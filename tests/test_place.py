@@ -17,6 +17,7 @@ from tilecast.jobs import (
     APPLIED,
     JOB_KINDS,
     MODE,
+    NEXT_QUEUE,
     QUEUE,
     Placement,
     changes,
@@ -48,13 +49,13 @@ def test_a_patch_makes_the_changes_of_the_version_it_was_computed_from(path: Pat
 
 
 def test_letting_go_takes_our_name_off_and_leaves_the_others() -> None:
-    document = example("job-kueue", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
+    document = example("job-gated", **{ADMISSION_GATES: f"a.example/x,{ADVISOR},b.example/y"})
     after = patched(document, patches.releasing(document, read(document), patches.PLACED))
     assert after["metadata"]["annotations"][ADMISSION_GATES] == "a.example/x,b.example/y"
     assert after["metadata"]["annotations"][APPLIED] == "Placed"
     assert after["spec"] == document["spec"], "Kueue resumes its jobs itself"
     assert patches.releasing(after, read(after), patches.PLACED) == []
-    alone = example("job-kueue")
+    alone = example("job-gated")
     after = patched(alone, patches.releasing(alone, read(alone), "TooLate"))
     assert ADMISSION_GATES not in after["metadata"]["annotations"]
 
@@ -80,34 +81,39 @@ def test_letting_go_resumes_a_job_once(name: str) -> None:
 @given(
     gates=st.lists(st.sampled_from([ADVISOR, "a.example/x", "b.example/y"]), max_size=3, unique=True),
     mode=st.sampled_from([None, "Off", "Advise", "Initial"]),
-    queue=st.booleans(),
+    queue=st.sampled_from(["", "team", "tilecast-hold"]),
+    moves=st.booleans(),
     suspend=st.booleans(),
     applied=st.booleans(),
     started=st.booleans(),
 )
 def test_nothing_is_let_go_that_we_do_not_hold(
-    gates: list[str], mode: str | None, queue: bool, suspend: bool, applied: bool, started: bool
+    gates: list[str], mode: str | None, queue: str, moves: bool, suspend: bool, applied: bool, started: bool
 ) -> None:
     document = example("job")
     marks = {ADMISSION_GATES: ",".join(gates), MODE: mode, APPLIED: "Placed" if applied else None}
+    marks[NEXT_QUEUE] = "team" if moves else None
     document["metadata"]["annotations"] = {key: value for key, value in marks.items() if value}
-    document["metadata"]["labels"] = {QUEUE: "team"} if queue else {}
+    document["metadata"]["labels"] = {QUEUE: queue} if queue else {}
     document["spec"]["suspend"] = suspend
     document["status"] = {"active": 1} if started else {}
     operations = patches.releasing(document, read(document), patches.PLACED)
     is_ours = mode == "Initial" and suspend and not queue and not applied and not started
-    holds = ADVISOR in gates or is_ours
+    is_parked = moves and queue == "tilecast-hold" and suspend and not started
+    holds = ADVISOR in gates or is_ours or is_parked
     assert bool(operations) is holds
     if holds:
         after = patched(document, operations)
         left = after["metadata"]["annotations"].get(ADMISSION_GATES, "")
         assert left == ",".join(gate for gate in gates if gate != ADVISOR)
         assert after["spec"]["suspend"] is (suspend and not is_ours)
+        assert read(after).current_queue == ("team" if is_parked else queue)
+        assert not read(after).is_held
 
 
 def workload(*pod_sets: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    found = [{"name": name, "count": 1, "template": {"spec": spec}} for name, spec in pod_sets]
-    return {"metadata": {"resourceVersion": "3"}, "spec": {"podSets": found}}
+    pod_sets_of_workload = [{"name": name, "count": 1, "template": {"spec": spec}} for name, spec in pod_sets]
+    return {"metadata": {"resourceVersion": "3"}, "spec": {"podSets": pod_sets_of_workload}}
 
 
 def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
@@ -120,7 +126,7 @@ def test_a_workload_is_made_to_ask_for_the_same_nodes() -> None:
     assert first == {} and second == {"nodeSelector": {**H100, "disk": "fast"}, "tolerations": [TOLERATION]}
     assert patches.admitting(after, read(document), put) == []
     main = workload(("main", {}))
-    assert patched(main, patches.admitting(main, read(example("job-kueue")), put))["spec"] != main["spec"]
+    assert patched(main, patches.admitting(main, read(example("job-gated")), put))["spec"] != main["spec"]
     roles = workload(("master", {}), ("worker", {}))
     assert len(patches.admitting(roles, read(example("pytorchjob")), put)) == 5
 

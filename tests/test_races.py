@@ -42,7 +42,7 @@ class Unwell(Store):
 
     is_well = False
 
-    async def create(self, path: str, document: Any) -> dict[str, Any]:
+    async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
         if document["involvedObject"]["kind"] == "Node" and not self.is_well:
             raise ApiError(503, "unavailable")
         return await super().create(path, document)
@@ -58,7 +58,7 @@ async def test_an_event_that_cannot_be_written_keeps_no_job_waiting() -> None:
         store.is_well = True
         await settled(running)
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
-    assert [found["reason"] for found in store.events.values()].count("UnknownAccelerator") == 1, "later is not never"
+    assert [one["reason"] for one in store.events.values()].count("UnknownAccelerator") == 1, "later is not never"
 
 
 async def test_more_nodes_of_one_unknown_gpu_are_one_event() -> None:
@@ -82,8 +82,8 @@ async def test_the_end_of_an_object_is_not_that_of_the_next_of_its_name() -> Non
         running.cache.lose(born(job(), "old", 901))
         running.cache.see(born(job(mode="Off"), "old", 901))
         (key,) = running.cache.training_jobs
-        found = running.cache.training_jobs.get(key)
-        assert found is not None and found.uid == "new"
+        stored = running.cache.training_jobs.get(key)
+        assert stored is not None and stored.uid == "new"
         running.cache.lose(born(job(), "new", 903))
         assert not len(running.cache.training_jobs)
 
@@ -111,16 +111,16 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
         return inputs_hash(request, pools, digest)
 
     monkeypatch.setattr(advisor, "inputs_hash", slow)
-    found = Advisor(Store(), on_first_pool, Metrics().count_search, 1, 16)
-    found.use(nodes.pools([node()]))
-    question = await found.question("default", job())
-    late = asyncio.create_task(found.inputs_hash(question))
+    searcher = Advisor(Store(), on_first_pool, Metrics().count_search, 1, 16)
+    searcher.use(nodes.pools([node()]))
+    question = await searcher.question("default", job())
+    late = asyncio.create_task(searcher.inputs_hash(question))
     await asyncio.to_thread(began.wait, 5)
-    found.use(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
+    searcher.use(nodes.pools([node(), node("a", "NVIDIA-A100-SXM4-40GB")]))
     go_on.set()
     before = await late
-    assert before is not None and await found.inputs_hash(question) != before
-    found.stop()
+    assert before is not None and await searcher.inputs_hash(question) != before
+    searcher.stop()
 
 
 async def test_a_job_that_could_not_be_read_in_passing_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +218,8 @@ def test_an_annotation_of_any_size_takes_no_room() -> None:
 
 @pytest.mark.parametrize("name", ["a" * 199 + "-b", "a" * 199 + ".b", "a"])
 def test_the_name_of_an_event_is_a_name(name: str) -> None:
-    found = event(Note("Normal", "R", "t"), Key("TrainingJob", "default", name), "u", "now", "i")
-    parts = found.metadata.name.split(".")
+    document = event(Note("Normal", "R", "t"), Key("TrainingJob", "default", name), "u", "now", "i")
+    parts = document.metadata.name.split(".")
     assert all(part and part[0] != "-" and part[-1] != "-" for part in parts)
 
 
@@ -233,21 +233,24 @@ status:
 
 def test_what_is_free_of_slices_that_nobody_counts_is_absent_not_zero() -> None:
     everyone = [nodes.node(yaml.safe_load(MIXED)), nodes.node(node("whole"))]
-    found = nodes.pools(everyone).found
-    assert sorted(item.pool.gpu.mig for item in found) == ["", "1g.10gb"]
-    free = Usage(used={}).free(found, {item.name: item for item in everyone})
+    entries = nodes.pools(everyone).entries
+    assert sorted(item.pool.gpu.mig for item in entries) == ["", "1g.10gb"]
+    free = Usage(used={}).free(entries, {item.name: item for item in everyone})
     assert {name: item.gpus for name, item in free.items()} == {"h100-sxm": 8}
 
 
 @pytest.mark.parametrize("page", [{"metadata": {}, "items": [{"spec": None}, {"metadata": None}]}, {}, {"items": 7}])
 async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]) -> None:
     monkeypatch.setattr(informer, "RETRY_S", 0.0)
-    told: list[object] = []
+    calls: list[object] = []
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     for item in page["items"] if isinstance(page.get("items"), list) else []:
         item["spec"] = {"containers": [gpus]}
 
     class Reader:
+        async def logged_in(self) -> None:
+            pass
+
         async def get(self, path: str, query: Any) -> dict[str, Any]:
             await asyncio.sleep(0)
             return page
@@ -255,11 +258,11 @@ async def test_pods_of_a_strange_shape_end_nothing(monkeypatch: pytest.MonkeyPat
         def lines(self, path: str, query: Any, idle_s: float) -> Any:
             raise AssertionError
 
-    task = asyncio.create_task(informer.PodInformer(Reader(), told.append).run())
+    task = asyncio.create_task(informer.PodInformer(Reader(), calls.append).run())
     async with asyncio.timeout(5):
-        while len(told) < 3:
+        while len(calls) < 3:
             await asyncio.sleep(0)
-    assert not task.done() and set(told) == {None}
+    assert not task.done() and set(calls) == {None}
     task.cancel()
 
 
@@ -275,7 +278,7 @@ async def test_no_name_leads_a_request_elsewhere(name: str) -> None:
 
 async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
     class Slow(Store):
-        async def create(self, path: str, document: Any) -> dict[str, Any]:
+        async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
             asked.append(path)
             await go_on.wait()
             return {"status": {"authenticated": False}}
@@ -304,6 +307,6 @@ async def test_a_pool_on_the_brink_of_being_full_is_no_storm_of_writes() -> None
             await asyncio.sleep(0.02)
         await settled(running)
         holds = (time.monotonic() - began_s) / (CAPACITY_HOLDS * 0.01)
-    told = {item["status"]["summary"]["fitsNow"] for item in store.objects.values()}
-    assert told == {"no"}, "the last word is right"
+    states = {item["status"]["summary"]["fitsNow"] for item in store.objects.values()}
+    assert states == {"no"}, "the last word is right"
     assert len(store.writes) <= 5 * (holds + 2)

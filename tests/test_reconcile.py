@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import copy
 import os
-import ssl
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import web
+from prometheus_client import generate_latest
 
 from advice_values import offer, request
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
@@ -25,16 +24,16 @@ from tilecast.jobs import kueue
 from tilecast.render import document
 from tilecast_operator import free_gpus
 from tilecast_operator.cluster import lists
-from tilecast_operator.cluster.api import Api, ApiError, Connection
+from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
-from tilecast_operator.cluster.informer import PodInformer
+from tilecast_operator.controllers import pools as pools_module
 
 TYPE = "node.kubernetes.io/instance-type"
 A100 = "NVIDIA-A100-SXM4-80GB"
 
 
-def condition(found: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return next(item for item in found["status"]["conditions"] if item["type"] == kind)
+def condition(status: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return next(item for item in status["status"]["conditions"] if item["type"] == kind)
 
 
 def searches() -> tuple[list[str], Callable[[Request, Sequence[Pool]], Advice]]:
@@ -70,11 +69,11 @@ async def test_a_status_that_somebody_else_wrote_is_put_right() -> None:
     store.put(f"{JOBS}/a", job(**SMALL))
     async with operator(store, advise) as running:
         await settled(running)
-        wanted = store.objects[f"{JOBS}/a"]["status"]
-        forged = {**store.objects[f"{JOBS}/a"], "status": {**wanted, "summary": {"pool": "moon"}}}
+        status = store.objects[f"{JOBS}/a"]["status"]
+        forged = {**store.objects[f"{JOBS}/a"], "status": {**status, "summary": {"pool": "moon"}}}
         running.cache.see(store.put(f"{JOBS}/a", forged))
         await settled(running)
-    assert store.objects[f"{JOBS}/a"]["status"] == wanted
+    assert store.objects[f"{JOBS}/a"]["status"] == status
 
 
 async def test_annotations_that_were_deleted_come_back_at_a_restart() -> None:
@@ -82,8 +81,8 @@ async def test_annotations_that_were_deleted_come_back_at_a_restart() -> None:
     store.put(f"{JOBS}/a", job(**SMALL))
     async with operator(store, advise) as running:
         await settled(running)
-    found = store.objects[f"{JOBS}/a"]
-    bare = {**found, "metadata": {**found["metadata"], "annotations": {"mine": "stays"}}}
+    document = store.objects[f"{JOBS}/a"]
+    bare = {**document, "metadata": {**document["metadata"], "annotations": {"mine": "stays"}}}
     store.put(f"{JOBS}/a", bare)
     async with operator(store, advise) as running:
         await settled(running)
@@ -108,6 +107,30 @@ async def test_pools_are_written_down_described_and_left_alone() -> None:
         await settled(running)
         await settled(second)
     assert store.writes == [], "neither a restart nor a second operator writes"
+
+
+async def test_pools_come_back_with_their_crd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools_module, "UNSERVED_S", 0.02)
+    store, is_served = Store(), True
+
+    def unserved(path: str) -> None:
+        if path.startswith(POOLS) and not is_served:
+            raise ApiError(404, "the server could not find the requested resource")
+
+    store.before_write = unserved
+    async with operator(store, discovery=True) as running:
+        await settled(running)
+        (name,) = pools_of(store)
+        path = f"{POOLS}/{name}"
+        running.cache.see(store.objects[path])
+        is_served = False
+        running.cache.lose(store.objects.pop(path))
+        await asyncio.sleep(0.2)
+        assert not pools_of(store)
+        is_served = True
+        async with asyncio.timeout(5):
+            while not pools_of(store):
+                await asyncio.sleep(0.01)
 
 
 async def test_without_discovery_pools_live_in_memory() -> None:
@@ -174,16 +197,16 @@ async def test_a_user_takes_a_pool_over_by_editing_it() -> None:
     store = Store()
     async with operator(store, discovery=True) as running:
         await settled(running)
-        found = pools_of(store)["h100-sxm"]
-        edited = {**found, "spec": {**found["spec"], "price": {"perGpuHour": 1.5}}}
+        gpu_pool = pools_of(store)["h100-sxm"]
+        edited = {**gpu_pool, "spec": {**gpu_pool["spec"], "price": {"perGpuHour": 1.5}}}
         running.cache.see(store.put(f"{POOLS}/h100-sxm", edited))
         await settled(running)
         running.cache.see(node("n2"))
         await settled(running)
-        found = pools_of(store)["h100-sxm"]
-        assert found["spec"] == edited["spec"], "maxNodes stays as the user left it"
-        assert found["status"]["summary"]["origin"] == "User"
-        assert found["status"]["facts"]["price"] == {"value": "1.5 USD", "layer": "override"}
+        gpu_pool = pools_of(store)["h100-sxm"]
+        assert gpu_pool["spec"] == edited["spec"], "maxNodes stays as the user left it"
+        assert gpu_pool["status"]["summary"]["origin"] == "User"
+        assert gpu_pool["status"]["facts"]["price"] == {"value": "1.5 USD", "layer": "override"}
 
 
 async def test_a_users_edit_wins_a_race() -> None:
@@ -194,8 +217,8 @@ async def test_a_users_edit_wins_a_race() -> None:
 
         def edit(path: str) -> None:
             store.before_write = lambda path: None
-            found = store.objects[f"{POOLS}/h100-sxm"]
-            late.append(store.put(f"{POOLS}/h100-sxm", {**found, "spec": {**found["spec"], "maxNodes": 7}}))
+            job = store.objects[f"{POOLS}/h100-sxm"]
+            late.append(store.put(f"{POOLS}/h100-sxm", {**job, "spec": {**job["spec"], "maxNodes": 7}}))
 
         store.before_write = edit
         running.cache.see(node("n2"))
@@ -296,13 +319,13 @@ async def test_a_started_job_keeps_its_forecast(annotation: dict[str, str], froz
     store.put(f"{JOBS}/a", job())
     async with operator(store) as running:
         await settled(running)
-        found = store.objects[f"{JOBS}/a"]
-        metadata = {**found["metadata"], "annotations": {**found["metadata"]["annotations"], **annotation}}
-        running.cache.see(store.put(f"{JOBS}/a", {**found, "metadata": metadata}))
+        document = store.objects[f"{JOBS}/a"]
+        metadata = {**document["metadata"], "annotations": {**document["metadata"]["annotations"], **annotation}}
+        running.cache.see(store.put(f"{JOBS}/a", {**document, "metadata": metadata}))
         await settled(running)
         frozen = store.objects[f"{JOBS}/a"]["status"]
         assert frozen["forecast"]["frozenAt"] == (frozen_at or frozen["forecast"]["frozenAt"])
-        same = {key: value for key, value in found["status"]["recommendation"].items() if key != "fitsNow"}
+        same = {key: value for key, value in document["status"]["recommendation"].items() if key != "fitsNow"}
         assert frozen["recommendation"] == same, "what is free does not matter to it any more"
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "JobStarted"
         store.writes.clear()
@@ -355,11 +378,14 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
         store.writes.clear()
         running.see_pods({})
         await settled(running)
-        found = store.objects[f"{JOBS}/a"]
-        assert condition(found, "CapacityAvailable")["status"] == "True"
-        assert found["status"]["summary"]["fitsNow"] == "yes" and found["status"]["recommendation"]["fitsNow"] is True
+        document = store.objects[f"{JOBS}/a"]
+        assert condition(document, "CapacityAvailable")["status"] == "True"
+        assert (
+            document["status"]["summary"]["fitsNow"] == "yes"
+            and document["status"]["recommendation"]["fitsNow"] is True
+        )
         assert pools_of(store)["h100-sxm"]["status"]["gpus"]["free"] == 16
-        assert found["status"]["inputsHash"] == first["status"]["inputsHash"] and len(seen) == 2
+        assert document["status"]["inputsHash"] == first["status"]["inputsHash"] and len(seen) == 2
         assert sorted(path for _, path in store.writes) == [f"{POOLS}/h100-sxm/status", f"{JOBS}/a/status"]
         store.writes.clear()
         running.see_pods({"elsewhere": 8})
@@ -367,9 +393,9 @@ async def test_what_is_free_changes_one_condition_and_asks_for_no_advice() -> No
         assert store.writes == []
         running.see_pods({"n1": 1})
         await settled(running)
-        found = store.objects[f"{JOBS}/a"]
-        assert condition(found, "CapacityAvailable")["reason"] == "GpusInUse", "two whole nodes are needed"
-        assert found["status"]["summary"]["fitsNow"] == "no"
+        document = store.objects[f"{JOBS}/a"]
+        assert condition(document, "CapacityAvailable")["reason"] == "GpusInUse", "two whole nodes are needed"
+        assert document["status"]["summary"]["fitsNow"] == "no"
         running.see_pods(None)
         await settled(running)
         assert condition(store.objects[f"{JOBS}/a"], "CapacityAvailable")["reason"] == "NotObserved"
@@ -441,16 +467,16 @@ async def test_a_watch_that_lost_objects_is_unhealthy() -> None:
 
 
 def pool_at(price: float, name: str = "h100-sxm") -> Pool:
-    found = offer().pool
-    return replace(found, name=name, price_per_gpu_hour=price)
+    base = offer().pool
+    return replace(base, name=name, price_per_gpu_hour=price)
 
 
 def asked_for_cost(**changes: Any) -> Request:
     return replace(request(), objective="cost", **changes)
 
 
-def standing(found: Advice) -> Incumbent:
-    best = document.incumbent(document.recommendation(found.offers[0]))
+def standing(advice: Advice) -> Incumbent:
+    best = document.incumbent(document.recommendation(advice.offers[0]))
     assert best is not None
     return best
 
@@ -465,8 +491,12 @@ def test_a_recommendation_gives_way_only_to_one_that_is_clearly_better(drop: flo
     assert after.offers[0].pool.name == "b"
     held = hold(after, cheaper, standing(before))
     assert held.offers[0].pool.name == ("a" if stays else "b")
-    told = held.offers[0].reason
-    assert ("kept: " in told and "a change needs 3%" in told) if stays else ("replaces " in told and "better" in told)
+    reason = held.offers[0].reason
+    assert (
+        ("kept: " in reason and "a change needs 3%" in reason)
+        if stays
+        else ("replaces " in reason and "better" in reason)
+    )
     assert held.inputs_hash == after.inputs_hash
     assert hold(held, cheaper, standing(held)) == held, "it settles"
 
@@ -492,8 +522,8 @@ def test_a_recommendation_that_is_no_longer_valid_is_replaced(
 
 def test_the_same_recommendation_is_not_talked_about() -> None:
     pools = [pool_at(2.0, "a")]
-    found = advise(request(), pools)
-    assert hold(found, pools, standing(found)) is found
+    advice = advise(request(), pools)
+    assert hold(advice, pools, standing(advice)) is advice
     assert document.incumbent({"pool": "a"}) is None
 
 
@@ -518,11 +548,11 @@ async def test_prices_that_move_a_little_move_no_job() -> None:
         best, other = sorted(names, key=lambda name: names[name])
         product = {"h": "NVIDIA-H100-80GB-HBM3", "a": A100}[other]
         level = 3.0 * names[best] / names[other]
-        for share, wanted in ((0.99, best), (0.9, other)):
+        for share, expected in ((0.99, best), (0.9, other)):
             running.cache.see(store.put(f"{POOLS}/{other}", mine(other, product, level * share)))
             await settled(running, 30)
             now = store.objects[f"{JOBS}/a"]["status"]
-            assert now["recommendation"]["pool"] == wanted, now["recommendation"]["reason"]
+            assert now["recommendation"]["pool"] == expected, now["recommendation"]["reason"]
             assert now["inputsHash"] != first["inputsHash"]
     assert len(store.events) == 2, "one for the first advice, one for the change"
 
@@ -536,129 +566,50 @@ def test_a_wrong_setting_is_one_line_on_standard_error() -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-async def serve(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> tuple[web.AppRunner, Api]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    api = Api(5.0)
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
-    return runner, api
+async def test_the_newest_event_names_the_pool_after_any_number_of_flips() -> None:
+    store, products = Store(), ("NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB")
+    store.put(f"{JOBS}/a", job())
+    store.clock_s = 1.8e9
+    async with operator(store, nodes=(node("n", products[0]),)) as running:
+        await settled(running)
+        for turn in range(1, 5):
+            store.clock_s += 60
+            body = node("n", products[turn % 2])
+            body["metadata"]["resourceVersion"] = str(1000 + turn)
+            running.cache.see(body)
+            await settled(running)
+            newest = max(store.events.values(), key=lambda item: item["lastTimestamp"])
+            pool = store.objects[f"{JOBS}/a"]["status"]["recommendation"]["pool"]
+            assert f" {pool}," in newest["message"].split(" (was")[0]
+        metrics = generate_latest(running.metrics.registry).decode().splitlines()
+    counted = [line for line in metrics if line.startswith("tilecast_writes_total{") and "events" in line]
+    assert counted and all('outcome="ok"' in line for line in counted), counted
 
 
-def pod(uid: str, on: str, gpus: int, version: int = 1) -> dict[str, Any]:
-    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-    spec = {"nodeName": on, "containers": [{"resources": {"limits": limits}}]}
-    return {"metadata": {"uid": uid, "resourceVersion": str(version)}, "spec": spec}
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+async def test_tampered_annotations_are_repaired(started: bool, restart: bool) -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", job(**SMALL))
 
+    def tamper() -> dict[str, Any]:
+        body = copy.deepcopy(store.objects[f"{JOBS}/a"])
+        body["metadata"]["annotations"] |= {POOL: "evil", "tilecast.dev/recommended-gpus": "1"}
+        return store.put(f"{JOBS}/a", body)
 
-async def test_pods_are_listed_in_pages_watched_and_listed_again_when_too_late() -> None:
-    queries: list[dict[str, str]] = []
-    large = "x" * 300_000
-    watches = [
-        [
-            {"type": "ADDED", "object": {**pod("c", "n2", 2, 11), "padding": large}},
-            {"type": "DELETED", "object": pod("a", "n1", 4, 12)},
-            {"type": "MODIFIED", "object": pod("idle", "n1", 0, 13)},
-            {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}}},
-        ],
-        [{"type": "ERROR", "object": {"code": 410, "message": "too old"}}],
-    ]
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        queries.append(dict(request.query))
-        if "watch" not in request.query:
-            first = "continue" not in request.query
-            items = [pod("a", "n1", 4), pod("idle", "n1", 0)] if first else [pod("b", "n1", 1)]
-            more = {"continue": "more"} if first else {"resourceVersion": "10"}
-            return web.json_response({"metadata": more, "items": items})
-        if not watches:
-            await asyncio.sleep(60)
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for event in watches.pop(0):
-            await response.write(json.dumps(event).encode() + b"\n")
-        return response
-
-    runner, api = await serve(answer)
-    told: list[dict[str, int] | None] = []
-    feed = PodInformer(api, lambda used: told.append(None if used is None else dict(used)))
-    task = asyncio.create_task(feed.run())
-    try:
-        async with asyncio.timeout(10):
-            while len(queries) < 7:
-                await asyncio.sleep(0.01)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await api.close()
-        await runner.cleanup()
-    assert told[:3] == [{"n1": 5}, {"n1": 5, "n2": 2}, {"n1": 1, "n2": 2}]
-    assert told[3] == {"n1": 5}, "a list counts from the beginning"
-    assert all(query["fieldSelector"].startswith("spec.nodeName!=") for query in queries)
-    assert [query.get("resourceVersion") for query in queries if "watch" in query][:2] == ["10", "20"]
-
-
-async def test_pods_that_cannot_be_read_are_unknown_not_none() -> None:
-    async def answer(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"message": "forbidden"}, status=403)
-
-    runner, api = await serve(answer)
-    told: list[object] = []
-    task = asyncio.create_task(PodInformer(api, told.append).run())
-    try:
-        async with asyncio.timeout(10):
-            while not told:
-                await asyncio.sleep(0.01)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await api.close()
-        await runner.cleanup()
-    assert told == [None]
-
-
-async def test_deletion_names_what_was_seen() -> None:
-    seen: list[dict[str, Any]] = []
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        seen.append({"method": request.method, **await request.json()})
-        return web.json_response({"message": "changed"}, status=409)
-
-    runner, api = await serve(answer)
-    try:
-        with pytest.raises(ApiError, match="409: changed"):
-            await api.delete("/x", "u", "7")
-    finally:
-        await api.close()
-        await runner.cleanup()
-    assert seen[0]["method"] == "DELETE"
-    assert seen[0]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
-
-
-WATCHED = """
-import kopf, tilecast_operator.main
-registry = kopf.get_default_registry()
-every = registry._watching.get_all_handlers()
-assert not registry._indexing.get_all_handlers(), "kopf wakes every object for each one that is indexed"
-print(*sorted({handler.selector.any_name for handler in every}))
-assert not registry._spawning.get_all_handlers() and not registry._changing.get_all_handlers()
-"""
-
-
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
-        ({}, "gpupools nodes trainingjobs"),
-        (
-            dict.fromkeys(("TILECAST_READ_RESOURCE_SLICES", "TILECAST_READ_KUEUE", "TILECAST_READ_PODS"), "true"),
-            "clusterqueues gpupools nodes resourceflavors resourceslices trainingjobs",
-        ),
-    ],
-)
-def test_only_what_the_settings_say_is_watched(settings: dict[str, str], names: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TILECAST_")} | settings
-    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.split() == names.split(), done.stderr
+    async with operator(store, advise) as running:
+        await settled(running)
+        if started:
+            body = copy.deepcopy(store.objects[f"{JOBS}/a"])
+            body["metadata"]["annotations"]["tilecast.dev/started"] = "true"
+            running.cache.see(store.put(f"{JOBS}/a", body))
+            await settled(running)
+        intact = store.objects[f"{JOBS}/a"]["metadata"]["annotations"]
+        if not restart:
+            running.cache.see(tamper())
+            await settled(running)
+    if restart:
+        tamper()
+        async with operator(store, advise) as again:
+            await settled(again)
+    assert store.objects[f"{JOBS}/a"]["metadata"]["annotations"] == intact

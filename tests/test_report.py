@@ -57,10 +57,10 @@ def test_every_status_satisfies_the_schema(verdict: Answer) -> None:
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
 def test_every_condition_is_always_there(verdict: Answer) -> None:
-    found = job_status.conditions(verdict, False, 3, NOW, (), FREE)
-    assert [item.type for item in found] == TYPES
-    assert {item.observed_generation for item in found} == {3}
-    assert all(item.reason.isalnum() and item.message for item in found)
+    conditions = job_status.conditions(verdict, False, 3, NOW, (), FREE)
+    assert [item.type for item in conditions] == TYPES
+    assert {item.observed_generation for item in conditions} == {3}
+    assert all(item.reason.isalnum() and item.message for item in conditions)
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:
@@ -73,10 +73,10 @@ def test_conditions_keep_their_time_while_their_status_stays() -> None:
 
 
 def test_a_refusal_is_reason_and_message_and_nothing_else() -> None:
-    found = whole(refused())
-    assert found.keys() == {"observedGeneration", "conditions", "summary"}
-    assert found["summary"] == {"reason": "InvalidSpec"}
-    ready = found["conditions"][0]
+    status = whole(refused())
+    assert status.keys() == {"observedGeneration", "conditions", "summary"}
+    assert status["summary"] == {"reason": "InvalidSpec"}
+    ready = status["conditions"][0]
     assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
     assert ready["message"] == "spec.training.globalBatchSize: 0 is out of range; use 1 or more"
 
@@ -88,12 +88,12 @@ def test_nothing_fits_says_why_for_each_pool() -> None:
 
 
 def test_recommendation_and_summary() -> None:
-    found = whole(advice())
-    recommendation = found["recommendation"]
+    status = whole(advice())
+    recommendation = status["recommendation"]
     assert (recommendation["pool"], recommendation["gpus"], recommendation["gpusPerNode"]) == ("h100-sxm", 16, 8)
     assert recommendation["parallelism"]["data"] * recommendation["parallelism"]["tensor"] == 16
     assert sum(recommendation["breakdown"].values()) == pytest.approx(recommendation["stepSeconds"]["target"], rel=1e-5)
-    assert found["summary"] == {
+    assert status["summary"] == {
         "pool": "h100-sxm",
         "gpus": "2x8",
         "plan": "fsdp8,tp2",
@@ -110,10 +110,10 @@ def test_recommendation_and_summary() -> None:
 
 def test_what_is_not_known_is_absent() -> None:
     bare = offer(cost_per_1000_steps=None, finish_s=None)
-    found = whole(advice(offers=(bare,), baseline=None, uncapped=None, rejections=()))
-    assert not found.keys() & {"baseline", "uncapped", "rejected"}
-    assert not found["recommendation"].keys() & {"costPer1000Steps", "currency", "finishSeconds"}
-    assert not found["summary"].keys() & {"speedup", "costPer1000Steps", "finish", "error", "fitsNow", "target"}
+    status = whole(advice(offers=(bare,), baseline=None, uncapped=None, rejections=()))
+    assert not status.keys() & {"baseline", "uncapped", "rejected"}
+    assert not status["recommendation"].keys() & {"costPer1000Steps", "currency", "finishSeconds"}
+    assert not status["summary"].keys() & {"speedup", "costPer1000Steps", "finish", "error", "fitsNow", "target"}
 
 
 MEASURED = Calibration((Correction(runs=5, own=5, observations=50),))
@@ -133,10 +133,10 @@ def test_low_confidence_is_a_range_wider_than_the_familys(preset: str) -> None:
     for factor, expected in ((1.0, "False"), (1.14, "False"), (1.16, "True"), (2.0, "True")):
         ratio = math.exp(factor * usual)
         ranged = offer(pool=pool(calibration=MEASURED), lower_s=8.2 / ratio, upper_s=8.2 * ratio)
-        found = low_confidence(advice(request=asked, offers=(ranged,)))
-        assert (found.status, found.reason) == (expected, "WideRange" if expected == "True" else "UsualRange")
-        assert ("widen it" in found.message) == (expected == "True")
-        assert f"family {family}" in found.message and advice().confidence in found.message
+        verdict = low_confidence(advice(request=asked, offers=(ranged,)))
+        assert (verdict.status, verdict.reason) == (expected, "WideRange" if expected == "True" else "UsualRange")
+        assert ("widen it" in verdict.message) == (expected == "True")
+        assert f"family {family}" in verdict.message and advice().confidence in verdict.message
 
 
 def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> None:
@@ -148,13 +148,13 @@ def test_an_ordinary_job_is_not_low_confidence_once_its_like_was_measured() -> N
 
 
 def test_a_free_pool_costs_nothing_and_says_so() -> None:
-    found = whole(advice(offers=(offer(pool=pool(price_per_gpu_hour=0.0), cost_per_1000_steps=0.0),)))
-    assert found["summary"]["costPer1000Steps"] == "0 USD"
-    assert found["recommendation"]["costPer1000Steps"] == 0
-    TrainingJobStatus.model_validate(found)
+    status = whole(advice(offers=(offer(pool=pool(price_per_gpu_hour=0.0), cost_per_1000_steps=0.0),)))
+    assert status["summary"]["costPer1000Steps"] == "0 USD"
+    assert status["recommendation"]["costPer1000Steps"] == 0
+    TrainingJobStatus.model_validate(status)
     free = _gpu_pool(nodeType="p5.48xlarge", maxNodes=0, price={"perGpuHour": 0})
-    said = pools.pool_status(nodes.pools([], [free]).found[0], 1, NOW, ()).document()
-    assert said["summary"]["price"] == "0 USD" and "free" not in said["summary"]
+    pool_status = pools.pool_status(nodes.pools([], [free]).entries[0], 1, NOW, ()).document()
+    assert pool_status["summary"]["price"] == "0 USD" and "free" not in pool_status["summary"]
 
 
 def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
@@ -167,9 +167,9 @@ def test_a_pool_says_what_holds_for_some_of_its_nodes_only() -> None:
         }
         for name in ("a", "b")
     ]
-    said = pools.pool_status(nodes.pools(everyone).found[0], 1, NOW, ()).document()
-    assert said["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
-    assert (said["nodes"], said["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
+    status = pools.pool_status(nodes.pools(everyone).entries[0], 1, NOW, ()).document()
+    assert status["conditions"][0]["message"] == "2 nodes with 16 GPUs; 1 of 2 nodes (b) is cordoned"
+    assert (status["nodes"], status["summary"]["shape"]) == (2, "2x8"), "the operator counts what the cluster has"
 
 
 def test_lists_and_texts_stay_in_bounds() -> None:
@@ -182,15 +182,15 @@ def test_lists_and_texts_stay_in_bounds() -> None:
 
 
 def test_annotations_name_the_plan_and_stay_small() -> None:
-    found = advice_annotations(advice())
-    assert tuple(found) == ADVICE_KEYS
-    assert found[POOL] == "h100-sxm" and found[GPUS] == "16"
-    assert json.loads(found[NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-    assert json.loads(found[PARALLELISM])["tensor"] == 2
-    assert float(found[STEP_SECONDS]) == 8.2
+    annotations = advice_annotations(advice())
+    assert tuple(annotations) == ADVICE_KEYS
+    assert annotations[POOL] == "h100-sxm" and annotations[GPUS] == "16"
+    assert json.loads(annotations[NODE_SELECTOR]) == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert json.loads(annotations[PARALLELISM])["tensor"] == 2
+    assert float(annotations[STEP_SECONDS]) == 8.2
     crowded = pool(node_selector={f"example.com/{'k' * 200}{i}": "v" * 63 for i in range(16)})
     big = advice_annotations(advice(offers=(offer(pool=crowded),)))
-    assert size_bytes(found) < 1024 and size_bytes(big) < MAX_BYTES
+    assert size_bytes(annotations) < 1024 and size_bytes(big) < MAX_BYTES
 
 
 @pytest.mark.parametrize("verdict", [VERDICTS["nothing fits"]])
@@ -240,12 +240,12 @@ def test_rounding_is_idempotent_and_close(value: float) -> None:
 
 
 def test_pool_status() -> None:
-    found = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).found[0]
-    first = pools.pool_status(found, 2, NOW, ())
-    said = first.document()
-    GPUPoolStatus.model_validate(said)
-    assert said["conditions"][0]["reason"] == "NoNodesNow"
-    assert said["summary"] == {
+    entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
+    first = pools.pool_status(entry, 2, NOW, ())
+    status = first.document()
+    GPUPoolStatus.model_validate(status)
+    assert status["conditions"][0]["reason"] == "NoNodesNow"
+    assert status["summary"] == {
         "gpu": "h100-sxm",
         "shape": "0x8",
         "link": "efa-3200",
@@ -253,9 +253,9 @@ def test_pool_status() -> None:
         "origin": "User",
         "reason": "NoNodesNow",
     }
-    assert [item["reason"] for item in said["conditions"]] == ["NoNodesNow", "FewerNodes", "NotObserved"]
-    assert "free" not in said["gpus"], "what is not known is absent, not zero"
-    assert said["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
+    assert [item["reason"] for item in status["conditions"]] == ["NoNodesNow", "FewerNodes", "NotObserved"]
+    assert "free" not in status["gpus"], "what is not known is absent, not zero"
+    assert status["facts"]["price"] == {"value": "6.88 USD", "layer": "instance type"}
     wrong = pools.pool_status(
         SpecError("spec.gpu.name", "unknown", "write a known one"), 2, LATER, first.conditions
     ).document()

@@ -38,7 +38,12 @@ def account_kubeconfig(cluster: Cluster, helm: Helm, path: Path, *values: str) -
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     cluster.apply(json.dumps(namespace))
     cluster.apply(rendered(helm, *values, only=("rbac", "serviceaccount")))
-    token = cluster.kubectl("create", "token", "tilecast", f"--namespace={NAMESPACE}", "--duration=2h").strip()
+    return kubeconfig_of(cluster, "tilecast", NAMESPACE, path)
+
+
+def kubeconfig_of(cluster: Cluster, account: str, namespace: str, path: Path) -> Path:
+    """Writes a kubeconfig of a service account that is there."""
+    token = cluster.kubectl("create", "token", account, f"--namespace={namespace}", "--duration=2h").strip()
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}
     path.write_text(yaml.safe_dump(config))
@@ -83,4 +88,4 @@ def changes(cluster: Cluster, since: int = 0) -> dict[str, int]:
             versions[name].add(version)
         else:
             born[name] = version
-    return {name: len(found - {born.get(name)}) for name, found in versions.items()}
+    return {name: len(versions_of_object - {born.get(name)}) for name, versions_of_object in versions.items()}

@@ -229,9 +229,9 @@ def _pinned(toolset: Toolset) -> dict[str, str]:
 def _ldflags(toolset: Toolset) -> str:
     pinned = _pinned(toolset)
 
-    def version(found: re.Match[str]) -> str:
-        parts = dict(zip(("major", "minor"), pinned[found[1]].removeprefix("v").split("."), strict=False))
-        return parts[found[2]] if found[2] else pinned[found[1]]
+    def version(match: re.Match[str]) -> str:
+        parts = dict(zip(("major", "minor"), pinned[match[1]].removeprefix("v").split("."), strict=False))
+        return parts[match[2]] if match[2] else pinned[match[1]]
 
     stamps = [re.sub(r"\{([^:}]+):?(\w*)\}", version, stamp) for stamp in toolset.stamps]
     return " ".join(["-s", "-w", *(f"-X {stamp}" for stamp in stamps)])
@@ -264,14 +264,14 @@ def _locked(path: Path) -> Iterator[None]:
 def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) -> None:
     if not programs and not toolset.manifests:
         return
-    wanted = ", ".join(programs) or f"the manifests of {toolset.module}"
+    contents = ", ".join(programs) or f"the manifests of {toolset.module}"
     go = shutil.which("go")
     if go is None:
         raise BinariesError(
-            f"go: not found, and {wanted} must be built: install Go 1.26 (https://go.dev/dl), "
+            f"go: not found, and {contents} must be built: install Go 1.26 (https://go.dev/dl), "
             "or point KUBEBUILDER_ASSETS to a folder that holds them"
         )
-    say(f"building {wanted} from Go modules: {toolset.usual_time}")
+    say(f"building {contents} from Go modules: {toolset.usual_time}")
     packages = [toolset.programs[program] for program in programs]
     command = [go, "build", *flags, "-o", f"{into}{os.sep}", *packages] if packages else [go, "mod", "download"]
     started = time.monotonic()
@@ -291,11 +291,11 @@ def _build(toolset: Toolset, programs: list[str], flags: list[str], into: Path) 
     if toolset.manifests:
         module, folder = toolset.manifests.split(":")
         asked = [go, "list", "-m", "-f", "{{.Dir}}", module]
-        found = subprocess.run(asked, cwd=TOOLS / toolset.module, capture_output=True, text=True, check=False)
-        if found.returncode:
-            raise BinariesError(f"go list failed in tools/{toolset.module}: {found.stderr.strip()[-500:]}")
+        run = subprocess.run(asked, cwd=TOOLS / toolset.module, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise BinariesError(f"go list failed in tools/{toolset.module}: {run.stderr.strip()[-500:]}")
         # Go keeps its modules read-only; the copy can be removed like any other file.
-        shutil.copytree(Path(found.stdout.strip()) / folder, into / "manifests", copy_function=shutil.copyfile)
+        shutil.copytree(Path(run.stdout.strip()) / folder, into / "manifests", copy_function=shutil.copyfile)
         for each in (into / "manifests").rglob("*"):
             each.chmod(0o755 if each.is_dir() else 0o644)
         (into / "manifests").chmod(0o755)
@@ -311,9 +311,9 @@ def main() -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description="Print the folder of the test programs, building them when missing.")
     parser.add_argument("toolset", choices=[*sorted(TOOLSETS), "all"])
-    wanted = parser.parse_args().toolset
+    toolset = parser.parse_args().toolset
     try:
-        for name in TOOLSETS if wanted == "all" else [wanted]:
+        for name in TOOLSETS if toolset == "all" else [toolset]:
             print(ensure(name))
     except BinariesError as error:
         say(f"error: {error}")

@@ -22,7 +22,7 @@ LONGEST_DEFAULT = 60
 _HEAD = """\
 # The Tilecast chart
 
-{description}. One Deployment of one pod; by default it writes to TrainingJobs, GPUPools and Events alone.
+{description}. One Deployment; by default it writes to TrainingJobs, GPUPools and Events alone.
 
 ```sh
 helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
@@ -35,6 +35,9 @@ helm uninstall tilecast --namespace tilecast
 `helm install` brings the CRDs; the third line brings new ones before an upgrade, which refuses to run ahead of them.
 Neither upgrade nor rollback nor uninstall touches them, so that no field of a stored object is ever pruned. Pods meet
 the Restricted Pod Security Standard. Kubernetes {kubernetes}.
+
+With `jobs.enabled`, `helm uninstall` first runs a Job that lets every job go that waits for Tilecast; where that cannot
+run, use `python -m tilecast_operator.release` and then `helm uninstall --no-hooks` (docs/operations.md has the order).
 
 `values.schema.json` refuses a key or a type that this table does not have. This file is made by `make chart`.
 

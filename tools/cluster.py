@@ -31,12 +31,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TypeVar
 
 import yaml
 
 import binaries
+from processes import adopt_orphans, has_ended, is_alive
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
@@ -65,83 +66,23 @@ _PORTS = (
 )
 """kwokctl's options for ports. Left to itself it counts down from the same number in every process."""
 
-FoundT = TypeVar("FoundT")
+ValueT = TypeVar("ValueT")
 
 
 class ClusterError(Exception):
     """The control plane cannot do what was asked; the message is what the failing program said."""
 
 
-class Cluster:
-    """One control plane; `start` and `stop` it, or use it as a context manager.
-
-    Args:
-        name: under this name it is found again by another process; by default a name that no other has.
-        nodes: a YAML file of Node objects to create; kwok keeps them Ready.
-        audit_policy: a file with an audit policy; the log is then `audit_log`.
-        components: the programs to start; all of them where None is given.
+class Access:
+    """The way to a control plane: its programs and its kubeconfig, in a folder that is the home of what is started.
 
     Raises:
         ClusterError: from every method, when a program fails.
-        binaries.BinariesError: from `start`, when the programs are missing and cannot be built.
     """
 
-    def __init__(
-        self,
-        name: str | None = None,
-        *,
-        nodes: Path | None = None,
-        audit_policy: Path | None = None,
-        components: Sequence[str] | None = None,
-    ) -> None:
-        self.name = name or f"{DEFAULT_NAME}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
-        self.folder = _clusters_folder() / self.name
-        self.kubeconfig = self.folder / "kubeconfig.yaml"
-        self.audit_log = self.folder / "clusters" / self.name / "logs" / "audit.log"
-        self.certificates = self.folder / "clusters" / self.name / "pki"
-        self._nodes = nodes
-        self._audit_policy = audit_policy
-        self._only = components
-
-    def start(self, *, detached: bool = False) -> None:
-        """Starts every program and waits until the API server serves the `default` namespace.
-
-        Args:
-            detached: let it outlive this process, until somebody stops it by its name.
-        """
-        programs = binaries.ensure("controlplane")
-        sweep()
-        try:
-            self.folder.mkdir(parents=True)
-        except FileExistsError:
-            raise ClusterError(f"a cluster named {self.name} is there already: stop it first") from None
-        try:
-            (self.folder / "owner").write_text("" if detached else str(os.getpid()))
-            (self.folder / "programs").symlink_to(programs)
-            config = self.folder / "kwokctl.yaml"
-            config.write_text(yaml.safe_dump(self._configuration()))
-            waited = f"--wait={START_TIMEOUT_S}s"
-            self._kwokctl("create", "cluster", f"--config={config}", f"--kubeconfig={self.kubeconfig}", waited)
-            self._await_api()
-            if self._nodes:
-                self.kubectl("create", "-f", str(self._nodes))
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Stops every program and deletes the files; does nothing when there is nothing to stop."""
-        if not self.folder.exists():
-            return
-        processes = [int(_read(path)) for path in self.folder.glob("clusters/*/pids/*.pid")]
-        try:
-            self._kwokctl("delete", "cluster", f"--kubeconfig={self.kubeconfig}")
-        except (ClusterError, OSError) as error:
-            binaries.say(f"kwokctl could not stop {self.name}, its processes are killed: {error}")
-        for pid in filter(is_alive, processes):
-            os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(is_alive, processes)), f"the processes of {self.name} to end", STOP_TIMEOUT_S)
-        shutil.rmtree(self.folder)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig.yaml"
 
     def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - as in subprocess.run
         """What `kubectl ARGUMENTS` prints, with `input` on its standard input.
@@ -173,11 +114,114 @@ class Cluster:
             context.load_cert_chain(user["client-certificate"], user["client-key"])
         return context
 
+    def environment(self) -> dict[str, str]:
+        """The environment of this process without any way to the user's own clusters."""
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KWOK_", "HELM_"))
+        }
+        direct = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+        return environment | direct | {"HOME": str(self.folder)}
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = yaml.safe_load(self.kubeconfig.read_text())
+        return config
+
+    def _kubectl(self, *arguments: str) -> list[str]:
+        return [str(self.folder / "programs" / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+
+    def _run(
+        self, command: list[str], *, text: str | None = None, extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        # Out of reach of the terminal: Ctrl-C ends this process, which then stops things in order.
+        return subprocess.run(
+            command,
+            input=text,
+            stdin=subprocess.DEVNULL if text is None else None,
+            capture_output=True,
+            text=True,
+            env=self.environment() | dict(extra or {}),
+            start_new_session=True,
+            check=False,
+        )
+
+
+class Cluster(Access):
+    """One control plane; `start` and `stop` it, or use it as a context manager.
+
+    Args:
+        name: under this name it is found again by another process; by default a name that no other has.
+        nodes: a YAML file of Node objects to create; kwok keeps them Ready.
+        audit_policy: a file with an audit policy; the log is then `audit_log`.
+        components: the programs to start; all of them where None is given.
+
+    Raises:
+        ClusterError: from every method, when a program fails.
+        binaries.BinariesError: from `start`, when the programs are missing and cannot be built.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        nodes: Path | None = None,
+        audit_policy: Path | None = None,
+        components: Sequence[str] | None = None,
+    ) -> None:
+        self.name = name or f"{DEFAULT_NAME}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+        super().__init__(_clusters_folder() / self.name)
+        self.audit_log = self.folder / "clusters" / self.name / "logs" / "audit.log"
+        self.certificates = self.folder / "clusters" / self.name / "pki"
+        self._nodes = nodes
+        self._audit_policy = audit_policy
+        self._only = components
+
+    def start(self, *, detached: bool = False) -> None:
+        """Starts every program and waits until the API server serves the `default` namespace.
+
+        Args:
+            detached: let it outlive this process, until somebody stops it by its name.
+        """
+        programs = binaries.ensure("controlplane")
+        sweep()
+        if not detached:
+            adopt_orphans()
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ClusterError(f"a cluster named {self.name} is there already: stop it first") from None
+        try:
+            (self.folder / "owner").write_text("" if detached else str(os.getpid()))
+            (self.folder / "programs").symlink_to(programs)
+            config = self.folder / "kwokctl.yaml"
+            config.write_text(yaml.safe_dump(self._configuration()))
+            waited = f"--wait={START_TIMEOUT_S}s"
+            self._kwokctl("create", "cluster", f"--config={config}", f"--kubeconfig={self.kubeconfig}", waited)
+            self._await_api()
+            if self._nodes:
+                self.kubectl("create", "-f", str(self._nodes))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stops every program and deletes the files; does nothing when there is nothing to stop."""
+        if not self.folder.exists():
+            return
+        processes = [int(_read(path)) for path in self.folder.glob("clusters/*/pids/*.pid")]
+        try:
+            self._kwokctl("delete", "cluster", f"--kubeconfig={self.kubeconfig}")
+        except (ClusterError, OSError) as error:
+            binaries.say(f"kwokctl could not stop {self.name}, its processes are killed: {error}")
+        for pid in filter(is_alive, processes):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: all(map(has_ended, processes)), f"the processes of {self.name} to end", STOP_TIMEOUT_S)
+        shutil.rmtree(self.folder)
+
     def kill(self, program: str) -> None:
         """End one program of the control plane without warning; `revive` starts it again."""
         pid = self._pid(program)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not is_alive(pid), f"{program} to end", STOP_TIMEOUT_S)
+        wait_for(lambda: has_ended(pid), f"{program} to end", STOP_TIMEOUT_S)
         # kwokctl takes a zombie for a running program.
         self._pid_file(program).unlink()
 
@@ -200,19 +244,11 @@ class Cluster:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def environment(self) -> dict[str, str]:
-        """The environment of this process without any way to the user's own clusters."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "KWOK_", "HELM_"))}
-        direct = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-        return kept | direct | {"HOME": str(self.folder)}
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def _configuration(self) -> dict[str, object]:
@@ -233,18 +269,11 @@ class Cluster:
     def _await_api(self) -> None:
         wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
 
-    def _config(self) -> dict[str, Any]:
-        found: dict[str, Any] = yaml.safe_load(self.kubeconfig.read_text())
-        return found
-
     def _pid(self, program: str) -> int:
         return int(_read(self._pid_file(program)))
 
     def _pid_file(self, program: str) -> Path:
         return self.folder / "clusters" / self.name / "pids" / f"{program}.pid"
-
-    def _kubectl(self, *arguments: str) -> list[str]:
-        return [str(self.folder / "programs" / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
 
     def _kwokctl(self, *arguments: str) -> None:
         done = self._run(
@@ -253,21 +282,6 @@ class Cluster:
         )
         if done.returncode:
             raise ClusterError(" | ".join(done.stderr.strip().splitlines()[-5:]))
-
-    def _run(
-        self, command: list[str], *, text: str | None = None, extra: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        # Out of reach of the terminal: Ctrl-C ends this process, which then stops things in order.
-        return subprocess.run(
-            command,
-            input=text,
-            stdin=subprocess.DEVNULL if text is None else None,
-            capture_output=True,
-            text=True,
-            env=self.environment() | dict(extra or {}),
-            start_new_session=True,
-            check=False,
-        )
 
 
 class NamedCluster(Cluster):
@@ -304,18 +318,18 @@ class NamedCluster(Cluster):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def wait_for(probe: Callable[[], FoundT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> FoundT:
+def wait_for(probe: Callable[[], ValueT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> ValueT:
     """The first true value of `probe`, asked again and again.
 
     Raises:
         ClusterError: none came within `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
+    while not (result := probe()):
         if time.monotonic() > deadline_s:
             raise ClusterError(f"waited {timeout_s:.0f} s in vain for {what}")
         time.sleep(POLL_S)
-    return found
+    return result
 
 
 def running() -> list[Cluster]:
@@ -342,20 +356,20 @@ def free_ports(count: int) -> list[int]:
     They are below those that the system gives to clients: a program that restarts would find its port taken by whoever
     tries to reach it, even by a connection to itself.
     """
-    found = dict[int, socket.socket]()
+    sockets = dict[int, socket.socket]()
     try:
-        while len(found) < count:
+        while len(sockets) < count:
             port = FIRST_PORT + secrets.randbelow(CLIENT_PORTS - FIRST_PORT)
-            if port in found:
+            if port in sockets:
                 continue
-            found[port] = socket.socket()
+            sockets[port] = socket.socket()
             try:
-                found[port].bind(("127.0.0.1", port))
+                sockets[port].bind(("127.0.0.1", port))
             except OSError:
-                found.pop(port).close()
-        return list(found)
+                sockets.pop(port).close()
+        return list(sockets)
     finally:
-        for each in found.values():
+        for each in sockets.values():
             each.close()
 
 
@@ -364,19 +378,6 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         return ""
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of that id runs; a zombie does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    # Where nobody reaps orphans (a container without an init), the dead stay as zombies.
-    state = _read(Path("/proc") / str(pid) / "stat").rpartition(")")[2].split()
-    return state[:1] != ["Z"]
 
 
 def exit_on_sigterm() -> None:

@@ -19,13 +19,13 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
 
 import binaries
 from cluster import Cluster, ClusterError, free_ports, wait_for
+from processes import die_with_parent
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 20
@@ -75,7 +75,7 @@ def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
         "leaderElection": {"leaderElect": False},
         "clientConnection": {"qps": 200, "burst": 400},
         "controller": {"groupKindConcurrency": {"Job.batch": 5, "Workload.kueue.x-k8s.io": 5}},
-        "featureGates": {"AdmissionGatedBy": True, "VisibilityOnDemand": False},
+        "featureGates": {"VisibilityOnDemand": False},
         "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
     }
 
@@ -144,15 +144,17 @@ class Controllers:
     Args:
         cluster: the control plane, started.
         names: which; what they need starts before them.
+        feature_gates: of Kueue, that it does not ship so.
 
     Raises:
         ClusterError: one ended, or is not ready in time; the message ends with its last log lines.
         binaries.BinariesError: a program is missing and cannot be built.
     """
 
-    def __init__(self, cluster: Cluster, *names: str) -> None:
+    def __init__(self, cluster: Cluster, *names: str, feature_gates: Mapping[str, bool] | None = None) -> None:
         needed = {other for name in names for other in (*CONTROLLERS[name].needs, name)}
         self.names = [name for name in CONTROLLERS if name in needed]
+        self._feature_gates = dict(feature_gates or {})
         self._cluster = cluster
         self._folder = cluster.folder / "controllers"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -186,9 +188,7 @@ class Controllers:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def _start(self, name: str, controller: Controller) -> None:
@@ -199,10 +199,10 @@ class Controllers:
         folder = self._folder / name
         # controller-runtime looks for a certificate below $TMPDIR unless told otherwise.
         certificates = folder / "k8s-webhook-server" / "serving-certs"
-        certificates.mkdir(parents=True)
+        certificates.mkdir(parents=True, exist_ok=True)
         own = self._cluster.certificates
-        for given, wanted in (("admin.crt", "tls.crt"), ("admin.key", "tls.key"), ("ca.crt", "ca.crt")):
-            shutil.copyfile(own / given, certificates / wanted)
+        for given, file in (("admin.crt", "tls.crt"), ("admin.key", "tls.key"), ("ca.crt", "ca.crt")):
+            shutil.copyfile(own / given, certificates / file)
         authority = base64.b64encode((own / "ca.crt").read_bytes()).decode()
         self._apply(_of_one_version(_documents(manifests / controller.crds), ports, authority))
         # kubectl trips over a CRD that has no condition yet.
@@ -215,7 +215,10 @@ class Controllers:
         arguments = [*controller.arguments(ports)]
         if controller.configuration is not None:
             config = folder / "config.yaml"
-            config.write_text(yaml.safe_dump(dict(controller.configuration(ports, certificates))))
+            values = dict(controller.configuration(ports, certificates))
+            if name == "kueue":
+                values["featureGates"] = {**values["featureGates"], **self._feature_gates}
+            config.write_text(yaml.safe_dump(values))
             arguments.append(f"--config={config}")
         environment = self._cluster.environment() | {
             "KUBECONFIG": str(self._cluster.kubeconfig),
@@ -230,12 +233,13 @@ class Controllers:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         port = ports.webhook if controller.webhooks else ports.health
         wait_for(lambda: self._listens(name, port), f"{name} on port {port}", START_TIMEOUT_S)
         if controller.webhooks:
-            found = _documents(manifests / controller.webhooks)
-            self._apply(_pointed(found, name, ports, authority))
+            documents = _documents(manifests / controller.webhooks)
+            self._apply(_pointed(documents, name, ports, authority))
         if controller.runtimes:
             # A webhook must let it pass that may not answer yet.
             self._patiently("apply", "--server-side", "-f", str(manifests / controller.runtimes))
@@ -289,15 +293,15 @@ def _pointed(
     configurations: Iterable[dict[str, Any]], name: str, ports: Ports, authority: str
 ) -> Iterator[dict[str, Any]]:
     """Webhook configurations that call 127.0.0.1, under names by which no certificate manager looks for them."""
-    for found in configurations:
-        kind = "mutating" if found["kind"].startswith("Mutating") else "validating"
-        found["metadata"]["name"] = f"{name}-{kind}-on-loopback"
-        found["webhooks"] = [
+    for configuration in configurations:
+        kind = "mutating" if configuration["kind"].startswith("Mutating") else "validating"
+        configuration["metadata"]["name"] = f"{name}-{kind}-on-loopback"
+        configuration["webhooks"] = [
             {**item, "clientConfig": _client(item["clientConfig"], ports, authority)}
-            for item in found["webhooks"]
+            for item in configuration["webhooks"]
             if any(group in _WATCHED for rule in item["rules"] for group in rule["apiGroups"])
         ]
-        yield found
+        yield configuration
 
 
 def _client(config: Mapping[str, Any], ports: Ports, authority: str) -> dict[str, str]:

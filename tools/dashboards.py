@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -42,11 +43,16 @@ class Panel:
     unit: str
     queries: Mapping[str, str]
     width: int = 8
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """From which value on it is yellow, orange or red; green below."""
+    runbook: str = ""
+    """The alert that watches the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One dashboard. `variables` are labels to choose by, and the metric that knows their values."""
+    """One dashboard. `variables` are labels to choose by, and the metric that knows their values; cluster and namespace
+    of the operator come before them."""
 
     uid: str
     title: str
@@ -60,6 +66,8 @@ class Board:
         return tuple(panel for panels in self.rows.values() for panel in panels)
 
 
+_SCOPE = 'cluster=~"$cluster", namespace=~"$namespace"'
+"""The matchers of every series."""
 _KIND = 'gpu=~"$gpu", precision=~"$precision", family=~"$family"'
 """The matchers of every error series."""
 _ERROR = "tilecast_prediction_relative_error_ratio"
@@ -71,6 +79,12 @@ def _quantile(share: float, metric: str, by: str, matchers: str = "") -> str:
     return f"histogram_quantile({share}, sum by ({grouped}) (increase({metric}_bucket{{{matchers}}}[$__range])))"
 
 
+def scoped(query: str) -> str:
+    """A query about the clusters and namespaces that are chosen."""
+    pattern = r"\b(tilecast_\w+|tilecast(?::\w+)+)(?:\{([^}]*)\})?"
+    return re.sub(pattern, lambda one: f"{one[1]}{{{', '.join(filter(None, (one[2], _SCOPE)))}}}", query)
+
+
 _PREDICTION_ERROR = Board(
     "tilecast-prediction-error",
     "Tilecast / Prediction error",
@@ -80,22 +94,29 @@ _PREDICTION_ERROR = Board(
     {
         "How far off": (
             Panel(
-                "Median absolute error", "Half of the forecasts were closer than this.", "stat", "percentunit",
-                {"{{stage}}": _quantile(0.5, _ABSOLUTE, "stage", _KIND)}, 6,
+                "Median absolute error", "Half of the jobs were closer than this; each counts once.", "stat",
+                "percentunit",
+                {"{{stage}}": "quantile by (stage) "
+                              f"(0.5, tilecast_prediction_run_absolute_relative_error_ratio{{{_KIND}}})"},
+                6, {"yellow": 0.15, "red": 0.25}, "TilecastPredictionErrorHigh",
             ),
             Panel(
                 "Bias", "The median signed error of recent runs: what calibration should bring to zero.", "stat",
-                "percentunit", {"{{stage}}": f"avg by (stage) (tilecast_prediction_bias_ratio{{{_KIND}}})"}, 6,
+                "percentunit",
+                {"{{stage}}": f"quantile by (stage) (0.5, tilecast_prediction_bias_ratio{{{_KIND}}})"}, 6,
+                {"green": -0.15, "red": 0.15}, "TilecastPredictionBias",
             ),
             Panel(
                 "Inside the range", "Share of measured steps inside the forecast's range; 90 % is what it claims.",
                 "stat", "percentunit",
-                {"covered": f'sum(tilecast_prediction_interval_observations_total{{covered="true", {_KIND}}}) / '
-                            f"sum(tilecast_prediction_interval_observations_total{{{_KIND}}})"}, 6,
+                {"covered": f'sum(increase(tilecast_prediction_interval_observations_total{{covered="true", {_KIND}}}'
+                            "[$__range])) / "
+                            f"sum(increase(tilecast_prediction_interval_observations_total{{{_KIND}}}[$__range]))"}, 6,
+                {"yellow": 0.75, "green": 0.85}, "TilecastRangeTooNarrow",
             ),
             Panel(
-                "Measurements scored", "Runs whose step was compared with its forecast.", "stat", "short",
-                {"runs": f'sum({_ERROR}_count{{stage="raw", {_KIND}}})'}, 6,
+                "Measurements scored", "Steps that were compared with their forecasts.", "stat", "short",
+                {"steps": f'sum(increase({_ERROR}_count{{stage="raw", {_KIND}}}[$__range]))'}, 6,
             ),
         ),
         "By GPU": (
@@ -136,11 +157,13 @@ _PREDICTION_ERROR = Board(
         "What it was good for": (
             Panel(
                 "Advice followed", "Jobs that ran on the recommended pool, and those that did not.", "stat", "short",
-                {"followed: {{followed}}": "sum by (followed) (tilecast_recommendation_followed_total)"}, 12,
+                {"followed: {{followed}}": "sum by (followed) "
+                                           "(increase(tilecast_recommendation_followed_total[$__range]))"}, 12,
             ),
             Panel(
                 "GPU time saved", "GPU-seconds per step below the users' own baselines, over all measured steps, where "
-                "the advice was followed.", "stat", "s", {"saved": "sum(tilecast_advice_saved_gpu_seconds_total)"}, 12,
+                "the advice was followed.", "stat", "s",
+                {"saved": "sum(increase(tilecast_advice_saved_gpu_seconds_total[$__range]))"}, 12,
             ),
         ),
     },
@@ -155,7 +178,8 @@ _ADVISOR = Board(
         "Advice": (
             Panel(
                 "Answers by reason", "Every verdict written to a job. Advised has a recommendation.", "bars", "short",
-                {"{{result}}": "sum by (result) (tilecast_recommendations_total)"},
+                {"{{result}}": "sum by (result) (increase(tilecast_recommendations_total[$__range]))"},
+                runbook="TilecastInternalErrors",
             ),
             Panel(
                 "Recommendations that changed", "By the reason for the new one.", "timeseries", "short",
@@ -174,10 +198,12 @@ _ADVISOR = Board(
                     "median": _quantile(0.5, "tilecast_advice_duration_seconds", ""),
                     "P95": _quantile(0.95, "tilecast_advice_duration_seconds", ""),
                 },
+                limits={"red": 3.0}, runbook="TilecastSearchSlow",
             ),
             Panel(
                 "Plans priced per second of search", "The speed of the search.", "stat", "short",
-                {"plans/s": "sum(tilecast_plans_evaluated_total) / sum(tilecast_advice_duration_seconds_sum)"},
+                {"plans/s": "sum(increase(tilecast_plans_evaluated_total[$__range])) / "
+                            "sum(increase(tilecast_advice_duration_seconds_sum[$__range]))"},
             ),
             Panel(
                 "Forecast steps", "Of written recommendations, by GPU.", "timeseries", "s",
@@ -187,11 +213,12 @@ _ADVISOR = Board(
         "GPUs": (
             Panel(
                 "Capacity by pool", "Total, allocatable, and free where it is known.", "bars", "short",
-                {"{{pool}} {{state}}": "sum by (pool, state) (tilecast_gpu_capacity)"}, 12,
+                {"{{cluster}} {{pool}} {{state}}": "max by (cluster, pool, state) (tilecast_gpu_capacity)"}, 12,
             ),
             Panel(
                 "GPU nodes without a pool", "Nodes that Tilecast does not price, and why.", "timeseries", "short",
-                {"{{reason}}": "sum by (reason) (tilecast_unknown_accelerator_nodes)"}, 12,
+                {"{{reason}}": "max by (reason) (tilecast_unknown_accelerator_nodes)"}, 12, {"yellow": 1.0},
+                "TilecastUnknownAccelerators",
             ),
         ),
     },
@@ -213,17 +240,53 @@ _HEALTH = Board(
                 {"{{version}} {{sha256}}": "tilecast_model_info"}, 6,
             ),
             Panel(
-                "Since the last event", "Of each watched resource. A watch is begun anew every ten minutes, which "
-                "brings every object again.", "stat", "s",
-                {"{{resource}}": "time() - max by (resource) (tilecast_watch_last_event_timestamp_seconds)"}, 6,
+                "Lists and watches answered", "Of each watched resource, in the last half hour: three at least, "
+                "however quiet the cluster is.", "stat", "short",
+                {"{{resource}}": "sum by (resource) (increase(tilecast_watch_successes_total[30m]))"}, 6,
+                {"red": 0.0, "green": 1.0}, "TilecastWatchStale",
             ),
-            Panel("Keys waiting", "Objects that are due.", "stat", "short", {"keys": "sum(tilecast_queue_keys)"}, 6),
+            Panel(
+                "Keys waiting", "Objects that are due, or failed the last time.", "stat", "short",
+                {"{{kind}}": "sum by (kind) (tilecast_queue_keys)"}, 6, {"yellow": 20.0, "red": 100.0},
+                "TilecastBacklog",
+            ),
+        ),
+        "Answers": (
+            Panel(
+                "Answered within ten seconds", "Share of jobs, new or changed, whose answer was in time; the "
+                "objective is 99 %.", "stat", "percentunit",
+                {"{{kind}}": 'sum by (kind) (increase(tilecast_answer_duration_seconds_bucket{le="10.0"}[$__range])) / '
+                             "sum by (kind) (increase(tilecast_answer_duration_seconds_count[$__range]))"},
+                8, {"yellow": 0.95, "green": 0.99}, "TilecastAnswersLate",
+            ),
+            Panel(
+                "Time to answer", "From a job, new or changed, to its written answer.", "timeseries", "s",
+                {
+                    "{{kind}} median": _quantile(0.5, "tilecast_answer_duration_seconds", "kind"),
+                    "{{kind}} P99": _quantile(0.99, "tilecast_answer_duration_seconds", "kind"),
+                }, 16, {"red": 10.0}, "TilecastAnswersLate",
+            ),
+        ),
+        "Process": (
+            Panel(
+                "Memory", "Resident, of each operator; the chart's limit is 512 MiB.", "timeseries", "bytes",
+                {"{{cluster}} {{namespace}} {{pod}}": "max by (cluster, namespace, pod) "
+                                                      "(tilecast_process_resident_memory_bytes)"},
+                12, {"yellow": 300 * 2.0**20, "red": 450 * 2.0**20},
+            ),
+            Panel(
+                "Processor", "Cores that each operator keeps busy.", "timeseries", "short",
+                {"{{cluster}} {{namespace}} {{pod}}": "sum by (cluster, namespace, pod) "
+                                                      "(rate(tilecast_process_cpu_seconds_total[$__rate_interval]))"},
+                12,
+            ),
         ),
         "Requests": (
             Panel(
                 "Writes per second", "To the API server, by resource and HTTP outcome.", "timeseries", "reqps",
                 {"{{resource}} {{outcome}}": "sum by (resource, outcome) "
                                              "(rate(tilecast_writes_total[$__rate_interval]))"},
+                runbook="TilecastWritesFailing",
             ),
             Panel(
                 "Retries per minute", "Keys that had to be tried again.", "timeseries", "short",
@@ -231,7 +294,9 @@ _HEALTH = Board(
             ),
             Panel(
                 "Observations by outcome", "Measured steps that arrived, and why some were refused.", "bars", "short",
-                {"{{source}} {{outcome}}": "sum by (source, outcome) (tilecast_observations_total)"},
+                {"{{source}} {{outcome}}": "sum by (source, outcome) (increase(tilecast_observations_total[$__range])) "
+                                           "> 0"},
+                runbook="TilecastObservationsRefused",
             ),
         ),
     },
@@ -260,9 +325,12 @@ def _source() -> models.DataSourceRef:
 def _panel(panel: Panel) -> Any:
     built = _BUILDERS[panel.kind]()
     built.title(panel.title).description(panel.text).datasource(_source()).span(panel.width).height(HEIGHT)
-    built.unit(panel.unit).no_value("nothing yet")
+    built.unit(panel.unit).no_value("nothing yet").thresholds(_thresholds(panel.limits))
+    if panel.runbook:
+        url = f"docs/runbooks.md#{panel.runbook.lower()}"
+        built.links([dashboards.DashboardLink("Runbook").type(models.DashboardLinkType.LINK).url(url)])
     for name, (legend, query) in zip(ascii_uppercase, panel.queries.items(), strict=False):
-        target = prom.Dataquery().ref_id(name).expr(query).legend_format(legend).datasource(_source())
+        target = prom.Dataquery().ref_id(name).expr(scoped(query)).legend_format(legend).datasource(_source())
         if panel.kind in ("stat", "bars"):
             target.instant()
         if panel.kind == "heatmap":
@@ -278,7 +346,17 @@ def _panel(panel: Panel) -> Any:
         built.calculate(calculate=False).show_legend()
     if panel.kind == "timeseries":
         built.line_width(2).fill_opacity(5).show_points(common.VisibilityMode.AUTO)
+        if panel.limits:
+            line = common_builders.GraphThresholdsStyleConfig().mode(common.GraphTresholdsStyleMode.LINE)
+            built.thresholds_style(line)
     return built
+
+
+def _thresholds(limits: Mapping[str, float]) -> dashboards.ThresholdsConfig:
+    """Colours from given values on. Below the lowest it is green, unless green itself begins somewhere: then red."""
+    lowest = models.Threshold(None, "red" if "green" in limits else "green")
+    steps = [models.Threshold(value, color) for color, value in limits.items()]
+    return dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps([lowest, *steps])
 
 
 def build(board: Board) -> models.Dashboard:
@@ -287,7 +365,8 @@ def build(board: Board) -> models.Dashboard:
     made.readonly().tooltip(models.DashboardCursorSync.CROSSHAIR).time(board.window, "now").refresh("1m")
     made.timezone("browser")
     made.with_variable(dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-    for label, metric in board.variables.items():
+    variables = {"cluster": "tilecast_build_info", "namespace": "tilecast_build_info", **board.variables}
+    for label, metric in variables.items():
         made.with_variable(
             dashboards.QueryVariable(label)
             .query(f"label_values({metric}, {label})")
@@ -308,14 +387,14 @@ def build(board: Board) -> models.Dashboard:
 def text(board: Board) -> str:
     """A dashboard as a file holds it."""
     document = json.loads(JSONEncoder().encode(build(board)))
-    return json.dumps(_stated(document), sort_keys=True, indent=2) + "\n"
+    return json.dumps(stated(document), sort_keys=True, indent=2) + "\n"
 
 
-def _stated(value: Any) -> Any:
-    """Without the keys that say nothing."""
+def stated(value: Any) -> Any:
+    """A document without the keys that say nothing."""
     if isinstance(value, dict):
-        return {key: _stated(item) for key, item in value.items() if item is not None}
-    return [_stated(item) for item in value] if isinstance(value, list) else value
+        return {key: stated(item) for key, item in value.items() if item is not None}
+    return [stated(item) for item in value] if isinstance(value, list) else value
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ spec:
 """
 
 
-class Steps:
+class Narration:
     """Prints what is being done, and how long it took since the start and since the last step."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def demo() -> None:
         ClusterError: a step failed.
         binaries.BinariesError: the programs are missing and cannot be built.
     """
-    steps = Steps()
+    steps = Narration()
     binaries.ensure("controlplane")
     steps.done("the programs of the control plane are there")
     with Cluster(nodes=NODES) as cluster:
@@ -95,7 +95,7 @@ def demo() -> None:
     steps.done("the control plane has stopped; nothing is left behind")
 
 
-def advise(cluster: Cluster, path: Path, steps: Steps) -> None:
+def advise(cluster: Cluster, path: Path, steps: Narration) -> None:
     """Apply one file and print what the operator answers to each of its jobs.
 
     Raises:
@@ -115,12 +115,12 @@ def advise(cluster: Cluster, path: Path, steps: Steps) -> None:
 
 def pools(cluster: Cluster) -> dict[str, Any]:
     """Every GPUPool that says what it is, by name; empty until all that exist do."""
-    found = json.loads(cluster.kubectl("get", "gpupools", "-o", "json"))["items"]
-    told = {item["metadata"]["name"]: item for item in found if "summary" in item.get("status", {})}
-    return told if len(told) == len(found) else {}
+    listed = json.loads(cluster.kubectl("get", "gpupools", "-o", "json"))["items"]
+    ready = {item["metadata"]["name"]: item for item in listed if "summary" in item.get("status", {})}
+    return ready if len(ready) == len(listed) else {}
 
 
-def second_pass(cluster: Cluster, steps: Steps) -> None:
+def second_pass(cluster: Cluster, steps: Narration) -> None:
     """Change the pools, and show what that changes.
 
     Raises:

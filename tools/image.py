@@ -60,10 +60,10 @@ def prepare() -> str:
     Raises:
         ImageError: nothing can, or there is no base and none can be made.
     """
-    found = _engine()
-    if found == "buildah" and not _succeeds(["buildah", "inspect", BASE]):
+    engine = _engine()
+    if engine == "buildah" and not _succeeds(["buildah", "inspect", BASE]):
         _make_base()
-    return found
+    return engine
 
 
 def _engine() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster import Cluster, ClusterError, free_ports, wait_for
+from processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_TIMEOUT_S = 120
@@ -68,9 +69,9 @@ class Operator:
         self.log = cluster.folder / f"operator-{port}.log"
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
         # What begins with TILECAST_ is a setting of the operator, and here not the caller's to give.
-        kept = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
+        variables = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
         self._command = ("-c", _SKEWED, str(clock_skew_s), *ARGUMENTS) if clock_skew_s else COMMAND
-        self.environment = kept | {
+        self.environment = variables | {
             "KUBECONFIG": str(self.kubeconfig),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TILECAST_LISTEN_HOST": "127.0.0.1",
@@ -94,6 +95,7 @@ class Operator:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         try:
             wait_for(self._ready_or_ended, f"the operator at {self.url}/readyz", READY_TIMEOUT_S)

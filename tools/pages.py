@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-CRDS = ("trainingjobs", "gpupools")
+CRDS = ("trainingjobs", "gpupools", "poollearnings")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,6 +52,8 @@ def _crd(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {column['name']}{wide} | {_cell(column.get('description') or '`' + column['jsonPath'] + '`')} |"
     yield ""
     for part in ("spec", "status"):
+        if part not in schema["properties"]:
+            continue
         yield from _object(f"{names['kind']}.{part}", schema["properties"][part])
 
 

@@ -10,10 +10,11 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tilecast import kernels, models
@@ -21,6 +22,7 @@ from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.advise.incumbent import Incumbent, hold
 from tilecast.advise.ran import Ran, ran
 from tilecast.api import training_job
+from tilecast.api.calibration import Seen
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.render import document
@@ -28,6 +30,7 @@ from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Declined, internal_error, is_passing, no_pools
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
+from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 ResultT = TypeVar("ResultT")
@@ -75,6 +78,11 @@ class Question:
     request: Request | Declined
     has_config_map: bool = False
     """Whether part of it is in a ConfigMap, which is not watched."""
+    namespace: str = ""
+    own: OwnRuns = field(default_factory=OwnRuns)
+    """Earlier runs of the job."""
+    runs_hash: str = ""
+    """Digest of them and of what else decides the job's alternatives; empty where there are none."""
 
 
 class Advisor:
@@ -98,17 +106,22 @@ class Advisor:
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
+        self._of_namespace: Mapping[str, NodesReport] = {}
+        self._facts = ""
         self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
         self._answers: AnswerMemo[Answer] = AnswerMemo(size)
         self._standing: AnswerMemo[Answer] = AnswerMemo(size)
         self._hashes: AnswerMemo[str] = AnswerMemo(size)
+        self._workloads: AnswerMemo[Mapping[str, Workload]] = AnswerMemo(size)
+        self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
-    def use(self, report: NodesReport) -> None:
-        """Answer for these pools from now on."""
-        if self._report is None or self._report.pools != report.pools or not report.pools:
-            for memo in (self._answers, self._standing, self._hashes):
+    def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
+        """Answer for these pools from now on; in some namespaces for the same ones with corrections of their own."""
+        before = None if self._report is None else (self._report.pools, _pools(self._of_namespace))
+        if before != (report.pools, _pools(of_namespace)) or not report.pools:
+            for memo in (self._answers, self._standing, self._hashes, self._own):
                 memo.clear()
-        self._report = report
+        self._report, self._of_namespace, self._facts = report, of_namespace, facts(report.pools)
 
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in one of the threads."""
@@ -157,15 +170,39 @@ class Advisor:
             canonical(spec.model_dump(exclude={"mode", "observation_query"})) + hashlib.sha256(stored or b"").digest()
         )
         key = hashlib.sha256(everything).digest()
-        return Question(key, await self._requests.get(key, lambda: self._read(spec, stored)), reference is not None)
+        request = await self._requests.get(key, lambda: self._read(spec, stored))
+        return Question(key, request, reference is not None, namespace)
+
+    async def measured(
+        self, question: Question, known: Callable[[Collection[str]], Sequence[Seen]], unless: str | None = None
+    ) -> Question:
+        """The question with what earlier runs say that are the same job.
+
+        Args:
+            question: as it was asked.
+            known: the runs of workloads by their digests, newest first.
+            unless: the digest of runs that need not be priced.
+        """
+        pools, request = self.pools(question), question.request
+        if isinstance(request, Declined) or not pools:
+            return question
+        gpus = tuple(pool.gpu.name for pool in pools)
+        meant = await self._workloads.get((question.key, gpus), lambda: self.run(workloads, request, pools))
+        runs = known(meant.keys())
+        digest = identity(question.key, self._facts, runs)
+        if not runs or digest == unless:
+            return replace(question, runs_hash=digest if runs else "")
+        key = (self._key(question), tuple(runs))
+        own = await self._own.get(key, lambda: self.run(OwnRuns.of, request, pools, meant, runs))
+        return replace(question, own=own, runs_hash=digest if own.items else "")
 
     async def inputs_hash(self, question: Question) -> str | None:
         """Digest of all that would decide the advice now, without searching for it; None where there is none."""
-        report, request = self._report, question.request
-        if report is None or not report.pools or isinstance(request, Declined):
+        pools, request = self.pools(question), question.request
+        if not pools or isinstance(request, Declined):
             return None
         _, digest = kernels.model_info()
-        return await self._hashes.get(question.key, lambda: self.run(inputs_hash, request, report.pools, digest))
+        return await self._hashes.get(self._key(question), lambda: self.run(inputs_hash, request, pools, digest))
 
     async def answer(self, question: Question) -> Answer:
         """The answer to a question."""
@@ -173,24 +210,25 @@ class Advisor:
             if is_passing(question.request):
                 self._requests.drop(question.key)
             return question.request
-        if self._report is None or not self._report.pools:
-            return no_pools(self._report)
-        return await self.search(question.key, question.request, self._report.pools)
+        pools = self.pools(question)
+        if not pools:
+            return no_pools(self._of_namespace.get(question.namespace, self._report))
+        return await self.search(self._key(question), question.request, pools)
 
     async def search(self, key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
         """The answer to a request on some pools. Equal keys are searched once for as long as the pools stay."""
-        found = await self._answers.get(key, lambda: self._search(request, pools))
-        if is_passing(found):
+        advice = await self._answers.get(key, lambda: self._search(request, pools))
+        if is_passing(advice):
             self._answers.drop(key)
-        return found
+        return advice
 
     async def standing(self, question: Question, answer: Answer, before: Mapping[str, Any]) -> Answer:
         """The answer to a job to which `before` was recommended for the same question."""
-        report, incumbent = self._report, document.incumbent(before)
-        if isinstance(answer, Declined) or incumbent is None or report is None:
+        pools, incumbent = self.pools(question), document.incumbent(before)
+        if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
         key = (question.key, answer.inputs_hash, incumbent)
-        return await self._standing.get(key, lambda: self._hold(answer, report, incumbent))
+        return await self._standing.get(key, lambda: self._hold(answer, pools, incumbent))
 
     async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
         """The forecast for a plan that runs, on a pool as it is now.
@@ -202,9 +240,18 @@ class Advisor:
             raise SpecError("spec", question.request.message, "correct the job")
         return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
 
-    async def _hold(self, answer: Advice, report: NodesReport, incumbent: Incumbent) -> Answer:
+    def pools(self, question: Question) -> Sequence[Pool]:
+        """The pools as the question's namespace has them, and as the job's own runs correct them."""
+        report = self._of_namespace.get(question.namespace, self._report)
+        return () if report is None else question.own.corrected(report.pools)
+
+    def _key(self, question: Question) -> Hashable:
+        """What decides the answer for as long as the pools stay."""
+        return question.key, question.namespace if question.namespace in self._of_namespace else "", question.own.own
+
+    async def _hold(self, answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
         try:
-            return await self.run(hold, answer, report.pools, incumbent)
+            return await self.run(hold, answer, pools, incumbent)
         except Exception:
             log.exception("what was recommended cannot be priced anew")
             return answer
@@ -244,6 +291,10 @@ class Advisor:
             return internal_error(error)
         self._counted(advice, time.monotonic() - began)
         return advice
+
+
+def _pools(of_namespace: Mapping[str, NodesReport]) -> dict[str, tuple[Pool, ...]]:
+    return {name: report.pools for name, report in of_namespace.items()}
 
 
 def _small_job() -> tuple[Request, list[Pool]]:

@@ -11,6 +11,10 @@ from tilecast.spec import SpecError
 
 MAX_MESSAGE = 1024
 INTERNAL_ERROR = "InternalError"
+REASONS = (
+    "Advised", "NoFittingPlan", "InvalidSpec", "NoPools", "ModelNotFound", "ModelNotReadable", INTERNAL_ERROR,
+)  # fmt: skip
+"""Of the Ready condition of a TrainingJob."""
 
 
 @dataclass(frozen=True, slots=True)

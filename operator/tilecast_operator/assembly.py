@@ -12,22 +12,31 @@ from tilecast_operator.advisor import Advise, Advisor
 from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.cache import Cache, CacheTable
 from tilecast_operator.cluster.discovery import ServedApis
+from tilecast_operator.cluster.leadership import Election, Leadership
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import stamp
 from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.jobs import Jobs
+from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.placement import Placer
 from tilecast_operator.controllers.pools import NODES, Pools
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.shards import NamespaceShard
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.controllers.training_jobs import TrainingJobs
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.relay import Relay
+from tilecast_operator.report_guard import ReportGuard
+from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
 
 
@@ -50,40 +59,72 @@ class Assembly:
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        cache = Cache(lambda resource: metrics.watch.labels(resource).set(clock()))
-        writer = Writer(client, cache, metrics.count_write, lambda: stamp(clock()), settings.instance)
+        self.leadership = leadership = Leadership(is_alone=not settings.lease)
+        self.election = _election(settings, client, leadership) if settings.lease else None
+        client.fence = leadership.require
+        metrics.lead(leadership.is_leader)
+        leadership.listen(metrics.lead)
+        cache = Cache()
+        writer = Writer(client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance)
+        selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics)
-        context = SharedContext(settings, client, cache, writer, runtime, metrics, clock)
+        answers = AnswerTimes(metrics.answers, clock)
+        context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock)
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
+        if selector is not None:
+            NamespaceShard(context, selector)
         self.advisor = advisor = Advisor(client, search, metrics.count_search, settings.advisors, settings.advice_cache)
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
-        self.pools = pools = Pools(context, advisor, capacity, self.lists)
-        scores = Scores(advisor, pools.learner, metrics, context.now)
+        self.learning = learning = PoolLearnings(context, self.lists)
+        self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
+        scores = Scores(advisor, learning, metrics, context.now)
         self.observations = observations = Observations(context, pools, scores, TokenReviews(client))
+        self.guard = ReportGuard(
+            settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
+        )
+        self.relay = Relay(leadership, self.election, settings.tls_certificate)
         self.requests = requests = Requests(cache, runtime.add)
-        advice, discovery = JobAdvice(context, advisor, pools, requests), ServedApis(client)
-        self.admission = admission = Admission(context, discovery, requests, advice)
+        advice, discovery = JobAdvice(context, advisor, pools, requests, learning), ServedApis(client)
+        self.kueue = kueue_check = KueueCheck(context, discovery)
+        placer = Placer(context, discovery, advice, kueue_check)
+        self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
-        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets)
+        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning)
         if settings.jobs:
-            Jobs(context, pools, requests, advice, admission)
+            Jobs(context, pools, requests, advice, admission, kueue_check)
+        leadership.listen(self._lead)
 
     def start(self) -> None:
         """Load the model and start the workers: as many again where jobs of other kinds are advised."""
         self.runtime.start(self.settings.writers * (2 if self.settings.jobs else 1))
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
+        if self.settings.jobs and self.settings.place and self.settings.read_kueue:
+            self.runtime.add_task(self.kueue.run(), "kueue-check")
+        if self.election is not None:
+            self.runtime.add_task(self.election.run(), "election")
         self.runtime.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
-        """Stop everything; what was about to be written is computed again at the next start."""
+        """Write the reports that were accepted, then stop everything; whatever else was about to be written is computed
+        again at the next start, or by the replica that leads next."""
+        await self.observations.flush()
+        self.leadership.end()
         await self.runtime.stop()
         await self.admission.stop()
+        if self.election is not None:
+            await self.election.release()
+        await self.relay.close()
         self.advisor.stop()
+
+    def _lead(self, is_leading: bool) -> None:
+        if is_leading:
+            cache = self.cache
+            everything = (NODES, *cache.pools, *cache.training_jobs, *cache.jobs)
+            self.runtime.lead(everything)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Take note of the GPUs that pods hold, by node; None where that is not known."""
-        self.cache.seen("pods")
         self.capacity.see_pods(used)
 
     def unhealthy(self) -> str | None:
@@ -95,6 +136,13 @@ class Assembly:
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 
+def _election(settings: Settings, client: Api, leadership: Leadership) -> Election:
+    host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
+    scheme = "https" if settings.tls_certificate else "http"
+    address = f"{scheme}://{host}:{settings.listen_port}" if host else ""
+    return Election(client, settings.lease, settings.instance, address, settings.lease_s, leadership)
+
+
 def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
     tables: dict[str, CacheTable[Any]] = {
         "Node": cache.nodes,
@@ -104,4 +152,5 @@ def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
     if settings.read_resource_slices:
         tables["ResourceSlice"] = cache.slices
     first = ("Node", gpu_pool.KIND, "ResourceSlice")
-    return ListCheck(client, tables, first, ("Node",) if settings.node_selector else ())
+    chosen = (("Node", settings.node_selector), (training_job.KIND, settings.namespace_selector))
+    return ListCheck(client, tables, first, tuple(kind for kind, selector in chosen if selector))

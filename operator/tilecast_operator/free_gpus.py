@@ -40,8 +40,8 @@ def requested(pod: Document) -> int:
     """GPUs that a pod holds: those of its containers, or of an init container that asks for more."""
     spec = mapping(pod.get("spec"))
     every = [
-        [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in found]
-        for found in (items(spec.get("containers")), items(spec.get("initContainers")))
+        [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in containers]
+        for containers in (items(spec.get("containers")), items(spec.get("initContainers")))
     ]
     return max(sum(every[0]), max(every[1], default=0))
 
@@ -55,10 +55,10 @@ class Usage:
     used: Mapping[str, int] | None = None
     """GPUs that pods hold, by node; None where pods are not read."""
 
-    def free(self, found: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
+    def free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
         """What is free of each pool, by name; a pool of which nothing is known is absent."""
         out = {}
-        for item in found:
+        for item in pools:
             free = self._by_kueue(item, nodes) or self._by_pods(item, nodes)
             if free is not None:
                 out[item.pool.name] = free

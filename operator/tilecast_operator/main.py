@@ -7,30 +7,29 @@ that is indexed, which takes minutes for thousands of nodes. What is optional is
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
 from collections.abc import Iterable
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import kopf
 
 from tilecast import environment
-from tilecast.api import gpu_pool, training_job
+from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
 from tilecast_operator import prometheus, server
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster import kopf_internals
-from tilecast_operator.cluster.api import Api, Connection
+from tilecast_operator.cluster import credentials, kopf_internals
+from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.documents import COMPONENT
-from tilecast_operator.cluster.informer import PodInformer
+from tilecast_operator.cluster.informer import NodeInformer, PodInformer
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.settings import Settings, from_environment
+from tilecast_operator.settings import RECURSION_LIMIT, Settings, from_environment
 
 WATCH_SERVER_S = 600
 WATCH_CLIENT_S = 660
@@ -38,9 +37,6 @@ WATCH_CLIENT_S = 660
 CHUNK = 500
 EXIT_S = 25
 """Below the 30 s that a pod is given."""
-RECURSION_LIMIT = 60_000
-"""The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such job, and nobody's would
-be seen again. A level takes up to four calls here."""
 THREADS = 2
 """For handlers that are no coroutines; there are none."""
 
@@ -56,28 +52,30 @@ async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) ->
     """Configure kopf, start the workers and the server."""
     configure(settings, OWN)
     memo.api = Api(OWN.request_timeout_s)
-    memo.operator = operator = Assembly(OWN, memo.api, Metrics())
+    memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
     memo.server = await server.start(
-        OWN.listen_host,
-        OWN.listen_port,
+        server.Address(OWN.listen_host, OWN.listen_port, OWN.tls_certificate, OWN.tls_key),
         operator.metrics.registry,
         operator.unhealthy,
         operator.unready,
+        operator.guard.admit,
         operator.observations.put,
+        operator.relay.put,
+        operator.relay.client,
     )
     operator.start()
-    memo.tasks = []
+    cache, add = operator.cache, operator.runtime.add_task
+    nodes = NodeInformer(memo.api, cache.see, cache.lose, OWN.node_selector, partial(_answered, "nodes"), OWN.relist_s)
+    add(nodes.run(), "nodes")
     if OWN.read_pods:
-        memo.tasks.append(asyncio.create_task(PodInformer(memo.api, operator.see_pods).run(), name="pods"))
+        add(PodInformer(memo.api, operator.see_pods, partial(_answered, "pods"), OWN.relist_s).run(), "pods")
     if OWN.prometheus_url:
-        memo.tasks.append(asyncio.create_task(prometheus.poll(OWN, operator.observations), name="prometheus"))
+        add(prometheus.poll(OWN, operator.observations), "prometheus")
 
 
 @kopf.on.cleanup()
 async def cleanup(memo: kopf.Memo, **_: Any) -> None:
     """Stop everything that `startup` started."""
-    for task in memo.tasks:
-        task.cancel()
     await memo.operator.stop()
     await memo.server.cleanup()
     await memo.api.close()
@@ -86,9 +84,9 @@ async def cleanup(memo: kopf.Memo, **_: Any) -> None:
 @kopf.on.login()
 async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
     """Log in for kopf and for the writer alike: as the pod, or with a kubeconfig."""
-    found = _credentials(kwargs)
-    memo.api.connect(lambda: _connection(_credentials(kwargs)))
-    return found
+    info = credentials.read(kwargs)
+    memo.api.connect(lambda: credentials.connection(credentials.read(kwargs)))
+    return info
 
 
 async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
@@ -98,10 +96,14 @@ async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) ->
 
 
 def watched(settings: Settings) -> Iterable[str]:
-    """The kinds that are watched."""
-    yield from ("Node", gpu_pool.KIND, training_job.KIND)
+    """The kinds that are watched through kopf. Nodes and pods are not: their heartbeats would be read one by one."""
+    yield from (gpu_pool.KIND, training_job.KIND)
     if settings.jobs:
-        yield from (*JOB_KINDS, "Namespace")
+        yield from JOB_KINDS
+    if settings.learning:
+        yield pool_learning.KIND
+    if settings.jobs or settings.learning or settings.namespace_selector:
+        yield "Namespace"
     if settings.read_resource_slices:
         yield "ResourceSlice"
     if settings.read_kueue:
@@ -115,7 +117,15 @@ for _name in watched(OWN):
     else:
         kopf.on.event(_kind.group, _kind.version, _kind.plural)(event)
 
-kopf_internals.install(OWN.relist_s)
+METRICS = Metrics()
+
+
+def _answered(resource: str) -> None:
+    """Count an answer to a list or a watch."""
+    METRICS.watches.labels(resource).inc()
+
+
+kopf_internals.install(OWN.relist_s, _answered)
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
@@ -137,19 +147,4 @@ def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     kopf_settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     kopf_settings.process.ultimate_exiting_timeout = EXIT_S
-    if own.node_selector:
-        kopf_settings.watching.label_selectors["nodes"] = own.node_selector
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
-
-
-def _credentials(kwargs: dict[str, Any]) -> kopf.ConnectionInfo | None:
-    """Those of the pod or of the kubeconfig; for a kubeconfig that calls a program, the official client is asked."""
-    found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-    has_any = found and (found.token or found.username or found.certificate_path or found.certificate_data)
-    return kopf.login_via_client(**kwargs) if found and not has_any and find_spec("kubernetes") else found
-
-
-def _connection(found: kopf.ConnectionInfo | None) -> Connection | None:
-    if found is None:
-        return None
-    return Connection(found.server, found.as_http_headers(), found.as_ssl_context(), found.proxy_url)

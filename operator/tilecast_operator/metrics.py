@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 import tilecast
 from tilecast.advise import Advice
 from tilecast.nodes import NodesReport
 from tilecast.render import document
-from tilecast_operator.answer import Answer, reason
+from tilecast_operator.answer import REASONS, Answer, reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.observed.learner import Learner, Score
-from tilecast_operator.observed.reports import error
+from tilecast_operator.observed.reports import OUTCOMES, SOURCES, error
+
+WATCHED = ("nodes", "gpupools", "trainingjobs")
+"""Resources that are always watched."""
 
 _SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-
+_ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 _RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _SIGNED = (*(-bound for bound in reversed(_RATIOS[:-2])), 0.0, *_RATIOS)
@@ -31,6 +43,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(namespace="tilecast", registry=registry)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         group = ["gpu", "precision", "family"]
@@ -47,13 +60,8 @@ class Metrics:
         self.error = histogram("tilecast_prediction_relative_error_ratio", text, staged, buckets=_SIGNED)
         text = "Absolute relative error of every accepted report."
         self.absolute = histogram("tilecast_prediction_absolute_relative_error_ratio", text, staged, buckets=_RATIOS)
-        text = "Median signed relative error of the runs that count; calibrated is without the run itself."
-        self.bias = gauge("tilecast_prediction_bias_ratio", text, staged)
         text = "Accepted reports, by whether the 90 % range of the forecast holds them."
         self.interval = counter("tilecast_prediction_interval_observations", text, [*group, "covered"])
-        self.calibration = gauge(
-            "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", group
-        )
         text = "Reports of measured steps, by source and what became of them."
         self.observations = counter("tilecast_observations", text, ["source", "outcome"])
         text = "Jobs with a measured step, by whether they run as recommended."
@@ -68,15 +76,61 @@ class Metrics:
         text = "Requests that write to the API server, by resource and HTTP outcome."
         self.writes = counter("tilecast_writes", text, ["resource", "outcome"])
         self.retries = counter("tilecast_retries", "Keys that had to be tried again.")
-        self.queue = gauge("tilecast_queue_keys", "Keys that wait to be worked on.")
+        text = "Keys that are ready or failed the last time, by kind; one that waits for its time is none."
+        self.queue = gauge("tilecast_queue_keys", text, ["kind"])
+        text = "Time from a job, new or changed, to its written answer."
+        self.answers = histogram("tilecast_answer_duration_seconds", text, ["kind"], buckets=_ANSWERS)
+        self.leader = gauge("tilecast_leader", "1 in the replica that writes, 0 in the others.")
         text = "GPU nodes that no pool has, by reason."
         self.left_out = gauge("tilecast_unknown_accelerator_nodes", text, ["reason"])
         self.capacity = gauge("tilecast_gpu_capacity", "GPUs of each pool.", ["pool", "state"])
-        text = "When the last event of a resource arrived."
-        self.watch = gauge("tilecast_watch_last_event_timestamp_seconds", text, ["resource"])
+        self.kueue = gauge("tilecast_kueue_info", "What Kueue can do.", ["served", "release", "stop_policy", "gate"])
+        text = "Lists and watches of a resource that the API server answered."
+        self.watches = counter("tilecast_watch_successes", text, ["resource"])
         self.model = Info("tilecast_model", "The utilization model in use.", registry=registry)
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
+        self._add_learning()
+        self._count_from_zero()
+        learning = (self.bias, self.spread, self.runs, self.calibration, self.learnt_runs, self.bounded)
+        self._of_the_cluster = (*learning, self.left_out, self.capacity, self.kueue)
+        self._is_leading = True
+        self.lead(True)
+
+    def _add_learning(self) -> None:
+        gauge, group = partial(Gauge, registry=self.registry), ["gpu", "precision", "family"]
+        text = "Median signed relative error of the runs that count; calibrated is without the run itself."
+        self.bias = gauge("tilecast_prediction_bias_ratio", text, [*group, "stage"])
+        text = "Median absolute relative error of the runs that count, one error a run."
+        self.spread = gauge("tilecast_prediction_run_absolute_relative_error_ratio", text, [*group, "stage"])
+        self.runs = gauge("tilecast_prediction_runs", "Runs that count.", group)
+        self.calibration = gauge(
+            "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", group
+        )
+        text = "Runs that are kept of each pool, by whether they count, are superseded, or are in doubt and why."
+        self.learnt_runs = gauge("tilecast_learning_runs", text, ["pool", "standing"])
+        text = "Namespaces whose say in the forecasts of others is at its bound."
+        self.bounded = gauge("tilecast_learning_bounded_namespaces", text)
+
+    def _count_from_zero(self) -> None:
+        """A counter that begins at one shows no increase."""
+        for result in REASONS:
+            self.recommendations.labels(result)
+        for source, outcome in product(SOURCES, OUTCOMES):
+            self.observations.labels(source, outcome)
+        for followed in ("true", "false"):
+            self.followed.labels(followed)
+        for resource in WATCHED:
+            self.watches.labels(resource)
+
+    def lead(self, is_leading: bool) -> None:
+        """Show whether this replica leads. What would be the same in every replica is shown by that one alone, so that
+        sums over replicas are right."""
+        self.leader.set(is_leading)
+        if is_leading != self._is_leading:
+            self._is_leading = is_leading
+            for collector in self._of_the_cluster:
+                (self.registry.register if is_leading else self.registry.unregister)(collector)
 
     def count_write(self, resource: str, outcome: str) -> None:
         """Count what became of a request that writes: `ok`, the HTTP status of a refusal, or `unreachable`."""
@@ -89,8 +143,15 @@ class Metrics:
             self.changes.labels(reason(answer)).inc()
         if isinstance(answer, Advice) and answer.best is not None:
             workload = answer.request.workload
-            labels = (answer.best.pool.gpu.name, workload.precision, workload.model.family)
-            self.predicted.labels(*labels).observe(answer.best.step_s)
+            group = (answer.best.pool.gpu.name, workload.precision, workload.model.family)
+            self.predicted.labels(*group).observe(answer.best.step_s)
+            # The first report of a group is an increase only where its counters were zero before.
+            self.observed.labels(*group)
+            for stage in ("raw", "calibrated"):
+                self.error.labels(*group, stage)
+                self.absolute.labels(*group, stage)
+            for covered in ("true", "false"):
+                self.interval.labels(*group, covered)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -115,11 +176,28 @@ class Metrics:
         if forecast.followed and steps and baseline is not None:
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
+    def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
+        """Show what Kueue can do; nothing where none is served."""
+        self.kueue.clear()
+        if served:
+            self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
+
+    def show_learning(self, learner: Learner) -> None:
+        """Show whose runs count."""
+        self.learnt_runs.clear()
+        for labels, count in learner.standing().items():
+            self.learnt_runs.labels(*labels).set(count)
+        self.bounded.set(len(learner.bounded))
+
     def show_calibration(self, learner: Learner) -> None:
         """Show what the runs teach now."""
-        self.bias.clear()
-        for labels, value in learner.biases().items():
-            self.bias.labels(*labels).set(value)
+        for instrument in (self.bias, self.spread, self.runs):
+            instrument.clear()
+        for group, errors in learner.errors().items():
+            self.runs.labels(*group).set(errors.runs)
+            for stage in errors.bias:
+                self.bias.labels(*group, stage).set(errors.bias[stage])
+                self.spread.labels(*group, stage).set(errors.absolute[stage])
         self.calibration.clear()
         for group, value in learner.ratios().items():
             self.calibration.labels(*group).set(value)
@@ -136,8 +214,8 @@ class Metrics:
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))
         self.capacity.clear()
-        for found in report.found:
-            self.capacity.labels(found.pool.name, "total").set(found.gpus_total)
-            self.capacity.labels(found.pool.name, "allocatable").set(found.gpus_allocatable)
-            if found.pool.name in free:
-                self.capacity.labels(found.pool.name, "free").set(free[found.pool.name].gpus)
+        for entry in report.entries:
+            self.capacity.labels(entry.pool.name, "total").set(entry.gpus_total)
+            self.capacity.labels(entry.pool.name, "allocatable").set(entry.gpus_allocatable)
+            if entry.pool.name in free:
+                self.capacity.labels(entry.pool.name, "free").set(free[entry.pool.name].gpus)

@@ -3,27 +3,167 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from tilecast.spec import SpecError
 from tilecast_operator.observed.reports import MAX_BODY_BYTES, Refused
 
 BODY_S = 10.0
 """A report that takes longer to arrive is no report: whoever sends a byte a minute holds no connection."""
+REQUEST_S = 10.0
+"""A connection without a whole request by then is closed, and so is a handshake that takes longer."""
+IDLE_S = 75.0
+"""How long a connection is kept between requests."""
+MAX_CONNECTIONS = 1024
+RENEW_S = 30.0
+"""How often the certificate is looked at."""
+ANY = "::"
+"""The host that stands for every address of both families."""
 
 Check = Callable[[], str | None]
 """Says what is wrong, or None."""
 Take = Callable[[str, str, str, bytes], Awaitable[None]]
 """Takes namespace and name of a job, the token and the body of a report; raises Refused."""
+Admit = Callable[[str, str, str], AbstractContextManager[None]]
+"""Takes a client's address, the namespace and the token; raises Refused where the report is not to be read."""
+
+Client = Callable[[web.Request], str]
+"""Says at what address the client of a report is."""
+
+HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
+"""Answers a report in the name of another replica, or None where that is for this one to do; raises Refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: host and port, and the files of certificate and key where that is by TLS."""
+
+    host: str
+    port: int
+    certificate: str = ""
+    key: str = ""
+
+
+class HttpServer:
+    """Serves until `cleanup`."""
+
+    def __init__(self, runner: web.AppRunner, address: Address) -> None:
+        self._runner = runner
+        self._address = address
+        self._unused: set[asyncio.BaseProtocol] = set()
+        """Connections without a whole request."""
+        self._server: asyncio.Server | None = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return 0 if self._server is None else int(self._server.sockets[0].getsockname()[1])
+
+    @web.middleware
+    async def note(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Take note that a connection is used."""
+        self._unused.discard(request.protocol)
+        return await handler(request)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            SpecError: the certificate cannot be read.
+        """
+        tls = None
+        if self._address.certificate:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._renewal = asyncio.create_task(self._renew(tls, self._load(tls)), name="certificate")
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connect,
+            sock=_listening(self._address.host, self._address.port),
+            ssl=tls,
+            ssl_handshake_timeout=REQUEST_S if tls else None,
+        )
+
+    async def cleanup(self) -> None:
+        """End all connections."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _connect(self) -> asyncio.BaseProtocol:
+        serve = self._runner.server
+        if serve is None or len(serve.connections) >= MAX_CONNECTIONS:
+            return _Refusing()
+        connection = serve()
+        self._unused.add(connection)
+        asyncio.get_running_loop().call_later(REQUEST_S, self._close_unused, connection)
+        return connection
+
+    def _close_unused(self, connection: web.RequestHandler) -> None:
+        if connection in self._unused:
+            self._unused.discard(connection)
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    def _load(self, tls: ssl.SSLContext) -> tuple[int, int]:
+        files = Path(self._address.certificate), Path(self._address.key)
+        try:
+            times = tuple(path.stat().st_mtime_ns for path in files)
+            tls.load_cert_chain(*files)
+        except (OSError, ssl.SSLError) as error:
+            text = f"the certificate cannot be read: {error}"
+            raise SpecError("TILECAST_TLS_CERTIFICATE", text, "mount a Secret of type kubernetes.io/tls") from None
+        return times[0], times[1]
+
+    async def _renew(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
+        """Serve a renewed certificate to whoever connects from then on; one that cannot be read yet is read later."""
+        files = Path(self._address.certificate), Path(self._address.key)
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with suppress(OSError, SpecError):
+                if loaded != tuple(path.stat().st_mtime_ns for path in files):
+                    loaded = self._load(tls)
+
+
+class _Refusing(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        transport.close()
+
+
+async def _here(_: web.Request, __: bytes) -> None:
+    """There is no other replica."""
+
+
+def _remote(request: web.Request) -> str:
+    return request.remote or ""
 
 
 async def start(
-    host: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check, take: Take
-) -> web.AppRunner:
-    """Serve until `cleanup()` of the returned runner."""
+    address: Address,
+    registry: CollectorRegistry,
+    healthy: Check,
+    ready: Check,
+    admit: Admit,
+    take: Take,
+    hand_on: HandOn = _here,
+    client: Client = _remote,
+) -> HttpServer:
+    """Serve until `cleanup()` of what is returned."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -32,16 +172,22 @@ async def start(
     async def observation(request: web.Request) -> web.Response:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if kind.lower() == "bearer" else ""
+        job = request.match_info
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout from None
-        try:
-            named = request.match_info
-            await take(named["namespace"], named["name"], token, body)
+            with admit(client(request), job["namespace"], token):
+                try:
+                    async with asyncio.timeout(BODY_S):
+                        body = await request.read()
+                except TimeoutError:
+                    raise web.HTTPRequestTimeout from None
+                answer = await hand_on(request, body)
+                if answer is not None:
+                    return answer
+                await take(job["namespace"], job["name"], token, body)
         except Refused as refused:
-            return web.json_response({"outcome": refused.outcome, "message": str(refused)}, status=refused.status)
+            headers = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
+            refusal = {"outcome": refused.outcome, "message": str(refused)}
+            return web.json_response(refusal, status=refused.status, headers=headers)
         return web.json_response({"outcome": "accepted"}, status=202)
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -49,10 +195,22 @@ async def start(
     application.router.add_get("/metrics", metrics)
     application.router.add_get("/healthz", _probe(healthy))
     application.router.add_get("/readyz", _probe(ready))
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=IDLE_S)
+    server = HttpServer(runner, address)
+    application.middlewares.append(server.note)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner
+    await server.start()
+    return server
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; `ANY` is both families where this machine has both."""
+    if host == ANY:
+        with suppress(OSError, ValueError):
+            return socket.create_server((ANY, port), family=socket.AF_INET6, dualstack_ipv6=True)
+        host = "0.0.0.0"  # noqa: S104
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
 
 
 def _probe(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from tilecast.spec import SpecError
+from tilecast_operator.selector import LabelSelector
+
+RECURSION_LIMIT = 60_000
+"""The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such job, and nobody's would
+be seen again. A level takes up to four calls here."""
 
 
 def _variable(name: str, default: float | str | bool, text: str) -> Any:
@@ -18,9 +24,25 @@ def _variable(name: str, default: float | str | bool, text: str) -> Any:
 class Settings:
     """How the operator behaves. The defaults suit a cluster of a few thousand nodes."""
 
-    listen_host: str = _variable("TILECAST_LISTEN_HOST", "0.0.0.0", "Address of /metrics, /healthz and /readyz.")  # noqa: S104
+    listen_host: str = _variable(
+        "TILECAST_LISTEN_HOST", "::", "Address of /metrics, /healthz and /readyz; :: is every one of both families."
+    )
     listen_port: int = _variable("TILECAST_LISTEN_PORT", 8080, "Port of the same; 0 takes any free one.")
+    tls_certificate: str = _variable(
+        "TILECAST_TLS_CERTIFICATE",
+        "",
+        "File with the certificate of HTTPS, read anew when it changes; empty is HTTP.",
+    )
+    tls_key: str = _variable("TILECAST_TLS_KEY", "", "File with the certificate's key.")
+    reports_per_client: float = _variable(
+        "TILECAST_REPORTS_PER_CLIENT", 10.0, "Reports that a client may send per second; ten times that at once."
+    )
     instance: str = _variable("TILECAST_INSTANCE", socket.gethostname(), "Name in Events; a pod's is its host name.")
+    lease: str = _variable(
+        "TILECAST_LEASE", "", "namespace/name of the Lease that makes one of several replicas write; empty needs none."
+    )
+    lease_s: int = _variable("TILECAST_LEASE_SECONDS", 10, "How long others wait for a leader that says nothing more.")
+    pod_ip: str = _variable("TILECAST_POD_IP", "", "IP address at which other replicas reach this one.")
     writers: int = _variable("TILECAST_WRITERS", 4, "Jobs handled at once; each has at most one request under way.")
     advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
@@ -30,6 +52,12 @@ class Settings:
     retry_most_s: float = _variable("TILECAST_RETRY_MOST_SECONDS", 60.0, "Longest wait between retries.")
     config_map_poll_s: float = _variable(
         "TILECAST_CONFIG_MAP_POLL_SECONDS", 60.0, "How often the ConfigMap that holds a job's model is read again."
+    )
+    namespace_selector: str = _variable(
+        "TILECAST_NAMESPACE_SELECTOR", "", "LabelSelector, as JSON, of the namespaces whose jobs are answered."
+    )
+    owns_pools: bool = _variable(
+        "TILECAST_OWNS_POOLS", True, "Whether GPUPools are written; if not, another operator of the cluster does."
     )
     discovery: bool = _variable(
         "TILECAST_DISCOVERY", True, "Whether GPUPools are created from nodes; if not, pools live in memory only."
@@ -51,6 +79,12 @@ class Settings:
     )
     place: bool = _variable(
         "TILECAST_PLACE", False, "Whether mode Initial may write the node choice into a job before it starts."
+    )
+    kueue_admission_gate: str = _variable(
+        "TILECAST_KUEUE_ADMISSION_GATE",
+        "auto",
+        "Whether Kueue's feature gate AdmissionGatedBy is on: auto asks Kueue, present is believed where it gives no "
+        "answer, absent in any case.",
     )
     capacity_settle_s: float = _variable(
         "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
@@ -86,6 +120,14 @@ class Settings:
     prometheus_poll_s: float = _variable(
         "TILECAST_PROMETHEUS_POLL_SECONDS", 60.0, "How often each job's step is asked for."
     )
+    learning: bool = _variable(
+        "TILECAST_LEARNING", True, "Whether measured steps correct forecasts; if not, they are only held against them."
+    )
+    trusted_namespaces: str = _variable(
+        "TILECAST_TRUSTED_NAMESPACES",
+        "",
+        "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say.",
+    )
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 
@@ -101,9 +143,16 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {
         item.name: _value(item, environment[name]) for name, item in known.items() if name in environment
     }
-    return Settings(**values)
+    settings = Settings(**values)
+    if settings.lease and not _LEASE.fullmatch(settings.lease):
+        text = f"{settings.lease[:40]!r} is no namespace/name"
+        raise SpecError("TILECAST_LEASE", text, "write namespace/name of a Lease, or nothing")
+    LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
+    return settings
 
 
+_CHOICES: Mapping[str, tuple[str, ...]] = {"kueue_admission_gate": ("auto", "present", "absent")}
+_LEASE = re.compile(r"[-a-z0-9]+/[-.a-z0-9]+")
 _MAY_BE_NOTHING = ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
 
 
@@ -118,6 +167,8 @@ def _value(item: Field[Any], text: str) -> int | float | str | bool:
     except ValueError:
         expected = "a whole number" if kind is int else "a number"
         raise SpecError(name, f"{text[:40]!r} is not {expected}", item.metadata["text"]) from None
+    if (choices := _CHOICES.get(item.name)) and value not in choices:
+        raise SpecError(name, f"{text[:40]!r} is no choice", f"use one of {', '.join(choices)}")
     least = 0 if item.name in _MAY_BE_NOTHING else 1 if kind is int else 1e-3
     if not isinstance(value, str) and not least <= value <= 1e9:
         raise SpecError(name, f"{text[:40]} is out of range", f"use {least} or more")

@@ -34,7 +34,7 @@ NODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindCluster:
     """A cluster of kind, by its kubeconfig."""
 
     programs: Path
@@ -53,7 +53,7 @@ class Kind:
 
 
 @pytest.fixture(scope="module")
-def kind(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kind]:
+def kind(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindCluster]:
     """A new cluster that has the image; it is deleted afterwards."""
     if (
         shutil.which("docker") is None
@@ -72,12 +72,12 @@ def kind(binaries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[K
     try:
         run("create", "cluster", f"--config={folder}/kind.yaml", f"--kubeconfig={path}", "--wait=5m")
         run("load", "docker-image", IMAGE)
-        yield Kind(binaries, path)
+        yield KindCluster(binaries, path)
     finally:
         run("delete", "cluster", f"--kubeconfig={path}")
 
 
-def disguise(cluster: Kind) -> None:
+def disguise(cluster: KindCluster) -> None:
     """Give the workers the labels and GPUs of the H100 nodes of an example."""
     nodes = yaml.safe_load((ROOT / "examples" / "clusters" / "mixed.yaml").read_text())["items"]
     models = [node for node in nodes if "H100" in node["metadata"]["labels"].get("nvidia.com/gpu.product", "")]
@@ -91,7 +91,7 @@ def disguise(cluster: Kind) -> None:
 
 
 @contextmanager
-def forwarded(cluster: Kind, target: str, port: int, ready: str) -> Iterator[str]:
+def forwarded(cluster: KindCluster, target: str, port: int, ready: str) -> Iterator[str]:
     """The URL under which a port of something in the cluster answers here."""
     (local,) = free_ports(1)
     command = cluster.command(f"--namespace={NAMESPACE}", "port-forward", target, f"{local}:{port}")
@@ -112,7 +112,7 @@ def forwarded(cluster: Kind, target: str, port: int, ready: str) -> Iterator[str
         process.wait(30)
 
 
-def test_the_story_in_a_cluster_with_kubelets(kind: Kind, helm: Helm, tmp_path: Path) -> None:
+def test_the_story_in_a_cluster_with_kubelets(kind: KindCluster, helm: Helm, tmp_path: Path) -> None:
     disguise(kind)
     connection = [f"--kubeconfig={kind.kubeconfig}", f"--namespace={NAMESPACE}"]
     repository, _, tag = IMAGE.rpartition(":")

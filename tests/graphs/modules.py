@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """A layer of GPT-2."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -39,7 +39,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden)
         self.dropout = nn.Dropout(0.1)
-        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(GptBlock(hidden, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocab, bias=False)
         self.head.weight = self.tokens.weight
 
@@ -111,7 +111,7 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """A basic block of ResNet."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -132,7 +132,7 @@ class Residual(nn.Module):
 def _resnet18() -> nn.Module:
     stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
-    body = [Residual(before, after, 1 if before == after else 2) for before, after in zip(widths, widths[1:])]  # noqa: B905, RUF007
+    body = [ResidualBlock(before, after, 1 if before == after else 2) for before, after in zip(widths, widths[1:])]  # noqa: B905, RUF007
     return nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
 
 

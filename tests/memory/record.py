@@ -149,7 +149,7 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x))
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Norms before the branches in a decoder, after them in an encoder."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class Layer(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
+class StackedModel(nn.Module):
     """Decoder, or BERT with both its tasks; `forward` returns the loss and what else a loop would hold."""
 
     def __init__(self, case: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class Transformer(nn.Module):
         self.is_bert = not model.get("causal", True)
         self.tokens = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(model["positions"], hidden) if model.get("positions") else None
-        self.layers = nn.ModuleList(Layer(case) for _ in range(model["layers"]))
+        self.layers = nn.ModuleList(TransformerLayer(case) for _ in range(model["layers"]))
         self.norm = norm(model)
         self.logits = nn.Linear(hidden, vocab, bias=self.is_bert)
         if model.get("tied_embeddings", True):
@@ -207,23 +207,27 @@ class Transformer(nn.Module):
         return loss + F.cross_entropy(logits.flatten(0, -2).float(), targets), logits
 
 
-class Unit(nn.Sequential):
+class ConvolutionUnit(nn.Sequential):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, relu: bool = True) -> None:
         conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
         super().__init__(conv, nn.BatchNorm2d(outputs), *[nn.ReLU(inplace=True)] * relu)
 
 
-class Residual(nn.Module):
+class ResidualUnit(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
         outputs = 4 * width if bottleneck else width
         if bottleneck:
-            units = (Unit(inputs, width, 1), Unit(width, width, 3, stride), Unit(width, outputs, 1, relu=False))
+            units = (
+                ConvolutionUnit(inputs, width, 1),
+                ConvolutionUnit(width, width, 3, stride),
+                ConvolutionUnit(width, outputs, 1, relu=False),
+            )
         else:
-            units = (Unit(inputs, width, 3, stride), Unit(width, width, 3, relu=False))
+            units = (ConvolutionUnit(inputs, width, 3, stride), ConvolutionUnit(width, width, 3, relu=False))
         self.branch = nn.Sequential(*units)
         is_changed = stride > 1 or inputs != outputs
-        self.shortcut = Unit(inputs, outputs, 1, stride, relu=False) if is_changed else nn.Identity()
+        self.shortcut = ConvolutionUnit(inputs, outputs, 1, stride, relu=False) if is_changed else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         branch = self.branch(x)
@@ -236,11 +240,11 @@ class ResNet(nn.Module):
         super().__init__()
         model = case["model"]
         bottleneck, channels = bool(model.get("bottleneck")), 64
-        parts: list[nn.Module] = [Unit(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+        parts: list[nn.Module] = [ConvolutionUnit(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
         for stage in range(4):
             width = 64 * 2**stage
             for index in range(model[f"stage{stage + 1}"]):
-                parts.append(Residual(channels, width, 2 if stage and not index else 1, bottleneck))
+                parts.append(ResidualUnit(channels, width, 2 if stage and not index else 1, bottleneck))
                 channels = 4 * width if bottleneck else width
         self.body = nn.Sequential(*parts)
         self.logits = nn.Linear(channels, 1000)
@@ -263,7 +267,7 @@ def record(case: dict[str, Any]) -> dict[str, int]:
     besides states (`peak`)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[case["precision"]]
     torch.set_default_dtype(dtype)
-    network = ResNet(case) if case["model"]["family"] == "resnet" else Transformer(case)
+    network = ResNet(case) if case["model"]["family"] == "resnet" else StackedModel(case)
     weights = list(network.parameters())
     masters = weights if dtype is torch.float32 else [nn.Parameter(weight.detach().float()) for weight in weights]
     optimizer = _OPTIMIZERS[case["optimizer"]](masters)
@@ -272,7 +276,7 @@ def record(case: dict[str, Any]) -> dict[str, int]:
     tracker.track_external(network, *inputs)
     with tracker:
         held = network(*inputs)
-        kept = _seen(tracker, "current")
+        current_bytes = _seen(tracker, "current")
         held[0].backward()
         peak = _seen(tracker, "peak")
         after = _seen(tracker, "current")
@@ -287,7 +291,7 @@ def record(case: dict[str, Any]) -> dict[str, int]:
         "parameters": after["Parameter"],
         "gradients": after["Gradient"],
         "optimizer": sum(value.numel() * value.element_size() for value in owned if value.ndim),
-        "activations": kept["Activation"] + kept["Other"],
+        "activations": current_bytes["Activation"] + current_bytes["Other"],
         "peak": peak["Activation"] + peak["Temp"] + peak["Other"],
     }
 

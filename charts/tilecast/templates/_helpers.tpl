@@ -28,6 +28,20 @@ app.kubernetes.io/part-of: tilecast
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
+{{/* Of what runs before an uninstall; not those that the Service selects. */}}
+{{- define "tilecast.releaseLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: release
+app.kubernetes.io/part-of: tilecast
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "tilecast.releaseHook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: "-5"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+{{- end -}}
+
 {{- define "tilecast.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "tilecast.fullname" .) .Values.serviceAccount.name -}}
@@ -37,7 +51,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "tilecast.image" -}}
-image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+{{- with .Values.image }}
+image: "{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}"
+{{- end }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
@@ -56,6 +72,18 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{/* Replicas on two nodes, where there are two. */}}
+{{- define "tilecast.apart" -}}
+preferredDuringSchedulingIgnoredDuringExecution:
+  - weight: 100
+    podAffinityTerm:
+      topologyKey: kubernetes.io/hostname
+      labelSelector:
+        matchLabels:
+          {{- include "tilecast.selectorLabels" . | nindent 10 }}
+          app.kubernetes.io/component: operator
 {{- end -}}
 
 {{/* Whether a source that is "auto", true or false is read: auto follows what the cluster serves. */}}

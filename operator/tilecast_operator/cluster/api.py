@@ -6,26 +6,28 @@ are already so. kopf has no such call, hence this client.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import aiohttp
 
-from tilecast_operator.cluster.documents import delete_options
+from tilecast_operator.cluster.documents import FIELD_MANAGER, delete_options
+from tilecast_operator.cluster.server_clock import ServerClock
 
-FIELD_MANAGER = "tilecast-advisor"
 _MANAGED = {"fieldManager": FIELD_MANAGER}
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
 """The API server reads JSON as the YAML it is."""
 _PATCH = "application/json-patch+json"
+_MERGE_PATCH = "application/merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,20 @@ class Api:
         self._connection: Connection | None = None
         self._login: Login = lambda: None
         self._session: aiohttp.ClientSession | None = None
+        self._logged_in = asyncio.Event()
+        self.clock = ServerClock()
+        self.fence: Callable[[], None] = lambda: None
+        """Raises where a change may not be asked for. It is asked when a connection is there and nothing is sent yet:
+        a process that was stopped while it waited for one finds out."""
 
     def connect(self, login: Login) -> None:
         """Log in, and do so again whenever the credentials have expired."""
         self._login, self._connection = login, login()
+        self._logged_in.set()
+
+    async def logged_in(self) -> None:
+        """Wait for the first login."""
+        await self._logged_in.wait()
 
     async def close(self) -> None:
         """End the connections."""
@@ -94,15 +106,24 @@ class Api:
             aiohttp.ClientError, TimeoutError: it did not answer.
         """
         query = _MANAGED | {"force": "true" if force else "false"}
-        return await self._request("PATCH", path, document, query, _APPLY)
+        return await self._request("PATCH", path, document, query, _APPLY, is_fenced=True)
 
     async def patch(self, path: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON patch (RFC 6902) of an object; returns it whole. Raises as `apply` does."""
-        return await self._request("PATCH", path, operations, _MANAGED, _PATCH)
+        return await self._request("PATCH", path, operations, _MANAGED, _PATCH, is_fenced=True)
 
-    async def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object; raises as `apply` does."""
-        return await self._request("POST", path, document, _MANAGED, "application/json")
+    async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """What a merge patch (RFC 7386) would make of an object, webhooks asked and nothing stored; raises as `apply`
+        does."""
+        return await self._request("PATCH", path, document, _MANAGED | {"dryRun": "All"}, _MERGE_PATCH)
+
+    async def create(self, path: str, document: Mapping[str, Any], *, is_fenced: bool = True) -> dict[str, Any]:
+        """Create an object; raises as `apply` does. A question that is asked by creating something is not fenced."""
+        return await self._request("POST", path, document, _MANAGED, "application/json", is_fenced=is_fenced)
+
+    async def replace(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object; 409 if it has another resource version than `document`. Raises as `apply` does."""
+        return await self._request("PUT", path, document, _MANAGED, "application/json")
 
     async def get(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         """Read an object or a list; raises as `apply` does."""
@@ -110,7 +131,8 @@ class Api:
 
     async def delete(self, path: str, uid: str, resource_version: str) -> dict[str, Any]:
         """Delete an object that is still as it was seen; 409 if it is not. Raises as `apply` does."""
-        return await self._request("DELETE", path, delete_options(uid, resource_version), {}, "application/json")
+        options = delete_options(uid, resource_version)
+        return await self._request("DELETE", path, options, {}, "application/json", is_fenced=True)
 
     async def lines(self, path: str, query: Mapping[str, str], idle_s: float) -> AsyncIterator[bytes]:
         """The lines of an answer that goes on, until the server ends it; raises as `apply` does.
@@ -123,7 +145,7 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout.total, sock_read=idle_s)
         async with self._send("GET", path, None, query, "application/json", timeout) as response:
             if response.status >= 300:
-                raise ApiError(response.status, _message(await response.text(errors="replace")))
+                raise self._refusal(response, await response.text(errors="replace"))
             rest = b""
             async for chunk in response.content.iter_any():
                 *whole, rest = (rest + chunk).split(b"\n")
@@ -137,15 +159,22 @@ class Api:
         document: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
         query: Mapping[str, str],
         content_type: str,
+        *,
+        is_fenced: bool = False,
     ) -> dict[str, Any]:
-        async with self._send(method, path, document, query, content_type, self._timeout) as response:
+        async with self._send(method, path, document, query, content_type, self._timeout, is_fenced) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
                 answer: dict[str, Any] = json.loads(text)
+                self.clock.note(response.headers.get("Date", ""))
                 return answer
-            if response.status == 401:
-                self._connection = self._login()
-            raise ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
+            raise self._refusal(response, text)
+
+    def _refusal(self, response: aiohttp.ClientResponse, text: str) -> ApiError:
+        """Why a request was refused; where the credentials have expired, the next has new ones."""
+        if response.status == 401:
+            self._connection = self._login()
+        return ApiError(response.status, _message(text), _seconds(response.headers.get("Retry-After")))
 
     def _send(
         self,
@@ -155,6 +184,7 @@ class Api:
         query: Mapping[str, str],
         content_type: str,
         timeout: aiohttp.ClientTimeout,
+        is_fenced: bool = False,
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._connection is None:
             raise ApiError(401, "not logged in yet")
@@ -162,7 +192,9 @@ class Api:
             # Names in it come from objects that users write; none may lead to another object.
             raise ApiError(404, f"there is no object {path[:200]!r}")
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
+            tracing = aiohttp.TraceConfig()
+            tracing.on_request_headers_sent.append(self._before_sending)
+            self._session = aiohttp.ClientSession(timeout=self._timeout, trace_configs=[tracing])
         return self._session.request(
             method,
             self._connection.server.rstrip("/") + path,
@@ -172,7 +204,13 @@ class Api:
             ssl=self._connection.ssl_context,
             proxy=self._connection.proxy,
             timeout=timeout,
+            trace_request_ctx=is_fenced,
         )
+
+    async def _before_sending(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        """Called with the headers made and, with them, the body still in the buffer."""
+        if context.trace_request_ctx:
+            self.fence()
 
 
 def _message(text: str) -> str:

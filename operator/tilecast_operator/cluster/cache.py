@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tilecast import nodes
-from tilecast.api import gpu_pool, training_job
+from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.cluster import view
-from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
 
 ValueT = TypeVar("ValueT")
-
-UNTIMED = ("Namespace",)
-"""Kinds that change too rarely for the time of the last event to mean anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,10 @@ class CacheTable(Generic[ValueT]):
         self._listeners: list[Listener[ValueT]] = []
         self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
         """Whether an object is of any use; others are forgotten at once."""
+        self.is_ours: Callable[[str], bool | None] = lambda namespace: True
+        """Whether the objects of a namespace are ours to know; None while that cannot be told."""
+        self._set_aside: dict[Key, Document] = {}
+        """Objects of which that cannot be told yet."""
         self.last_new_s = time.monotonic()
         """When an object came that was not there before."""
 
@@ -65,11 +66,11 @@ class CacheTable(Generic[ValueT]):
 
     def values(self) -> Iterator[ValueT]:
         """What is kept of every object."""
-        return (found.value for found in self._objects.values())
+        return (entry.value for entry in self._objects.values())
 
     def items(self) -> Iterator[tuple[Key, ValueT]]:
         """The same with their keys."""
-        return ((key, found.value) for key, found in self._objects.items())
+        return ((key, entry.value) for key, entry in self._objects.items())
 
     def listen(self, listener: Listener[ValueT]) -> None:
         """Call this whenever an object comes, changes or goes."""
@@ -78,6 +79,11 @@ class CacheTable(Generic[ValueT]):
     def see(self, body: Document) -> None:
         """Take note of an object that exists."""
         key, known = Key.of(body), self._objects.get(Key.of(body))
+        is_ours = self.is_ours(key.namespace)
+        if not is_ours:
+            if is_ours is None:
+                self._set_aside[key] = body
+            return
         if known is not None and not _is_newer(_version(body), known.resource_version):
             return
         now = self._stored(body)
@@ -95,9 +101,18 @@ class CacheTable(Generic[ValueT]):
     def lose(self, body: Document) -> None:
         """Take note of an object that is gone, and not only one that had its name before."""
         key = Key.of(body)
+        self._set_aside.pop(key, None)
         known = self._objects.get(key)
         if known is not None and known.uid == str(body["metadata"].get("uid", known.uid)):
             self._drop(key, known)
+
+    def settle(self, namespace: str) -> None:
+        """Take note that it can be told anew whether the objects of a namespace are ours."""
+        for key in [key for key in self._set_aside if key.namespace == namespace]:
+            self.see(self._set_aside.pop(key))
+        if self.is_ours(namespace) is False:
+            for key in [key for key in self._objects if key.namespace == namespace]:
+                self.forget(key)
 
     def forget(self, key: Key) -> None:
         """Let go of an object that the API server does not have."""
@@ -130,18 +145,14 @@ class CacheTable(Generic[ValueT]):
 
 
 class Cache:
-    """Every table. Belongs to one event loop.
+    """Every table. Belongs to one event loop."""
 
-    Args:
-        seen: called with the plural of a kind at each event about it.
-    """
-
-    def __init__(self, seen: Callable[[str], None] = lambda resource: None) -> None:
-        self.seen = seen
+    def __init__(self) -> None:
         self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node)
         self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice)
         """None is one that is of no use here, and counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.of)
+        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of)
         self.training_jobs: CacheTable[View] = CacheTable(View.of)
         self.jobs: CacheTable[Document] = CacheTable(view.job_document)
         self.namespaces: CacheTable[Any] = CacheTable(view.labels)
@@ -152,6 +163,7 @@ class Cache:
             "Node": self.nodes,
             "ResourceSlice": self.slices,
             gpu_pool.KIND: self.pools,
+            pool_learning.KIND: self.learnings,
             training_job.KIND: self.training_jobs,
             "Namespace": self.namespaces,
             "LocalQueue": self.local_queues,
@@ -173,10 +185,7 @@ class Cache:
         return self._tables[key.kind]
 
     def _table(self, body: Document) -> CacheTable[Any]:
-        kind = str(body["kind"])
-        if kind not in UNTIMED:
-            self.seen(KINDS[kind].plural)
-        return self._tables[kind]
+        return self._tables[str(body["kind"])]
 
 
 def _version(body: Document) -> str:

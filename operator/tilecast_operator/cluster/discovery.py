@@ -16,16 +16,22 @@ class ServedApis:
         self._versions: dict[str, str] = {}
         self._has_field: dict[tuple[str, str], bool] = {}
 
-    async def version(self, group: str) -> str | None:
-        """The preferred version of an API group; None where it is not served."""
-        if group not in self._versions:
+    async def version(self, group: str, *, anew: bool = False) -> str | None:
+        """The preferred version of an API group; None where it is not served.
+
+        Args:
+            group: of the API.
+            anew: ask, whatever the answer was before.
+        """
+        if anew or group not in self._versions:
+            self._versions.pop(group, None)
             try:
-                found = await self._client.get(f"/apis/{group}")
+                document = await self._client.get(f"/apis/{group}")
             except ApiError as error:
                 if error.status == 404:
                     return None
                 raise
-            self._versions[group] = str(found["preferredVersion"]["version"])
+            self._versions[group] = str(document["preferredVersion"]["version"])
         return self._versions[group]
 
     async def serves(self, kind: str) -> bool:
@@ -41,6 +47,6 @@ class ServedApis:
     async def has_field(self, kind: str, name: str) -> bool:
         """Whether the schemas of a kind's group have a field of that name."""
         if (kind, name) not in self._has_field:
-            found = await self._client.get(f"/openapi/v3/apis/{KINDS[kind].api_version}")
-            self._has_field[kind, name] = f'"{name}"' in json.dumps(found)
+            document = await self._client.get(f"/openapi/v3/apis/{KINDS[kind].api_version}")
+            self._has_field[kind, name] = f'"{name}"' in json.dumps(document)
         return self._has_field[kind, name]

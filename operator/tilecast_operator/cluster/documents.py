@@ -14,6 +14,7 @@ from tilecast.api.base import API_VERSION, GROUP, StatusModel
 from tilecast_operator.cluster.kinds import KINDS, Key
 
 COMPONENT = f"{GROUP}/advisor"
+FIELD_MANAGER = "tilecast-advisor"
 MAX_NOTE = 1024
 
 STARTED = f"{GROUP}/started"
@@ -96,6 +97,37 @@ class Event(StatusModel):
     count: int
 
 
+LEASE_ADDRESS = f"{GROUP}/address"
+"""Where the holder of our Lease takes reports."""
+
+
+class LeaseSpec(StatusModel):
+    """Who leads, since when and for how long, as a Lease says it."""
+
+    holder_identity: str = ""
+    lease_duration_seconds: int = 1
+    acquire_time: str = ""
+    renew_time: str = ""
+    lease_transitions: int = 0
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> LeaseSpec:
+        """That of a Lease. Fields that are not ours are not kept."""
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        return cls.model_validate({key: value for key, value in spec.items() if key in names and value is not None})
+
+
+def lease(namespace: str, name: str, spec: LeaseSpec, address: str, resource_version: str | None) -> dict[str, Any]:
+    """A Lease: a new one, or one that replaces that of the resource version."""
+    annotations = {LEASE_ADDRESS: address}
+    identity = Identity.within(
+        name=name, namespace=namespace, resource_version=resource_version, annotations=annotations
+    )
+    return Fields(
+        api_version="coordination.k8s.io/v1", kind="Lease", metadata=identity, spec=spec.document()
+    ).document()
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """What an Event says."""
@@ -105,11 +137,12 @@ class Note:
     text: str
 
 
-def event(note: Note, about: Key, uid: str, now: str, instance: str) -> Event:
-    """The Event of a note. Its name is a digest of what it says, so that saying it twice creates it once. One about an
-    object without a namespace is in `default`, as the kubelet's are."""
+def event(note: Note, about: Key, uid: str, now: str, instance: str, occasion: str = "") -> Event:
+    """The Event of a note. Its name is a digest of what it says and on what occasion, so that saying it twice creates
+    it once. One about an object without a namespace is in `default`, as the kubelet's are."""
     text = note.text[:MAX_NOTE]
-    digest = hashlib.sha256("\n".join((uid, note.reason, text)).encode()).hexdigest()[:16]
+    parts = (uid, note.reason, text, *((occasion,) if occasion else ()))
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return Event.within(
         api_version="v1",
         kind="Event",

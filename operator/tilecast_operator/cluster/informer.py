@@ -1,68 +1,87 @@
-"""The GPUs that pods hold, by node: a list and a watch of its own, which keeps two numbers of each GPU pod.
+"""Lists and watches of our own, of what changes thousands of times a minute: nodes, and the GPUs that pods hold.
 
-A framework would keep something of every pod of the cluster; here a pod without GPUs leaves nothing behind.
+A framework would keep something of every pod of the cluster and read every heartbeat of every node. Here a pod without
+GPUs leaves nothing behind, and a heartbeat is compared with the one before as it arrives, without being parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
+import re
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.cluster.api import Api, ApiError, retry_s
+from tilecast_operator.cluster.kinds import KINDS
+from tilecast_operator.cluster.view import Document
 from tilecast_operator.free_gpus import requested
 
 log = logging.getLogger("tilecast")
 
-PATH = "/api/v1/pods"
-QUERY = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 PAGE = 200
 WATCH_S = 300
+RETRY_FIRST_S = 0.5
 RETRY_S = 5.0
+"""Longest between tries."""
 PACE_S = 0.5
 """Between requests that ended as they may, so that a proxy which ends each at once is not flooded."""
 
 
-class PodInformer:
-    """Reads pods until it is cancelled; calls `changed` with GPUs by node, or with None while they are not known."""
+class Informer(ABC):
+    """Reads one resource until it is cancelled.
 
-    def __init__(self, api: Api, changed: Callable[[Mapping[str, int] | None], None]) -> None:
+    Args:
+        api: the client.
+        path: of the list.
+        query: what of it.
+        answered: called whenever the API server answered a list or a watch.
+        relist_s: how long a list is trusted.
+    """
+
+    def __init__(
+        self, api: Api, path: str, query: Mapping[str, str], answered: Callable[[], None], relist_s: float
+    ) -> None:
         self._api = api
-        self._changed = changed
-        self._held: dict[str, tuple[str, int]] = {}
-        """Node and GPUs of each pod that has some, by uid."""
+        self._path = path
+        self._query = query
+        self._answered = answered
+        self._relist_s = relist_s
 
     async def run(self) -> None:
         """List, watch, and begin again when the watch ends."""
+        await self._api.logged_in()
+        attempt = 0
         while True:
             try:
+                ends_s = time.monotonic() + self._relist_s
                 version = await self._list()
-                self._tell()
-                while True:
+                attempt = 0
+                while time.monotonic() < ends_s:
                     version = await self._watch(version)
                     await asyncio.sleep(PACE_S)
             except Exception as error:
                 is_expired = isinstance(error, ApiError) and error.status == 410
+                attempt += 1
                 if not is_expired:
-                    why = str(error) or type(error).__name__
-                    log.warning("pods: %s; what is free is not known until they are read again", why)
-                    self._changed(None)
-                await asyncio.sleep(PACE_S if is_expired else RETRY_S)
+                    self._failed(str(error) or type(error).__name__)
+                await asyncio.sleep(PACE_S if is_expired else retry_s(attempt, error, RETRY_FIRST_S, RETRY_S))
 
     async def _list(self) -> str:
-        held: dict[str, tuple[str, int]] = {}
-        query = {**QUERY, "limit": str(PAGE)}
+        self._begin()
+        query = {**self._query, "limit": str(PAGE)}
         while True:
-            page = await self._api.get(PATH, query)
-            for pod in page.get("items") or ():
-                if gpus := requested(pod):
-                    held[pod["metadata"]["uid"]] = (pod["spec"]["nodeName"], gpus)
+            page = await self._api.get(self._path, query)
+            for item in page.get("items") or ():
+                self._see(item)
             onward = page["metadata"].get("continue")
             if not onward:
-                self._held = held
+                self._answered()
+                self._listed()
                 return str(page["metadata"].get("resourceVersion", ""))
             query["continue"] = onward
 
@@ -72,22 +91,80 @@ class PodInformer:
         Raises:
             ApiError: the version is too old, or the server refuses.
         """
-        query = {**QUERY, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
+        query = {**self._query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
         query["timeoutSeconds"] = str(WATCH_S)
-        async for line in self._api.lines(PATH, query, idle_s=WATCH_S + 30.0):
-            event = json.loads(line)
-            pod = event.get("object") or {}
-            if event.get("type") == "ERROR":
-                raise ApiError(int(pod.get("code") or 500), str(pod.get("message", ""))[:200])
-            version = str(pod["metadata"].get("resourceVersion", version))
-            if event.get("type") != "BOOKMARK":
-                self._take(event["type"], pod)
+        async for line in self._api.lines(self._path, query, idle_s=WATCH_S + 30.0):
+            version = self._known(line) or self._follow(line, version)
+        self._answered()
         return version
 
-    def _take(self, kind: str, pod: Mapping[str, Any]) -> None:
-        uid, gpus = pod["metadata"]["uid"], requested(pod)
+    def _follow(self, line: bytes, version: str) -> str:
+        event = json.loads(line)
+        item = event.get("object") or {}
+        if event.get("type") == "ERROR":
+            raise ApiError(int(item.get("code") or 500), str(item.get("message", ""))[:200])
+        if event.get("type") != "BOOKMARK":
+            self._take(event["type"], item, line)
+        return str(item["metadata"].get("resourceVersion", version))
+
+    def _known(self, line: bytes) -> str:
+        """The version of an event that says nothing new; empty where it has to be read."""
+        return ""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """A list begins."""
+
+    @abstractmethod
+    def _see(self, item: Document) -> None:
+        """An object of the list."""
+
+    @abstractmethod
+    def _listed(self) -> None:
+        """The list is over: what it did not show is gone."""
+
+    @abstractmethod
+    def _take(self, kind: str, item: Document, line: bytes) -> None:
+        """A change of an object, and the line that told it."""
+
+    @abstractmethod
+    def _failed(self, why: str) -> None:
+        """Nothing is known of changes until the next list."""
+
+
+class PodInformer(Informer):
+    """Calls `changed` with the GPUs that pods hold by node, or with None while they are not known."""
+
+    def __init__(
+        self,
+        api: Api,
+        changed: Callable[[Mapping[str, int] | None], None],
+        answered: Callable[[], None] = lambda: None,
+        relist_s: float = 3600.0,
+    ) -> None:
+        query = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
+        super().__init__(api, "/api/v1/pods", query, answered, relist_s)
+        self._changed = changed
+        self._held: dict[str, tuple[str, int]] = {}
+        """Node and GPUs of each pod that has some, by uid."""
+        self._seen: dict[str, tuple[str, int]] = {}
+        """The same of a list that is not over."""
+
+    def _begin(self) -> None:
+        self._seen = {}
+
+    def _see(self, item: Document) -> None:
+        if gpus := requested(item):
+            self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
+
+    def _listed(self) -> None:
+        self._held = self._seen
+        self._tell()
+
+    def _take(self, kind: str, item: Document, line: bytes) -> None:
+        uid, gpus = item["metadata"]["uid"], requested(item)
         before = self._held.get(uid)
-        now = (str(pod["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
+        now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
         if before == now:
             return
         if now is None:
@@ -96,8 +173,112 @@ class PodInformer:
             self._held[uid] = now
         self._tell()
 
+    def _failed(self, why: str) -> None:
+        log.warning("pods: %s; what is free is not known until they are read again", why)
+        self._changed(None)
+
     def _tell(self) -> None:
         used: Counter[str] = Counter()
         for node, gpus in self._held.values():
             used[node] += gpus
         self._changed(used)
+
+
+class NodeInformer(Informer):
+    """Shows nodes to the cache; heartbeats that say nothing new are not parsed.
+
+    Args:
+        api: the client.
+        see: takes a node that is there or has changed.
+        lose: takes a node that is gone.
+        selector: label selector of the nodes; empty is all.
+        answered: called whenever the API server answered.
+        relist_s: how long a list is trusted.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        see: Callable[[Document], None],
+        lose: Callable[[Document], None],
+        selector: str,
+        answered: Callable[[], None],
+        relist_s: float,
+    ) -> None:
+        query = {"labelSelector": selector} if selector else {}
+        super().__init__(api, KINDS["Node"].path(), query, answered, relist_s)
+        self._show, self._lose = see, lose
+        self._there: dict[str, Document] = {}
+        """Kind and names of each node, by uid."""
+        self._seen: dict[str, Document] = {}
+        """The same of a list that is not over."""
+        self._digests: dict[bytes, bytes] = {}
+        """Digest of what each node said last, by uid."""
+
+    def _begin(self) -> None:
+        self._seen = {}
+
+    def _see(self, item: Document) -> None:
+        node = {**item, "kind": "Node"}
+        self._seen[str(item["metadata"].get("uid", ""))] = _named(node)
+        self._show(node)
+
+    def _listed(self) -> None:
+        for uid in self._there.keys() - self._seen.keys():
+            self._forget(uid, self._there[uid])
+        self._there = self._seen
+
+    def _known(self, line: bytes) -> str:
+        head = _HEAD.match(line)
+        return head[2].decode() if head and self._digests.get(head[1]) == digest(line, head.end()) else ""
+
+    def _take(self, kind: str, item: Document, line: bytes) -> None:
+        uid, node = str(item["metadata"].get("uid", "")), {**item, "kind": "Node"}
+        if kind == "DELETED":
+            self._there.pop(uid, None)
+            self._forget(uid, node)
+            return
+        self._there[uid] = _named(node)
+        self._show(node)
+        if head := _HEAD.match(line):
+            self._digests[head[1]] = digest(line, head.end())
+
+    def _forget(self, uid: str, node: Document) -> None:
+        self._digests.pop(uid.encode(), None)
+        self._lose(node)
+
+    def _failed(self, why: str) -> None:
+        log.warning("nodes: %s; reading them anew", why)
+
+
+_HEAD = re.compile(
+    rb'\{"type":"MODIFIED","object":\{"kind":"Node","apiVersion":"v1","metadata":\{"name":"[^"]*",'
+    rb'"uid":"([^"]*)","resourceVersion":"(\d+)"'
+)
+"""How the API server begins what it says of a node; an event that begins otherwise is parsed."""
+_BEATS = (b'"lastHeartbeatTime":"', b'"time":"')
+_TIME = len("2000-01-01T00:00:00Z")
+
+
+def digest(line: bytes, start: int = 0) -> bytes:
+    """Digest of what an event says from a byte on, but for the times of heartbeats and of who wrote them."""
+    state = hashlib.blake2b(digest_size=16)
+    parts = [line[start:]]
+    for mark in _BEATS:
+        parts = [piece for part in parts for piece in _without_times(part, mark)]
+    for part in parts:
+        state.update(part)
+    return state.digest()
+
+
+def _without_times(text: bytes, mark: bytes) -> list[bytes]:
+    """The pieces of a text around the times that follow a mark."""
+    first, *rest = text.split(mark)
+    # A label may have the mark's name, but no colon in its value.
+    return [first, *(part[_TIME:] if part[_TIME - 7 : _TIME - 6] == b":" else part for part in rest)]
+
+
+def _named(node: Document) -> Document:
+    """What it takes to say that a node is gone."""
+    metadata = node["metadata"]
+    return {"kind": "Node", "metadata": {"name": metadata["name"], "uid": metadata.get("uid", "")}}

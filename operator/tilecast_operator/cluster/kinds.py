@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast.api import gpu_pool, training_job
+from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast.api.base import GROUP, VERSION
 from tilecast.jobs import JOB_KINDS
 
@@ -39,11 +39,13 @@ class ResourceKind:
 KINDS: Mapping[str, ResourceKind] = {
     "Node": ResourceKind("", "v1", "nodes"),
     "Namespace": ResourceKind("", "v1", "namespaces"),
+    "CustomResourceDefinition": ResourceKind("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
     "ResourceSlice": ResourceKind("resource.k8s.io", "v1", "resourceslices", is_any_version=True),
     "ClusterQueue": ResourceKind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
     "ResourceFlavor": ResourceKind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
     "LocalQueue": ResourceKind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
     gpu_pool.KIND: ResourceKind(GROUP, VERSION, "gpupools"),
+    pool_learning.KIND: ResourceKind(GROUP, VERSION, "poollearnings"),
     training_job.KIND: ResourceKind(GROUP, VERSION, "trainingjobs"),
     **{name: ResourceKind(kind.group, kind.version, kind.plural) for name, kind in JOB_KINDS.items()},
 }

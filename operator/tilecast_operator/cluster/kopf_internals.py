@@ -10,10 +10,12 @@ minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -26,6 +28,7 @@ Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
+REPEATS_S = (2.0, 10.0, 60.0)
 REREAD_FIRST_S = 1.0
 """Wait before objects are listed anew after an error; doubled for as long as no list succeeds."""
 
@@ -42,7 +45,13 @@ class Backoffs:
             wait_s = min(2 * wait_s, BACKOFF_MOST_S)
 
 
-def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...], relist_s: float) -> Watch:
+def enduring(
+    watch: Watch,
+    listed: object,
+    failures: tuple[type[Exception], ...],
+    relist_s: float,
+    answered: Callable[[str], None] = lambda resource: None,
+) -> Watch:
     """A watch like `watch`, which its caller begins again whenever it ends.
 
     Args:
@@ -50,6 +59,7 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
         listed: what `watch` yields when its list is over.
         failures: what ends one watch and not the process.
         relist_s: how long a list is trusted; a later event ends the watch.
+        answered: called with the resource whenever a list of it is over.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -60,13 +70,17 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
         there: set[str] | None = set()
         ends_s = time.monotonic() + relist_s
         try:
-            async with aclosing(watch(**kwargs)) as events:  # type: ignore[type-var]
+            async with (
+                aclosing(watch(**kwargs)) as single,  # type: ignore[type-var]
+                aclosing(repeated(single, REPEATS_S)) as events,
+            ):
                 async for event in events:
                     if event is listed and there is not None:
                         for uid in known.keys() - there:
                             yield {"type": "DELETED", "object": known.pop(uid)}
                         there = None
                         failed.pop(place, None)
+                        answered(getattr(kwargs.get("resource"), "plural", ""))
                     elif isinstance(event, dict):
                         _note(event, known, there)
                     yield event
@@ -78,6 +92,38 @@ def enduring(watch: Watch, listed: object, failures: tuple[type[Exception], ...]
             failed[place] += 1
 
     return endure
+
+
+async def repeated(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
+    """Events, and each change of a CRD again after some time, s.
+
+    kopf looks at such an event for what the API server serves, which may be a moment before it serves a CRD that was
+    just made; no other event follows, and its objects would stay unseen.
+    """
+    due: list[tuple[float, int, Event]] = []
+    order, pending = itertools.count(), None
+    try:
+        while True:
+            pending = pending or asyncio.ensure_future(anext(events, _OVER))
+            wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
+            done, _ = await asyncio.wait({pending}, timeout=wait_s)
+            if not done:
+                yield heapq.heappop(due)[2]
+                continue
+            event, pending = pending.result(), None
+            if event is _OVER:
+                return
+            if isinstance(event, dict) and event["type"] and event["object"].get("kind") == "CustomResourceDefinition":
+                for later_s in waits_s:
+                    heapq.heappush(due, (time.monotonic() + later_s, next(order), event))
+            yield event
+    finally:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+
+
+_OVER = object()
 
 
 def _note(event: dict[str, Any], known: dict[str, dict[str, Any]], there: set[str] | None) -> None:
@@ -123,7 +169,14 @@ class Toggles(aiotoggles.ToggleSet):
                 self._condition.notify_all()
 
 
-def install(relist_s: float) -> None:
-    """Put both in their places; `relist_s` is how long a list is trusted."""
-    watching.continuous_watch = enduring(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
+def install(relist_s: float, answered: Callable[[str], None]) -> None:
+    """Put both in their places.
+
+    Args:
+        relist_s: how long a list is trusted.
+        answered: called with the resource whenever a list of it is over.
+    """
+    watching.continuous_watch = enduring(
+        watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, answered
+    )
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]

@@ -54,6 +54,10 @@ class ListCheck:
         self._is_complete = (is_counted and not is_short) or paused_s > pause_s
         return self._is_complete
 
+    async def is_whole(self, kind: str, seen: int) -> bool:
+        """Whether the API server counts as many objects of a kind as were seen."""
+        return await self._count(kind) == seen
+
     async def compare(self, interval_s: float) -> None:
         """Compare the two now and then, for ever."""
         while True:

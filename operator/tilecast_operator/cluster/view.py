@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from tilecast.api import gpu_pool
+from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.base import API_VERSION
-from tilecast.api.fields import mapping
-from tilecast_operator.cluster.documents import ADVICE_KEYS, INPUT_KEYS
+from tilecast.api.fields import items, mapping, value_at
+from tilecast_operator.cluster.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
 
 Document: TypeAlias = Mapping[str, Any]
 
 MAX_INPUT = 64
 """A time or a number is no longer; an annotation may be of 256 KiB."""
+MAX_NAMED = 320
+"""The same of the name of a namespace or the UID of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class View:
     @classmethod
     def of(cls, body: Document) -> View:
         """The view of an object as the API server sent it."""
-        metadata, status = body["metadata"], dict(body.get("status") or {})
+        metadata, status = body["metadata"], _plain(body.get("status") or {})
         annotations = metadata.get("annotations") or {}
         return cls(
             generation=int(metadata.get("generation", 0)),
@@ -51,21 +53,21 @@ class View:
             packed_document=zlib.compress(canonical(_asked(body)), 1),
             inputs=tuple(sorted((key, str(annotations[key])[:MAX_INPUT]) for key in INPUT_KEYS if key in annotations)),
             annotations_digest=annotations_digest(own_annotations(annotations)),
-            digest=status_digest(status),
-            packed_status=zlib.compress(canonical(status), 1),
+            digest=_digest(status),
+            packed_status=zlib.compress(_written(status), 1),
         )
 
     @property
     def document(self) -> dict[str, Any]:
         """What the object asks."""
-        found: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
-        return found
+        document: dict[str, Any] = json.loads(zlib.decompress(self.packed_document))
+        return document
 
     @property
     def status(self) -> dict[str, Any]:
         """What the object says."""
-        found: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
-        return found
+        status: dict[str, Any] = json.loads(zlib.decompress(self.packed_status))
+        return status
 
     def asks_as(self, other: View) -> bool:
         """Whether both ask the same."""
@@ -74,6 +76,30 @@ class View:
     def asks(self, body: Document) -> bool:
         """Whether the object asks what this document does."""
         return canonical(self.document) == canonical(_asked(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """A PoolLearning."""
+
+    packed_document: bytes
+    digest: bytes
+    """Of its spec."""
+    forget: str | None
+    """What an annotation asks to forget."""
+
+    @classmethod
+    def of(cls, body: Document) -> Learning:
+        """The view of an object as the API server sent it."""
+        annotations = mapping(body["metadata"].get("annotations"))
+        text, forget = canonical(mapping(body.get("spec"))), annotations.get(pool_learning.FORGET)
+        packed = zlib.compress(text, 1)
+        return cls(packed, hashlib.sha256(text).digest(), None if forget is None else str(forget)[:MAX_NAMED])
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The object, as far as it is read."""
+        return {"spec": json.loads(zlib.decompress(self.packed_document))}
 
 
 def _asked(body: Document) -> dict[str, Any]:
@@ -93,14 +119,33 @@ _METADATA = (
 )  # fmt: skip
 
 
+FOREIGN = "foreignAnnotations"
+"""Key of a job document, beside those of the API: our annotations that somebody else wrote."""
+
+
 def job_document(body: Document) -> Document:
     """A job of another kind without what is not read of it."""
     metadata = {key: body["metadata"][key] for key in _METADATA if key in body["metadata"]}
     head = {key: body.get(key, "") for key in ("apiVersion", "kind")} | {"metadata": metadata}
-    found: Document = json.loads(
+    if foreign := _foreign(body["metadata"]):
+        head[FOREIGN] = foreign
+    document: Document = json.loads(
         json.dumps({**head, "spec": body.get("spec") or {}, "status": body.get("status") or {}}, default=dict)
     )
-    return found
+    return document
+
+
+def _foreign(metadata: Document) -> list[str]:
+    """Our annotations that the API server knows to be somebody else's by now, or that are gone from among the others;
+    none where it does not say."""
+    annotations, managed = mapping(metadata.get("annotations")), items(metadata.get("managedFields"))
+    ours = [item for item in managed if item.get("manager") == FIELD_MANAGER and item.get("operation") == "Apply"]
+    managed_keys = {
+        key for item in ours for key in mapping(value_at(item, ("fieldsV1", "f:metadata", "f:annotations")))
+    }
+    if not managed or not own_annotations(annotations):
+        return []
+    return [key for key in ADVICE_KEYS if key not in annotations or f"f:{key}" not in managed_keys]
 
 
 def kueue_document(body: Document) -> Document:
@@ -113,24 +158,27 @@ def labels(body: Document) -> Mapping[str, str]:
     return dict(mapping(body["metadata"].get("labels")))
 
 
-def own_annotations(found: Mapping[str, str]) -> dict[str, str]:
+def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     """Those of an object's annotations that the operator writes."""
-    return {key: value for key, value in found.items() if key in ADVICE_KEYS}
+    return {key: value for key, value in annotations.items() if key in ADVICE_KEYS}
 
 
-def status_digest(found: Document) -> bytes:
+def status_digest(status: Document) -> bytes:
     """A digest of a status that ignores when its conditions last changed and how numbers are spelt."""
-    bare = dict(found)
-    bare["conditions"] = [
+    return _digest(_plain(status))
+
+
+def _digest(status: Any) -> bytes:
+    conditions = [
         {key: value for key, value in item.items() if key != "lastTransitionTime"}
-        for item in found.get("conditions") or ()
+        for item in status.get("conditions") or ()
     ]
-    return hashlib.sha256(canonical(bare)).digest()
+    return hashlib.sha256(_written({**status, "conditions": conditions})).digest()
 
 
-def annotations_digest(found: Mapping[str, str]) -> bytes:
+def annotations_digest(annotations: Mapping[str, str]) -> bytes:
     """A digest of our annotations."""
-    return hashlib.sha256(canonical(dict(found))).digest()
+    return hashlib.sha256(canonical(dict(annotations))).digest()
 
 
 def stamp(time_s: float) -> str:
@@ -141,22 +189,30 @@ def stamp(time_s: float) -> str:
 def seconds(text: object) -> float | None:
     """Such a time in seconds since the epoch; None where the text is none."""
     try:
-        found = datetime.fromisoformat(str(text)[:64])
+        time = datetime.fromisoformat(str(text)[:64])
     except ValueError:
         return None
-    return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
+    return time.replace(tzinfo=time.tzinfo or UTC).timestamp()
 
 
 def canonical(value: object) -> bytes:
     """JSON with sorted keys, whole numbers spelt without a fraction."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), default=str).encode()
+    return _written(_plain(value))
 
 
-def _plain(value: object) -> object:
+def _written(plain: Any) -> bytes:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str).encode()
+
+
+def _plain(value: object) -> Any:
+    # Most values are text, and an object has hundreds: they cost no call.
+    if isinstance(value, Mapping):
+        return {str(key): item if type(item) in _LEAVES else _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [item if type(item) in _LEAVES else _plain(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
     return value
+
+
+_LEAVES = frozenset((str, int, bool, type(None)))

@@ -1,39 +1,51 @@
-"""Every write of the operator: counted, bounded, and for the object as it was seen."""
+"""Every write of the operator: by the replica that leads, counted, bounded, and for the object as it was seen."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.cache import Cache, Stored
 from tilecast_operator.cluster.documents import Note, applied_fields, event
 from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.leadership import Leadership
 from tilecast_operator.cluster.view import Document
 
 log = logging.getLogger("tilecast")
 
+AnswerT = TypeVar("AnswerT")
 MOST_AT_ONCE = 16
 
 
 class Writer:
-    """Writes for all controllers. Belongs to one event loop.
+    """Writes for all controllers. Belongs to one event loop. Every method raises NotLeaderError in a replica that does
+    not lead.
 
     Args:
         client: of the API server.
         cache: where what a write makes of an object is kept.
+        leadership: whether this replica may write.
         count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: the time as Kubernetes writes it.
         instance: who writes, as Events say it.
     """
 
     def __init__(
-        self, client: Api, cache: Cache, count: Callable[[str, str], None], now: Callable[[], str], instance: str
+        self,
+        client: Api,
+        cache: Cache,
+        leadership: Leadership,
+        count: Callable[[str, str], None],
+        now: Callable[[], str],
+        instance: str,
     ) -> None:
         self._client = client
         self._cache = cache
+        self._leadership = leadership
         self._count = count
         self._now = now
         self._instance = instance
@@ -66,52 +78,71 @@ class Writer:
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
         """Server-side apply of the fields of a document; returns the object. Raises as `annotate` does."""
         resource = KINDS[key.kind].plural + subresource
-        return await self._counted(resource, self._client.apply(key.path + subresource, document, force=force))
+        return await self._counted(resource, lambda: self._client.apply(key.path + subresource, document, force=force))
 
     async def patch(self, path: str, resource: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON patch of an object; returns it."""
-        return await self._counted(resource, self._client.patch(path, operations))
+        return await self._counted(resource, lambda: self._client.patch(path, operations))
 
     async def delete(self, key: Key, seen: Stored[Any]) -> None:
         """Delete an object, if it is still as it was seen."""
         try:
-            await self._counted(KINDS[key.kind].plural, self._client.delete(key.path, seen.uid, seen.resource_version))
+            await self._counted(
+                KINDS[key.kind].plural, lambda: self._client.delete(key.path, seen.uid, seen.resource_version)
+            )
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
 
-    async def post(self, key: Key, uid: str, note: Note) -> bool:
+    async def post(self, key: Key, uid: str, note: Note, *, is_change: bool = False) -> bool:
         """Create the Event of a note; one that is there already was said before. Returns whether it is there: an Event
         that cannot be written is no reason to wait.
+
+        Args:
+            key: of the object.
+            uid: of the same.
+            note: what the Event says.
+            is_change: whether something else held until now, so that saying it again is news.
 
         Raises:
             ApiError: the API server is busy.
         """
-        body = event(note, key, uid, self._now(), self._instance)
-        path = f"/api/v1/namespaces/{body.metadata.namespace}/events"
-        try:
-            await self._counted("events", self._client.create(path, body.document()))
-        except ApiError as error:
-            if error.status == 429 or error.status >= 500:
-                raise
-            if error.status == 409:
-                return True
-            log.warning("%s: Event not written: %s", key, error)
-            return False
+        now = self._now()
+        occasions = ("", now) if is_change else ("",)
+        for occasion in occasions:
+            body = event(note, key, uid, now, self._instance, occasion)
+            path = f"/api/v1/namespaces/{body.metadata.namespace}/events"
+            try:
+                if await self._counted("events", partial(self._create, path, body.document())):
+                    return True
+            except ApiError as error:
+                if error.status == 429 or error.status >= 500:
+                    raise
+                log.warning("%s: Event not written: %s", key, error)
+                return False
         return True
 
-    async def _counted(self, resource: str, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-        outcome = "unreachable"
+    async def _create(self, path: str, document: Document) -> Document | None:
+        """Create an object; None where it is there already."""
         try:
-            async with self._slots:
-                found = await answer
-            outcome = "ok"
-            return found
+            return await self._client.create(path, document)
         except ApiError as error:
-            outcome = str(error.status)
+            if error.status == 409:
+                return None
             raise
-        finally:
-            self._count(resource, outcome)
+
+    async def _counted(self, resource: str, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        async with self._slots, self._leadership.writing():
+            outcome = "unreachable"
+            try:
+                answer = await request()
+                outcome = "ok"
+                return answer
+            except ApiError as error:
+                outcome = str(error.status)
+                raise
+            finally:
+                self._count(resource, outcome)
 
 
 def _identity(seen: Stored[Any], is_conditional: bool) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Capacity:
 
     def use(self, report: NodesReport) -> None:
         """Count for these pools from now on."""
-        self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.found}
+        self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.entries}
         self._read(report)
 
     def free(self, pool: str) -> Free | None:
@@ -105,13 +105,14 @@ class Capacity:
     def _read(self, report: NodesReport) -> None:
         """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
         usage = Usage(
-            {key.name: kueue.quotas(found) for key, found in self._context.cache.cluster_queues.items()},
-            {key.name: kueue.node_labels(found) for key, found in self._context.cache.flavors.items()},
+            {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
+            {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
             self._used,
         )
         by_name = {key.name: node for key, node in self._context.cache.nodes.items()}
-        before, self._free = self._free, usage.free(report.found, by_name)
-        self._context.metrics.show_pools(report, self._free)
+        before, self._free = self._free, usage.free(report.entries, by_name)
+        if self._context.settings.owns_pools:
+            self._context.metrics.show_pools(report, self._free)
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
                 self._context.runtime.add(Key(gpu_pool.KIND, "", name))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tilecast import jobs
 from tilecast.api import training_job
@@ -13,9 +15,10 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, no_pools
 from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import asking
+from tilecast_operator.cluster.documents import applied_fields, asking
 from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.view import Document
+from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -32,11 +35,18 @@ class Asked:
     """Name of the TrainingJob; empty where the job asks by its label."""
 
 
+MAX_RUNTIMES = 1024
+"""Training runtimes that are remembered; whoever makes a TrainJob chooses the name."""
+
+
 class JobAdvice:
     """Answers about jobs of other kinds. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, advisor: Advisor, pools: Pools, requests: Requests) -> None:
+    def __init__(
+        self, context: SharedContext, advisor: Advisor, pools: Pools, requests: Requests, learning: PoolLearnings
+    ) -> None:
         self._context = context
+        self._learning = learning
         self._advisor = advisor
         self._pools = pools
         self._requests = requests
@@ -80,11 +90,14 @@ class JobAdvice:
             asked: who asks, and what.
             is_placed: whether the job is to be placed, and not only advised.
         """
+        kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
+        keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
         question = await self._advisor.question(job.namespace, asked.question)
+        question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
         if isinstance(question.request, Declined):
             refusal = question.request
             return (refusal if asked.by else replace(refusal, message=jobs.in_words(refusal.message))), None
-        report = self._pools.report
+        report = self._pools.report_of(job.namespace)
         if report is None or not report.pools:
             return no_pools(report), None
         try:
@@ -94,16 +107,21 @@ class JobAdvice:
         try:
             jobs.require_gpus(job)
             labels = [node.labels for node in self._context.cache.nodes.values() if node.gpus or node.other_devices]
-            found = candidates.candidates(job, report.pools, labels, queue, is_placed=is_placed)
-            request = candidates.request(question.request, job, found, is_placed=is_placed)
+            pools = self._advisor.pools(question)
+            choice = candidates.candidates(job, pools, labels, queue, is_placed=is_placed)
+            request = candidates.request(question.request, job, choice, is_placed=is_placed)
         except SpecError as error:
             return Declined("InvalidSpec", str(error)), None
-        usable = [item.pool for item in found.usable]
+        usable = [item.pool for item in choice.usable]
         everything = repr((question.key, repr(request.constraints), repr(request.baseline), repr(usable)))
-        answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, found.pools)
+        answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, choice.pools)
         if isinstance(answer, Declined):
             return answer, None
-        return candidates.settled(answer, found), found
+        return question.own.noted(candidates.settled(answer, choice)), choice
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job."""
+        self._learning.release(key)
 
     def _queue(self, job: Job) -> kueue.Queue | None:
         """The job's queue, where Kueue manages it and is read.
@@ -114,27 +132,38 @@ class JobAdvice:
         if not job.queue or not self._context.settings.read_kueue:
             return None
         objects = kueue.Objects(
-            {(key.namespace, key.name): found for key, found in self._context.cache.local_queues.items()},
-            {key.name: found for key, found in self._context.cache.cluster_queues.items()},
-            {key.name: found for key, found in self._context.cache.flavors.items()},
+            {(key.namespace, key.name): document for key, document in self._context.cache.local_queues.items()},
+            {key.name: document for key, document in self._context.cache.cluster_queues.items()},
+            {key.name: document for key, document in self._context.cache.flavors.items()},
         )
         return kueue.queue(objects, job.namespace, job.queue)
+
+    async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
+        """Write all annotations of ours on a job; raises as `Writer.apply` does."""
+        fields = applied_fields(key, {"uid": job.uid, "annotations": dict(annotations)})
+        # What somebody else wrote at the same time is in the answer, and its event is old news by now.
+        body = await self._context.writer.apply(key, fields)
+        if self._context.cache.jobs.get(key) is not None:
+            self._context.cache.jobs.see(body)
 
     async def _training_runtime(self, document: Document, kind: str, name: str) -> Document | None:
         namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
         path = f"/apis/{version}/clustertrainingruntimes/{name}"
         if kind != "ClusterTrainingRuntime":
             path = f"/apis/{version}/namespaces/{namespace}/trainingruntimes/{name}"
-        expires_s, found = self._runtimes.get(path, (0.0, None))
+        expires_s, runtime = self._runtimes.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
-                found = await self._context.client.get(path)
+                runtime = await self._context.client.get(path)
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
-                found = None
-            self._runtimes[path] = (time.monotonic() + self._context.settings.config_map_poll_s, found)
-        return found
+                runtime = None
+            self._runtimes.pop(path, None)
+            while len(self._runtimes) >= MAX_RUNTIMES:
+                del self._runtimes[next(iter(self._runtimes))]
+            self._runtimes[path] = (time.monotonic() + self._context.settings.config_map_poll_s, runtime)
+        return runtime
 
 
 def about(document: Document) -> Job:

@@ -5,26 +5,33 @@ A job that waits for us is the business of `admission`.
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from tilecast import jobs
+from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, is_passing, message
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, Note, applied_fields
+from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, Note
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, canonical, own_annotations
+from tilecast_operator.cluster.view import FOREIGN, Document, canonical, own_annotations
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
-from tilecast_operator.controllers.job_advice import JobAdvice, about
+from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about
+from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed import reports
 from tilecast_operator.report.advice import advice_annotations, note_on_job
+
+LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
+"""Between looks whether Kueue has admitted a job, which its own events tell unless Kueue gives it up."""
 
 log = logging.getLogger("tilecast")
 
@@ -33,9 +40,16 @@ class Jobs:
     """Advises every job of another kind that asks for it. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, pools: Pools, requests: Requests, advice: JobAdvice, admission: Admission
+        self,
+        context: SharedContext,
+        pools: Pools,
+        requests: Requests,
+        advice: JobAdvice,
+        admission: Admission,
+        kueue_check: KueueCheck,
     ) -> None:
         self._context = context
+        self._kueue = kueue_check
         self._requests = requests
         self._advice = advice
         self._admission = admission
@@ -44,6 +58,10 @@ class Jobs:
         self._queueless: set[Key] = set()
         """Jobs whose queue is not known yet."""
         self._posted: dict[Key, Note] = {}
+        self._looks: Counter[Key] = Counter()
+        """How often it was looked whether Kueue has admitted a job that was let go."""
+        self._intact: dict[Key, dict[str, str]] = {}
+        """Our annotations as they were, of jobs of which somebody has changed them."""
         context.cache.jobs.is_kept = self._is_kept
         context.cache.jobs.listen(self._changed)
         context.cache.namespaces.listen(self._namespace_changed)
@@ -52,26 +70,36 @@ class Jobs:
         pools.listen(self._all_due)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs.forget)
+            context.answers.expect(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
         """Whether a job could be advised: it waits for us, is named, or could ask by a label."""
         job = about(document)
-        return job.is_held or key in self._requests or key in self._owed or _may_ask(job)
+        return _is_queued(job) or job.is_held or key in self._requests or key in self._owed or _may_ask(job)
 
     def _changed(self, key: Key, before: Stored[Document] | None, now: Stored[Document] | None) -> None:
         if now is None:
             self._context.runtime.forget(key)
+            self._context.answers.forget(key)
             self._posted.pop(key, None)
             self._owed.discard(key)
             self._queueless.discard(key)
+            self._looks.pop(key, None)
+            self._intact.pop(key, None)
             self._admission.forget(key)
+            self._advice.forget(key)
             self._requests.notify(key)
             return
         if not about(now.value).is_finished:
             self._owed.add(key)
+        if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
+            self._intact[key] = own_annotations(before.value["metadata"].get("annotations") or {})
         self._admission.consider(key, now)
         self._context.runtime.add(key)
-        if before is None or _relevant(before.value) != _relevant(now.value):
+        is_other = before is None or _relevant(before.value) != _relevant(now.value)
+        if is_other and (before is not None or not own_annotations(now.value["metadata"].get("annotations") or {})):
+            self._context.answers.ask(key, "" if before else str(now.value["metadata"].get("creationTimestamp", "")))
+        if is_other:
             self._requests.notify(key)
 
     def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
@@ -99,6 +127,7 @@ class Jobs:
         if seen is None or self._admission.holds(key, seen.uid) or not self._advice.is_ready:
             return
         if await self._advise(key, seen):
+            self._context.answers.forget(key)
             self._owed.discard(key)
             if not self._is_kept(key, seen.value):
                 self._context.cache.jobs.forget(key)
@@ -107,7 +136,13 @@ class Jobs:
         """Write what differs; returns whether nothing is owed to the job for now."""
         job = await self._advice.read(seen.value)
         own, asked = own_annotations(job.annotations), self._advice.asked(key, job)
+        if _is_queued(job):
+            return await self._follow(key, job, self._intact.pop(key, own))
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED
+        if is_settled and own and FOREIGN in seen.value and not job.is_owned:
+            ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
+            await self._repair(key, job, ours, asked)
+            return True
         if (job.is_finished and key not in self._owed) or job.is_owned or (is_settled and own):
             return True
         if isinstance(asked, Declined):
@@ -115,7 +150,7 @@ class Jobs:
             return True
         if asked is None or asked.mode == "Off":
             if own:
-                await self._annotate(key, job, {})
+                await self._advice.annotate(key, job, {})
             return True
         answer, _ = await self._advice.answer(job, asked, is_placed=asked.mode == "Initial")
         if isinstance(answer, Declined) and answer.reason == "QueueNotFound":
@@ -130,6 +165,48 @@ class Jobs:
         await self._show(key, job, answer, own, is_placed=asked.mode == "Initial")
         if is_passing(answer):
             raise TryAgainError(message(answer))
+        return True
+
+    async def _repair(self, key: Key, job: Job, ours: Mapping[str, str], asked: Asked | Declined | None) -> None:
+        """Put the annotations of a job that has started right: as they were seen, or as an advice makes them that
+        agrees with those that nobody has changed. Where neither is known they stay.
+
+        Args:
+            key: of the job.
+            job: as it was seen.
+            ours: those that nobody has changed.
+            asked: what is asked about the job.
+        """
+        intact = self._intact.pop(key, None)
+        if intact is None and isinstance(asked, Asked) and ours:
+            answer, _ = await self._advice.answer(job, asked, is_placed=asked.mode == "Initial")
+            advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
+            intact = advised if ours.items() <= advised.items() else None
+        if intact:
+            applied = job.annotations.get(jobs.APPLIED)
+            await self._advice.annotate(key, job, intact if applied is None else {**intact, jobs.APPLIED: applied})
+
+    async def _follow(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
+        """See what Kueue made of a job that was let go to it; returns whether it has decided.
+
+        Args:
+            key: of the job.
+            job: as it was seen.
+            own: our annotations that it has, or should have.
+        """
+        if not self._context.settings.place:  # nor may it read Workloads
+            return True
+        workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
+        decided = patches.verdict(job, workloads, _chosen(own))
+        if decided is None:
+            self._context.runtime.add(key, min(LOOK_FIRST_S * 2.0 ** min(self._looks[key], 16), LOOK_MOST_S))
+            self._looks[key] += 1
+            return False
+        self._looks.pop(key, None)
+        outcome, more = decided
+        await self._advice.annotate(key, job, {**own, jobs.APPLIED: outcome})
+        await self._admission.tell_outcome(key, job, outcome, more)
+        self._requests.notify(key)
         return True
 
     async def _show(self, key: Key, job: Job, answer: Answer, own: Mapping[str, str], *, is_placed: bool) -> None:
@@ -151,29 +228,37 @@ class Jobs:
         else:
             marked = {**advised, jobs.APPLIED: applied} if applied is not None and (own or advised) else advised
         if own != advised:
-            await self._annotate(key, job, marked)
+            await self._advice.annotate(key, job, marked)
             self._context.metrics.count_advice(answer, changed=bool(own))
+            self._context.answers.answer(key)
         if own.get(HASH) != advised.get(HASH) or isinstance(answer, Declined) or answer.best is None:
-            await self._post(key, job, note_on_job(answer))
+            await self._post(key, job, note_on_job(answer), is_change=own.get(HASH) not in (None, advised.get(HASH)))
 
-    async def _annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
-        fields = applied_fields(key, {"uid": job.uid, "annotations": dict(annotations)})
-        # What somebody else wrote at the same time is in the answer, and its event is old news by now.
-        body = await self._context.writer.apply(key, fields)
-        if self._context.cache.jobs.get(key) is not None:
-            self._context.cache.jobs.see(body)
-
-    async def _post(self, key: Key, job: Job, note: Note) -> None:
+    async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
         """Write an Event, once for as long as it stays. One that cannot be written keeps nothing waiting."""
-        if self._posted.get(key) == note:
+        before = self._posted.get(key)
+        if before == note:
             return
         try:
-            is_there = await self._context.writer.post(key, job.uid, note)
+            is_there = await self._context.writer.post(key, job.uid, note, is_change=is_change or before is not None)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
             return
         if is_there:
             self._posted[key] = note
+
+
+def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
+    """The node selector that our annotations name; empty where they name none."""
+    try:
+        return mapping(json.loads(own.get(NODE_SELECTOR, "")))
+    except ValueError:
+        return {}
+
+
+def _is_queued(job: Job) -> bool:
+    """Whether a job was placed and let go, and Kueue had not admitted it when it was seen last."""
+    return job.annotations.get(jobs.APPLIED) == patches.QUEUED and not job.is_held
 
 
 def _may_ask(job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +14,22 @@ from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import OBSERVED
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
-from tilecast_operator.controllers.pools import CALIBRATION, Pools
+from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.observed import reports
+from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import Refused, StepReport
 
 log = logging.getLogger("tilecast")
 
 MOST_WAITS = 60
 """A job with many reports says so every so many times `observe_settle_s`."""
+FLUSH_S = 8.0
+"""Longest wait at the end for reports to be written; a pod has 30 s to end."""
+FLUSH_POLL_S = 0.05
 
 
 class Observations:
@@ -37,6 +42,8 @@ class Observations:
         self._reviews = reviews
         self._trainers: dict[Key, list[tuple[str, str]]] = {}
         """What the TrainJob of each job said last."""
+        self._unwritten: set[Key] = set()
+        """Jobs with reports that their status does not hold yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
         """Take a report that a pod PUT.
@@ -45,16 +52,21 @@ class Observations:
             Refused: it does not count, and why.
         """
         try:
-            node = reports.reviewed(await self._reviews.of(token), namespace)
-            await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node))
+            review = await self._reviews.of(token)
+            node, account = reports.reviewed(review, namespace), reports.account_of(review)
+            await self._take(Key(training_job.KIND, namespace, name), reports.from_body(body, node, account))
+            if not self._context.leadership.is_leader:
+                raise Refused("unavailable", 503, "another replica leads now; report again later")
         except Refused as refused:
             self._context.metrics.observations.labels("put", refused.outcome).inc()
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
         """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
-        other, for ten thousand at once would keep everybody else waiting."""
+        other, for ten thousand at once would keep everybody else waiting. None where another replica asks."""
         for key in self._context.cache.training_jobs:
+            if not self._context.leadership.is_leader:
+                return
             seen = self._context.cache.training_jobs.get(key)
             best = None if seen is None else seen.value.status.get("recommendation")
             if seen is None or not best:
@@ -80,21 +92,33 @@ class Observations:
         is_gone = target is not None and target.is_gone  # what it said stands
         if text is None and not is_gone:
             self._scores.withdraw(key, seen.uid)
-        if status.recommendation is None:
+        if status.recommendation is None or not self._context.leadership.is_leader:
             return
-        pools = self._pools.report
-        if (
-            not is_gone
-            and text is not None
-            and pools is not None
-            and await self._scores.annotated(key, seen, pools, text)
-        ):
-            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
+        pools = self._pools.report_of(key.namespace)
+        if not is_gone and text is not None and pools is not None:
+            await self._scores.annotated(key, seen, pools, text)
         if target is not None:
             await self._take_trainer(key, target.trainer)
 
+    def written(self, key: Key, score: Score | None) -> None:
+        """Take note that the status of a job holds this score."""
+        if self._scores.get(key) is score:
+            self._unwritten.discard(key)
+
+    async def flush(self) -> None:
+        """Wait until the statuses hold every report that was accepted, or for `FLUSH_S`."""
+        for key in self._unwritten:
+            self._context.runtime.add(key)
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                while self._unwritten and self._context.leadership.is_leader:
+                    await asyncio.sleep(FLUSH_POLL_S)
+        except TimeoutError:
+            log.warning("%s jobs have reports that could not be written", len(self._unwritten))
+
     def forget(self, key: Key) -> None:
         """Let go of a job."""
+        self._unwritten.discard(key)
         self._trainers.pop(key, None)
         self._scores.forget(key)
 
@@ -117,6 +141,7 @@ class Observations:
 
     async def _take(self, key: Key, report: StepReport) -> None:
         """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
-        score = await self._scores.take(key, self._context.cache.training_jobs.get(key), self._pools.report, report)
+        pools = self._pools.report_of(key.namespace)
+        score = await self._scores.take(key, self._context.cache.training_jobs.get(key), pools, report)
+        self._unwritten.add(key)
         self._context.runtime.add(key, self._context.settings.observe_settle_s * min(score.window.samples, MOST_WAITS))
-        self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)

@@ -6,18 +6,33 @@ in between is never overwritten: the API server answers 409, and the patch is co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from tilecast.api.fields import Document, FieldChange, Path
-from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, Job, Placement, selector, tolerated
+from tilecast.jobs import (
+    ADMISSION_GATES,
+    ADVISOR,
+    APPLIED,
+    NEXT_QUEUE,
+    QUEUE,
+    Job,
+    Placement,
+    selector,
+    tolerated,
+)
 
 Operation: TypeAlias = dict[str, Any]
 
 NODE_SELECTOR = "nodeSelector"
 PLACED = "Placed"
-"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says; any other is the reason why
-it was let go as it was."""
+"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says; but for the next, any other
+is the reason why it does not."""
+QUEUED = "Queued"
+"""The same where the node choice is written and Kueue has yet to admit the job."""
+FAILED_TO_START = "FailedToStart"
+CHANGED_SINCE = "ChangedSince"
+"""Why a job that was placed does not run as advised."""
 
 
 def placing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
@@ -28,8 +43,8 @@ def placing(document: Document, changes: Sequence[FieldChange]) -> list[Operatio
 
 
 def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
-    """The patch that lets a held job go: our name off its gates, or its suspension off if its author put it there for
-    us; nothing that anybody else holds. Empty where we hold nothing.
+    """The patch that lets a held job go: our name off its gates, the job into the queue that it names for us, or its
+    suspension off if its author put it there for us; nothing that anybody else holds. Empty where we hold nothing.
 
     Args:
         document: the job as it is now.
@@ -39,20 +54,24 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
     if not job.is_held:
         return []
     annotations = ("metadata", "annotations")
-    found = [_unchanged(document), _set((*annotations, APPLIED), outcome)]
+    operations = [_unchanged(document), _set((*annotations, APPLIED), outcome)]
     if job.is_gated:
         left = ",".join(name for name in job.gates if name != ADVISOR)
-        found.append(_set((*annotations, ADMISSION_GATES), left) if left else _remove((*annotations, ADMISSION_GATES)))
+        operations.append(
+            _set((*annotations, ADMISSION_GATES), left) if left else _remove((*annotations, ADMISSION_GATES))
+        )
+    if job.is_parked:
+        operations += [_set(("metadata", "labels", QUEUE), job.next_queue), _remove((*annotations, NEXT_QUEUE))]
     if job.is_suspended_for_us:
-        found.append(_set(job.kind.suspend, False))
-    return found
+        operations.append(_set(job.kind.suspend, False))
+    return operations
 
 
 def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:
     """The patch that makes a Kueue Workload ask for the same nodes as its job; empty where it does. Kueue compares only
     counts and requests of the two, so that a selector written on the job does not reach the Workload by itself."""
     named = {_pod_set(pods.name): pods for pods in job.workers}
-    found = list[Operation]()
+    operations = list[Operation]()
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
         pods = named.get(str(pod_set.get("name")))
         if pods is None:
@@ -61,18 +80,38 @@ def admitting(workload: Document, job: Job, placement: Placement) -> list[Operat
         path: Path = ("spec", "podSets", index, "template", "spec")
         fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
         fields["tolerations"] = tolerated(pods, placement.tolerations)
-        found += [
+        operations += [
             _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
         ]
-    return [_unchanged(workload), *found] if found else []
+    return [_unchanged(workload), *operations] if operations else []
 
 
 def is_reserved(workload: Document) -> bool:
     """Whether Kueue has decided about the Workload, so that it can no longer change."""
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    return any(
-        item.get("type") in ("QuotaReserved", "Finished") and item.get("status") == "True" for item in conditions
-    )
+    return _holds(workload, "QuotaReserved") is not None or _holds(workload, "Finished") is not None
+
+
+def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
+    """What became of a job that was placed and let go to Kueue, and what Kueue says of it; None while it waits.
+
+    Args:
+        job: as it is now.
+        workloads: what Kueue made of it.
+        chosen: the node selector that was written into it.
+    """
+    if not job.has_started:
+        ended = next((end for item in workloads if (end := _holds(item, "Finished")) is not None), None)
+        return None if ended is None else (FAILED_TO_START, str(ended.get("message", ""))[:200])
+    if not any(_holds(item, "Admitted") is not None for item in workloads) and not (job.is_finished and not workloads):
+        return None
+    is_there = all(chosen.items() <= pods.node_selector.items() for pods in job.workers)
+    return (PLACED if is_there else CHANGED_SINCE), ""
+
+
+def _holds(workload: Document, kind: str) -> Document | None:
+    """The condition of that type, where it is true."""
+    conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
 def _pod_set(name: str) -> str:

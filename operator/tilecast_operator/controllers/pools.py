@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilecast import nodes
-from tilecast.api import gpu_pool
+from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition
 from tilecast.spec import SpecError
@@ -18,33 +18,43 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import View, seconds, status_digest
 from tilecast_operator.controllers.capacity import CAPACITY, Capacity
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.observed.learner import Learner, Taught
+from tilecast_operator.observed.learner import Taught
 from tilecast_operator.report.pools import pool_status
 
 log = logging.getLogger("tilecast")
 
 NODES = Key("Node")
 """The key of everything that makes pools."""
-CALIBRATION = Key("Calibration")
-"""The key of everything that measured steps teach."""
 
 LEAST_WAIT_S = 0.01
+UNSERVED_S = 5.0
+"""How soon a pool is written down again whose CRD was not served."""
 UNKNOWN = "UnknownAccelerator"
 
 
 class Pools:
     """The pools there are. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, advisor: Advisor, capacity: Capacity, lists: ListCheck) -> None:
+    def __init__(
+        self,
+        context: SharedContext,
+        advisor: Advisor,
+        capacity: Capacity,
+        lists: ListCheck,
+        learning: PoolLearnings,
+    ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None
-        self.learner = Learner()
+        """As jobs of namespaces have it that have had no run."""
+        self._of_namespace: dict[str, nodes.NodesReport] = {}
+        self._learning = learning
         self._advisor = advisor
         self._capacity = capacity
         self._lists = lists
         self._listeners: list[Callable[[], None]] = []
-        self._found: dict[str, nodes.FoundPool] = {}
+        self._entries: dict[str, nodes.FoundPool] = {}
         self._expired: set[str] = set()
         """Pools whose missing nodes count as gone."""
         self._posted: set[str] = set()
@@ -53,9 +63,10 @@ class Pools:
         context.cache.nodes.listen(self._node_changed)
         context.cache.slices.listen(self._slice_changed)
         context.cache.pools.listen(self._pool_changed)
+        context.leadership.listen(self._lead)
         context.runtime.register(NODES.kind, self._refresh)
         context.runtime.register(CALIBRATION.kind, self._calibrate)
-        context.runtime.register(gpu_pool.KIND, self._describe, context.cache.pools.forget)
+        context.runtime.register(gpu_pool.KIND, self._describe, self._gone)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call this whenever every advice may be another."""
@@ -65,6 +76,11 @@ class Pools:
         """Take note that the pools may be others."""
         self._is_dirty = True
         self._context.runtime.add(NODES, self._context.settings.settle_s)
+
+    def _lead(self, is_leading: bool) -> None:
+        """Learn from what the replica that led has written down."""
+        if is_leading:
+            self._context.runtime.add(CALIBRATION)
 
     def _node_changed(self, key: Key, before: Stored[nodes.Node] | None, now: Stored[nodes.Node] | None) -> None:
         if before is None or now is None:
@@ -84,10 +100,16 @@ class Pools:
             self.changed()
             return
         if before is None:
-            self.learner.recall(key.name, now.value.status)
+            self._learning.recall_status(key.name, now.value.status)
         if before is None or not before.value.asks_as(now.value):
             self.changed()
         self._context.runtime.add(key)
+
+    def _gone(self, key: Key) -> None:
+        """The API server has no such pool. One that should be written down could not, for its CRD is not served."""
+        self._context.cache.pools.forget(key)
+        if key.name in self._entries and self._context.settings.discovery:
+            self._context.runtime.add(key, UNSERVED_S)
 
     async def _refresh(self, _: Key) -> None:
         """Read the pools anew; where they differ, every job is due.
@@ -113,32 +135,46 @@ class Pools:
                 raise
             if self.report is None:
                 await self._calibrate(CALIBRATION)
-            self._use(bare.calibrated(self.learner.table))
+            learner = self._learning.learner
+            self._use(
+                bare.calibrated(learner.table),
+                {name: bare.calibrated(table) for name, table in learner.tables.items()},
+            )
         # Last, for an API server that takes no Event now must not keep anybody from the rest.
-        if self.report is not None:
+        if self.report is not None and self._context.settings.owns_pools:
             await self._post_unknown(self.report)
 
-    def _use(self, report: nodes.NodesReport) -> None:
-        """Answer by these pools from now on."""
+    def report_of(self, namespace: str) -> nodes.NodesReport | None:
+        """The pools as jobs of a namespace have them; None while they are not known."""
+        return self._of_namespace.get(namespace, self.report)
+
+    def _use(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
+        """Answer by these pools from now on, and by others in namespaces that have had runs."""
         before, self.report = self.report, report
-        self._found = {item.pool.name: item for item in report.found}
-        self._advisor.use(report)
+        before_of, self._of_namespace = self._of_namespace, of_namespace
+        self._entries = {item.pool.name: item for item in report.entries}
+        self._advisor.use(report, of_namespace)
         self._capacity.use(report)
         known = {key.name for key in self._context.cache.pools}
-        self._add_pools({*self._found, *report.invalid, *report.obsolete, *known})
-        if before is not None and before.pools == report.pools and _reasons(before) == _reasons(report):
+        self._add_pools({*self._entries, *report.invalid, *report.obsolete, *known})
+        is_same = before is not None and before.pools == report.pools and _reasons(before) == _reasons(report)
+        if is_same and {name: one.pools for name, one in before_of.items()} == {
+            name: one.pools for name, one in of_namespace.items()
+        }:
             return
-        shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.found)
+        shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.entries)
         log.info("pools: %s", ", ".join(shapes) or "none")
         for listener in self._listeners:
             listener()
 
     async def _calibrate(self, _: Key) -> None:
         """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
-        if self.learner.adopt(await self._advisor.run(Taught.by, self.learner.ordered())):
+        learner = self._learning.learner
+        await self._learning.forget_gone()
+        if self._learning.adopt(await self._advisor.run(Taught.by, *learner.question())):
             self.changed()
-        self._add_pools(self.learner.pools())
-        self._context.metrics.show_calibration(self.learner)
+        self._add_pools(self._learning.due())
+        self._context.metrics.show_calibration(learner)
 
     def _add_pools(self, names: set[str]) -> None:
         for name in names:
@@ -147,20 +183,24 @@ class Pools:
     async def _describe(self, key: Key) -> None:
         """Write a pool down that discovery found, say of any what became of it, and take back what is obsolete."""
         report, seen = self.report, self._context.cache.pools.get(key)
-        if report is None:  # all are due once the nodes are read
+        # All are due once the nodes are read.
+        if report is None or not self._context.settings.owns_pools:
             return
         if key.name in report.obsolete:
             if seen is not None and self._context.settings.discovery:
                 await self._context.writer.delete(key, seen)
                 self._expired.discard(key.name)
             return
-        pool = report.invalid.get(key.name) or self._found.get(key.name)
+        pool = report.invalid.get(key.name) or self._entries.get(key.name)
         if isinstance(pool, nodes.FoundPool) and self._context.settings.discovery:
             seen = await self._write_down(key, seen, pool)
         if pool is None or seen is None:
             return
         status = self._status(key.name, pool, seen.value)
         if status_digest(document := status.document()) != seen.value.digest:
+            if (seen.value.status.get("calibration") or {}).get("runs"):
+                # Earlier releases kept them there and nowhere else.
+                await self._learning.write(Key(pool_learning.KIND, "", key.name))
             await self._context.writer.write_status(
                 key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
             )
@@ -171,7 +211,8 @@ class Pools:
         now, before = self._context.now(), Condition.known(view.status.get("conditions"))
         if isinstance(pool, SpecError):
             return pool_status(pool, view.generation, now, before, self._capacity.free(name))
-        learnt, drifted = self.learner.pool(name, pool.pool.gpu.name), self.learner.drifted(name)
+        learner = self._learning.learner
+        learnt, drifted = learner.pool(name, pool.pool.gpu.name), learner.drifted(name)
         return pool_status(pool, view.generation, now, before, self._capacity.free(name), learnt, drifted)
 
     async def _write_down(self, key: Key, seen: Stored[View] | None, pool: nodes.FoundPool) -> Stored[View] | None:
@@ -222,4 +263,4 @@ class Pools:
 
 def _reasons(report: nodes.NodesReport) -> tuple[object, ...]:
     """What a job without pools is told."""
-    return () if report.found else (report.left_out, {name: str(error) for name, error in report.invalid.items()})
+    return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

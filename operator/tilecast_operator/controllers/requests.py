@@ -85,5 +85,5 @@ def target_of(namespace: str, document: Document) -> Key | None:
 
 def mode_of(document: Document) -> training_job.Mode:
     """Mode of a TrainingJob, whatever else is wrong with it; YAML reads a bare Off as false."""
-    found = mapping(document.get("spec")).get("mode")
-    return next((mode for mode in training_job.MODES if mode == found), "Off" if found is False else "Advise")
+    value = mapping(document.get("spec")).get("mode")
+    return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

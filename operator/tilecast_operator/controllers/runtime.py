@@ -10,17 +10,21 @@ import asyncio
 import heapq
 import itertools
 import logging
+import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError, retry_s
 from tilecast_operator.cluster.cache import Cache
 from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.leadership import Leadership, NotLeaderError
 from tilecast_operator.cluster.view import stamp
 from tilecast_operator.cluster.writer import Writer
+from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -28,6 +32,9 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 CONDITIONAL_TRIES = 6
 """How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
+
+TAKE_OVER_S = 30.0
+"""Within this time a replica that has begun to lead looks at everything. New jobs need not wait for that."""
 
 log = logging.getLogger("tilecast")
 
@@ -39,9 +46,11 @@ class SharedContext:
     settings: Settings
     client: Api
     cache: Cache
+    leadership: Leadership
     writer: Writer
     runtime: Runtime
     metrics: Metrics
+    answers: AnswerTimes
     clock: Callable[[], float]
 
     def now(self) -> str:
@@ -89,6 +98,11 @@ class KeyQueue(Generic[KeyT]):
             self._ready.append(key)
         self._changed.set()
 
+    def ready(self) -> Iterator[KeyT]:
+        """The keys that could be taken now."""
+        self.wait_s()
+        return iter(self._ready)
+
     async def take(self) -> KeyT:
         """The next key; call `done` with it afterwards."""
         while True:
@@ -99,10 +113,10 @@ class KeyQueue(Generic[KeyT]):
                 self._running.add(key)
                 return key
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-            except TimeoutError:
-                continue
+            # Not `wait_for`: before Python 3.12 it may lose a cancellation that comes with the key.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait()
 
     def done(self, key: KeyT) -> None:
         """Say that the work on a key has ended, well or not."""
@@ -151,6 +165,8 @@ class Runtime:
         self._reconcile: dict[str, Callable[[Key], Awaitable[None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
         self._failures: dict[Key, int] = {}
+        self._unwritten: set[Key] = set()
+        """Keys whose answers another replica has to write; they are worked off anew when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(
@@ -158,11 +174,26 @@ class Runtime:
     ) -> None:
         """Work off keys of a kind by `reconcile`; `gone` is called where the API server has no such object."""
         self._reconcile[kind], self._gone[kind] = reconcile, gone
+        self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
+
+    def backlog(self, kind: str) -> int:
+        """How many keys of a kind are ready, or failed the last time. Others wait for their time."""
+        return sum(key.kind == kind for key in {*self.queue.ready(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0) -> None:
         """Work off a key, not before `delay_s` from now; one of a kind that no controller has is left alone."""
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s)
+
+    def lead(self, others: Iterable[Key]) -> None:
+        """Work off what another replica has not written, and look at the others within `TAKE_OVER_S`: it may have ended
+        between two writes."""
+        unwritten, self._unwritten = self._unwritten, set()
+        for key in sorted(unwritten):
+            self.queue.add(key)
+        for key in others:
+            if key not in unwritten:
+                self.add(key, random.uniform(0.1, TAKE_OVER_S))  # noqa: S311
 
     def start(self, workers: int) -> None:
         """Start the workers."""
@@ -194,6 +225,7 @@ class Runtime:
     def forget(self, key: Key) -> None:
         """Let go of an object that is gone."""
         self._failures.pop(key, None)
+        self._unwritten.discard(key)
 
     async def _work(self) -> None:
         while True:
@@ -201,6 +233,9 @@ class Runtime:
             try:
                 await self._reconcile[key.kind](key)
                 self._failures.pop(key, None)
+                self._unwritten.discard(key)
+            except NotLeaderError:
+                self._unwritten.add(key)
             except (ApiError, *UNREACHABLE, TryAgainError) as error:
                 self._retry(key, error)
             except Exception:
@@ -208,7 +243,6 @@ class Runtime:
                 self._retry(key, None)
             finally:
                 self.queue.done(key)
-                self._metrics.queue.set(len(self.queue))
 
     def _retry(self, key: Key, error: Exception | None) -> None:
         """Try again later, unless the object is gone. Content that the API server will not take may be taken once the

@@ -15,9 +15,10 @@ from tilecast_operator.advisor import Advisor
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View
+from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed import reports
-from tilecast_operator.observed.learner import Learner, Score
+from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
 from tilecast_operator.report.job_status import stored
 
@@ -28,9 +29,9 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 class Scores:
     """Forecasts and measured steps of the jobs that run, and what they teach. Belongs to one event loop."""
 
-    def __init__(self, advisor: Advisor, learner: Learner, metrics: Metrics, now: Callable[[], str]) -> None:
+    def __init__(self, advisor: Advisor, learning: PoolLearnings, metrics: Metrics, now: Callable[[], str]) -> None:
         self._advisor = advisor
-        self._learner = learner
+        self._learning = learning
         self._metrics = metrics
         self._now = now
         self._scores: dict[Key, Score] = {}
@@ -42,12 +43,17 @@ class Scores:
         """The score of a job; None where no step of it was measured."""
         return self._scores.get(key)
 
-    def recall(self, key: Key, seen: Stored[View]) -> None:
-        """Take note of what a job's status keeps, where more is kept there than here."""
-        found, known = Score.of(stored(seen.value.status)), self._scores.get(key)
-        if found is not None and (known is None or known.window.samples < found.window.samples):
-            self._scores[key] = found
-            self._learner.take(seen.uid, found)
+    def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
+        """Take note of what a job's status keeps; for the leader, who writes it, where more is kept there than here.
+        Returns whether that is news."""
+        score, known = Score.of(stored(seen.value.status)), self._scores.get(key)
+        if score is None or score == known:
+            return False
+        if is_leader and known is not None and known.window.samples >= score.window.samples:
+            return False
+        self._scores[key] = score
+        self._learning.recall(key, seen.uid, score)
+        return True
 
     def forget(self, key: Key) -> None:
         """Let go of a job. Its run is kept."""
@@ -59,7 +65,7 @@ class Scores:
         known = self._scores.get(key)
         if known is not None and known.window.latest.source == "annotation":
             self.forget(key)
-            self._learner.drop(uid)
+            self._learning.drop(uid)
 
     def refusal(self, key: Key) -> str | None:
         """Why the annotation of a job does not count, if it does not."""
@@ -100,7 +106,7 @@ class Scores:
         window = reports.added(known.window if known and same else None, report, self._now())
         score = self._scores[key] = Score(forecast, window)
         self._refused.pop(key, None)
-        self._learner.take(seen.uid, score)
+        self._learning.take(key, seen.uid, score)
         self._metrics.observations.labels(report.source, "accepted").inc()
         self._metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
         return score
@@ -139,8 +145,8 @@ class Scores:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
         self._origins[key] = origin
         since = frozen.frozen_at if frozen is not None else self._now()
-        found = _of(ran, since, ran.plan == standing.plan and name == best.pool)
-        return known if known is not None and known.place == found.place else found
+        forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
+        return known if known is not None and known.place == forecast.place else forecast
 
 
 def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
@@ -153,6 +159,7 @@ def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
         raw_seconds=figures(ran.raw_s),
         step_seconds=step,
         group=[part[:63] for part in ran.group],
+        framework=ran.framework,
         followed=followed,
     )
 
@@ -164,7 +171,7 @@ def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> st
         Refused: no pool, or more than one, has its GPU.
     """
     if report.node is not None:
-        of_node = next((item.pool.name for item in pools.found if report.node in item.members), None)
+        of_node = next((item.pool.name for item in pools.entries if report.node in item.members), None)
         if of_node is not None:
             return of_node
     if report.gpu is None:
@@ -180,5 +187,5 @@ def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> st
 
 def _baseline(status: TrainingJobStatus) -> float | None:
     """GPU-seconds of a step of the job's baseline."""
-    found = status.baseline
-    return None if found is None else found.step_seconds.target * found.gpus
+    baseline = status.baseline
+    return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -68,19 +68,19 @@ class Targets:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
             return _refused(name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef"))
         seen = self._context.cache.jobs.get(target)
-        found = seen.value if seen is not None else await self._missing(target)
-        if isinstance(found, Declined):
-            return _refused(name, found)
-        job, mode = await self._advice.read(found), mode_of(document)
+        value = seen.value if seen is not None else await self._missing(target)
+        if isinstance(value, Declined):
+            return _refused(name, value)
+        job, mode = await self._advice.read(value), mode_of(document)
         answer, _ = await self._advice.answer(job, Asked(document, mode, key.name), is_placed=mode == "Initial")
         observed = job.annotations.get(OBSERVED)
         return Target(
             name,
             answer,
             self._admission.applied(target, job, mode),
-            has_started=job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED,
+            has_started=job.has_started or job.annotations.get(jobs.APPLIED) in (patches.PLACED, patches.QUEUED),
             observed=None if observed is None else observed[:MAX_INPUT],
-            trainer=found.get("status") or {} if target.kind == "TrainJob" else {},
+            trainer=value.get("status") or {} if target.kind == "TrainJob" else {},
         )
 
     async def _missing(self, key: Key) -> Document | Declined:

@@ -17,6 +17,9 @@ log = logging.getLogger("tilecast")
 REVIEW_HOLDS_S = 60.0
 """How long the answer to a TokenReview is taken for granted."""
 MAX_REVIEWS = 4096
+"""Answers that are kept, of either kind: forged tokens push out no true ones."""
+BUSY_S = 1
+"""What a client is asked to wait."""
 MAX_REVIEWING = 32
 """TokenReviews under way: whoever floods us with tokens does not flood the API server."""
 
@@ -26,7 +29,11 @@ class TokenReviews:
 
     def __init__(self, client: Api) -> None:
         self._client = client
-        self._reviews: OrderedDict[bytes, tuple[float, Document]] = OrderedDict()
+        self._reviews: dict[bool, OrderedDict[bytes, tuple[float, Document]]] = {
+            True: OrderedDict(),
+            False: OrderedDict(),
+        }
+        """When each token was reviewed and with what answer, by whether it is somebody's."""
         self._reviewing = 0
 
     async def of(self, token: str) -> Document:
@@ -38,22 +45,25 @@ class TokenReviews:
         if not token:
             raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
         digest, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
-        known = self._reviews.get(digest)
-        if known is not None and now_s - known[0] < REVIEW_HOLDS_S:
-            return known[1]
+        for reviews in self._reviews.values():
+            known = reviews.get(digest)
+            if known is not None and now_s - known[0] < REVIEW_HOLDS_S:
+                return known[1]
         if self._reviewing >= MAX_REVIEWING:
-            raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later")
+            raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)
         self._reviewing += 1
         try:
-            found = await self._client.create(
-                "/apis/authentication.k8s.io/v1/tokenreviews", token_review(token, AUDIENCE)
+            review = await self._client.create(
+                "/apis/authentication.k8s.io/v1/tokenreviews", token_review(token, AUDIENCE), is_fenced=False
             )
         except (ApiError, *UNREACHABLE) as error:
             log.warning("a token cannot be reviewed: %s", error)
-            raise Refused("unavailable", 503, "the token cannot be reviewed now; report again later") from None
+            text = "the token cannot be reviewed now; report again later"
+            raise Refused("unavailable", 503, text, BUSY_S) from None
         finally:
             self._reviewing -= 1
-        self._reviews[digest] = (now_s, found)
-        while len(self._reviews) > MAX_REVIEWS:
-            self._reviews.popitem(last=False)
-        return found
+        reviews = self._reviews[bool((review.get("status") or {}).get("authenticated"))]
+        reviews[digest] = (now_s, review)
+        while len(reviews) > MAX_REVIEWS:
+            reviews.popitem(last=False)
+        return review

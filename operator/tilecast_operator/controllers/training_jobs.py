@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tilecast.advise import Advice
 from tilecast.api import training_job
 from tilecast.api.status import Summary, TrainingJobStatus
-from tilecast_operator.advisor import Advisor
+from tilecast.objectives import OBJECTIVES
+from tilecast_operator.advisor import Advisor, Question
 from tilecast_operator.answer import Answer, Declined, is_passing, message
+from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import OBSERVED, STARTED, Note
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import View, annotations_digest, seconds, stamp, status_digest
+from tilecast_operator.cluster.view import Document, View, annotations_digest, seconds, stamp, status_digest
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Capacity, Destination
+from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import mode_of
@@ -23,9 +28,12 @@ from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target, Targets
 from tilecast_operator.observed.learner import Score
-from tilecast_operator.report import job_status
+from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
+from tilecast_operator.report.better_placement import BetterPlace
 from tilecast_operator.report.job_status import Aspect, Fit
+
+log = logging.getLogger("tilecast")
 
 UNANNOTATED = annotations_digest({})
 
@@ -64,12 +72,14 @@ def amended(
     is_off: bool,
     fit: Fit,
     now: str,
+    products: Mapping[str, str],
     score: Score | None = None,
     refusal: str | None = None,
     target: Target | None = None,
 ) -> Desired:
     """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, how its
-    measured steps compare, or why what was told of them does not count, and what became of its target."""
+    measured steps compare, or why what was told of them does not count, and what became of its target. Annotations
+    that somebody else wrote are put right; `products` has the GPU of each pool."""
     since = started(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
@@ -88,9 +98,12 @@ def amended(
             aspects["ObservationsAvailable"] = Aspect("False", "Refused", refusal)
     status = job_status.amended(status, view.generation, now, aspects)
     best = before.recommendation
-    if is_off or best is None or view.annotations_digest != UNANNOTATED:
+    if is_off or best is None:
         return Desired(status, {} if is_off else None)
-    return Desired(status, recommendation_annotations(best, before.inputs_hash or ""))
+    product = products.get(best.pool)
+    if view.annotations_digest != UNANNOTATED and not (best.node_type or product):
+        return Desired(status, None)  # what they were cannot be told
+    return Desired(status, recommendation_annotations(best, before.inputs_hash or "", product))
 
 
 def started(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
@@ -124,6 +137,7 @@ class TrainingJobs:
         observations: Observations,
         scores: Scores,
         targets: Targets,
+        learning: PoolLearnings,
     ) -> None:
         self._context = context
         self._advisor = advisor
@@ -132,11 +146,13 @@ class TrainingJobs:
         self._observations = observations
         self._scores = scores
         self._targets = targets
+        self._learning = learning
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
         pools.listen(self._all_due)
         context.runtime.register(training_job.KIND, self._reconcile, self._gone)
+        context.answers.expect(training_job.KIND)
 
     def _changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
         if now is None:
@@ -144,15 +160,23 @@ class TrainingJobs:
             return
         if before is not None and before.value.digest != now.value.digest:
             self._touched.add(key)
+        if before is None or before.value.generation != now.value.generation:
+            self._context.answers.ask(key, now.value.created if now.value.generation == 1 else "")
         if before is None or key in self._touched:
-            self._scores.recall(key, now)
+            self._recall(key, now)
         self._context.runtime.add(key)
+
+    def _recall(self, key: Key, seen: Stored[View]) -> None:
+        if self._scores.recall(key, seen, is_leader=self._context.leadership.is_leader):
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _forget(self, key: Key) -> None:
         """Keep nothing of a job that is gone."""
         self._context.runtime.forget(key)
+        self._context.answers.forget(key)
         self._touched.discard(key)
         self._capacity.forget(key)
+        self._learning.release(key)
         self._observations.forget(key)
 
     def _all_due(self) -> None:
@@ -180,13 +204,19 @@ class TrainingJobs:
         await self._observations.look_at(key, seen, before, target)
         score = self._scores.get(key)
         has_started = started(view, before, target) is not None or score is not None
-        if has_started and before.recommendation is not None:
-            self._capacity.forget(key)
+        keeps_forecast = has_started and before.recommendation is not None
+        if keeps_forecast or before.observed_generation == view.generation:
+            self._context.answers.forget(key)
+        if keeps_forecast:
             refusal = self._scores.refusal(key)
-            want = amended(view, before, is_off, capacity.STARTED, self._context.now(), score, refusal, target)
+            gpus, now = self._products(), self._context.now()
+            current = await self._alternatives(key, document, before, score, target)
+            want = amended(view, current, is_off, capacity.STARTED, now, gpus, score, refusal, target)
+            want = replace(want, status=await self._placed_better(key, seen, want.status, score, before))
             await self._write(key, seen, want)
+            self._observations.written(key, score)
             return
-        question = await self._advisor.question(key.namespace, document)
+        question = await self._question(key, document)
         if question.has_config_map:
             # ConfigMaps are read by name and not watched, so that the operator needs to list none.
             self._context.runtime.add(key, self._context.settings.config_map_poll_s)
@@ -197,11 +227,14 @@ class TrainingJobs:
             digest = await self._advisor.inputs_hash(question)
             if digest is not None and digest == before.inputs_hash:
                 fit = self._capacity.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
-                await self._write(key, seen, amended(view, before, is_off, fit, self._context.now()))
+                want = amended(view, before, is_off, fit, self._context.now(), self._products())
+                await self._write(key, seen, want)
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
         if is_current and best is not None:
             answer = await self._advisor.standing(question, answer, best.document())
+        if target is None and isinstance(answer, Advice):
+            answer = question.own.noted(answer)
         fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
         want = desired(view, answer, is_off, fit, self._context.now(), target)
         had_pool = before.summary is not None and bool(before.summary.pool)
@@ -210,6 +243,70 @@ class TrainingJobs:
         self._touched.discard(key)
         if is_passing(answer):
             raise TryAgainError(message(answer))
+        self._context.answers.answer(key)
+
+    async def _question(self, key: Key, document: Document, unless: str | None = None) -> Question:
+        """What a job asks, with what earlier runs of it say; those that `unless` is the digest of need no price."""
+        question = await self._advisor.question(key.namespace, document)
+        return await self._advisor.measured(question, partial(self._learning.runs_of, key.namespace, [key]), unless)
+
+    async def _alternatives(
+        self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
+    ) -> TrainingJobStatus:
+        """The status of a job that runs, its alternatives as its own measured steps correct them."""
+        if score is None and before.alternatives_hash is None:
+            return before
+        if target is not None:
+            answer, is_own = target.answer, True
+            digest = "" if isinstance(answer, Declined) else answer.inputs_hash
+        else:
+            try:
+                question = await self._question(key, document, before.alternatives_hash)
+            except (ApiError, OSError) as error:  # the measured steps are written all the same
+                log.warning("%s: alternatives stay as they are: %s", key, error)
+                return before
+            digest, is_own = question.runs_hash, bool(question.own.items)
+            if digest == (before.alternatives_hash or ""):
+                return before
+            answer = await self._advisor.answer(question)
+            if isinstance(answer, Advice):
+                answer = question.own.noted(answer)
+        if isinstance(answer, Declined) or answer.best is None:
+            return before
+        is_own = is_own and bool(answer.best.pool.own.runs)
+        if not is_own and before.alternatives_hash is None:
+            return before
+        return job_status.compared(before, answer, digest if is_own else None)
+
+    async def _placed_better(
+        self, key: Key, seen: Stored[View], status: TrainingJobStatus, score: Score | None, before: TrainingJobStatus
+    ) -> TrainingJobStatus:
+        """A status that says whether the job would do better elsewhere now; an Event says so once."""
+        report = self._pools.report
+        known = next((item for item in before.conditions if item.type == better_placement.KIND), None)
+        if score is None or status.alternatives_hash is None or report is None:
+            self._capacity.forget(key)
+            aspect = None if known is None else better_placement.UNKNOWN
+        else:
+            spec = seen.value.document.get("spec") or {}
+            goal = OBJECTIVES[str(spec.get("objective") or "time")]
+            least = better_placement.least_gain(known)
+            places = better_placement.places(status, score, goal, {pool.name: pool for pool in report.pools}, least)
+            free = next((item for item in places if self._capacity.fit(key, _destination(item)).fits), None)
+            if free is None:
+                self._capacity.fit(key, _destination(places[0]) if places else None)
+            aspect = better_placement.aspect(known, free, places)
+        if aspect is None:
+            return status
+        if better_placement.is_news(known, aspect, self._context.clock()) and mode_of(seen.value.document) != "Off":
+            await self._context.writer.post(key, seen.uid, Note("Normal", aspect.reason, aspect.message))
+        aspects = {better_placement.KIND: aspect}
+        return job_status.amended(status, seen.value.generation, self._context.now(), aspects)
+
+    def _products(self) -> dict[str, str]:
+        """The GPU of each pool."""
+        report = self._pools.report
+        return {} if report is None else {pool.name: pool.gpu.product for pool in report.pools}
 
     async def _write(self, key: Key, seen: Stored[View], want: Desired) -> bool:
         """Write what differs; returns whether the status did."""
@@ -217,7 +314,8 @@ class TrainingJobs:
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            await self._context.writer.post(key, seen.uid, want.note)
+            is_change = bool(asked.status.get("summary"))
+            await self._context.writer.post(key, seen.uid, want.note, is_change=is_change)
         document = want.status.document()
         is_other = status_digest(document) != seen.value.digest
         if is_other:
@@ -225,6 +323,11 @@ class TrainingJobs:
         if not seen.value.asks_as(asked):
             self._context.runtime.add(key)
         return is_other
+
+
+def _destination(place: BetterPlace) -> Destination:
+    item = place.alternative
+    return Destination(item.pool, item.nodes, item.gpus_per_node)
 
 
 def _place(answer: Answer) -> Destination | None:

@@ -1,22 +1,35 @@
-"""What the cluster's runs teach: remembered in the statuses of pools and jobs, and learnt anew from there."""
+"""What the cluster's runs teach, each namespace and together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tilecast import calibration
-from tilecast.api.calibration import MAX_RUNS, PoolCalibration, PoolError, Seen, corrections, records, seen
+from tilecast.api.calibration import PoolCalibration, PoolError, Seen, corrections
 from tilecast.api.status import TrainingJobStatus
 from tilecast.calibration import LEVELS, Calibration, Run
+from tilecast.namespaces import Namespaces, doubts
 from tilecast.spec import Floats
 from tilecast_operator.observed.reports import ScoredForecast, Window
+from tilecast_operator.observed.run_store import RunStore
 
 MAX_FIT = 512
-"""Runs of all pools that are learnt from, the newest: the fit grows with their cube."""
+"""Runs of a namespace that are learnt from, the newest: the fit grows with their cube."""
+SLIGHT = 0.005
+"""Change of what holds for all by which the tables of namespaces without a new run are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupErrors:
+    """Relative errors of a GPU, precision and family: medians over its runs, by stage, one error a run."""
+
+    runs: int
+    bias: Mapping[str, float]
+    absolute: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,115 +47,193 @@ class Score:
         forecast, window = ScoredForecast.of(status.forecast), Window.of(status.observed)
         return None if forecast is None or window is None else cls(forecast, window)
 
-    def run(self) -> Run:
-        """The same for calibration."""
+    def run(self, namespace: str) -> Run:
+        """The same for calibration, as a run of a namespace."""
         gpu, precision, family, scale, workload = self.forecast.group
         return Run(
             self.forecast.pool, gpu, precision, family, scale, workload,
             self.forecast.raw_seconds, self.window.seconds, self.window.samples,
+            self.forecast.framework or "", namespace,
+        )  # fmt: skip
+
+    def seen(self, namespace: str, name: str, uid: str, account: str = "", namespace_uid: str = "") -> Seen:
+        """The same as the run of a job, with where its reports come from."""
+        latest, ran = self.window.latest, self.forecast
+        return Seen(
+            uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
+            ran.gpus, ran.plan, latest.input_seconds or 0.0,
         )  # fmt: skip
 
 
 class Learner:
-    """The newest runs of every pool, and what they teach."""
+    """What the runs of a store teach.
 
-    def __init__(self) -> None:
-        self.table = Calibration()
-        self._runs: dict[str, Seen] = {}
-        self._taught = Taught(Calibration(), (), np.zeros(0))
+    Args:
+        store: the runs.
+        trusted: namespaces whose runs count fully for everybody.
+    """
 
-    def recall(self, pool: str, status: Mapping[str, Any]) -> None:
-        """Take note of the runs that the status of a pool keeps, where they are not known better."""
-        gpu = (status.get("summary") or {}).get("gpu")
-        for item in seen(pool, str(gpu), status) if gpu else []:
-            known = self._runs.get(item.uid)
-            if known is None or known.time < item.time:
-                self._runs[item.uid] = item
-
-    def take(self, uid: str, score: Score) -> None:
-        """Take note of a run as it is now. A pool keeps its newest."""
-        item = self._runs[uid] = Seen(uid, score.window.time, score.run())
-        of_pool = sorted(self._of(item.run.pool), key=lambda one: (one.time, one.uid))
-        for old in of_pool[:-MAX_RUNS]:
-            del self._runs[old.uid]
-
-    def drop(self, uid: str) -> None:
-        """Let go of a run."""
-        self._runs.pop(uid, None)
+    def __init__(self, store: RunStore, trusted: Collection[str] = ()) -> None:
+        self._store = store
+        self._trusted = frozenset(trusted)
+        self._taught = Taught.by((), ())
+        self._doubts: dict[str, tuple[list[Run], list[str]]] = {}
+        """By namespace: the runs, and why each is not learnt from. The same runs are judged once."""
 
     def adopt(self, taught: Taught) -> bool:
         """Take over what the runs teach; returns whether forecasts change by it."""
-        self._taught = taught
-        if not taught.table.differs(self.table):
-            return False
-        self.table = taught.table
-        return True
+        before, self._taught = self._taught, taught
+        names = {*before.tables, *taught.tables}
+        return any(taught.table(name).differs(before.table(name)) for name in names)
 
-    def pools(self) -> set[str]:
-        """The pools that have had runs."""
-        return {item.run.pool for item in self._runs.values()}
+    @property
+    def table(self) -> Calibration:
+        """What holds for jobs of a namespace without runs."""
+        return self._taught.table(None)
+
+    @property
+    def tables(self) -> Mapping[str, Calibration]:
+        """What holds for jobs of namespaces that have runs."""
+        return {name: table for name, table in self._taught.tables.items() if name is not None}
+
+    @property
+    def _shown(self) -> Calibration:
+        """What statuses and metrics show: what holds in the one namespace that has runs, or else for all others."""
+        tables = list(self.tables.values())
+        return tables[0] if len(tables) == 1 else self.table
 
     def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
         """`calibration` and `error` of a pool's status; None where it has had no run."""
-        own = self._of(name)
-        if not own:
+        if not self._store.of(name):
             return None, None
-        found = PoolCalibration(corrections=corrections(self.table, gpu), runs=records(own))
+        status = PoolCalibration(corrections=corrections(self._shown, gpu))
         runs, errors = self._taught.runs, self._taught.errors
         mine = np.array([run.pool == name for run in runs], dtype=bool)
         if not mine.any():
-            return found, None
+            return status, None
         raw, calibrated = (round(float(np.median(column[mine])), 4) for column in (_raw(runs), errors))
-        return found, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
+        return status, PoolError(raw_ratio=raw, calibrated_ratio=calibrated)
 
     def drifted(self, name: str) -> int:
-        """How many of a pool's runs no longer count, because newer ones contradict them."""
-        members = [item.run for item in sorted(self._of(name), key=lambda one: (one.time, one.uid))]
-        return calibration.drifted(members) or 0
+        """How many of a pool's runs no longer count, because newer ones of their namespace contradict them and those of
+        another namespace, of a trusted one, or of the only one say the same."""
+        of_namespace: dict[str, list[Run]] = {}
+        for item in self._store.of(name):
+            of_namespace.setdefault(item.run.namespace, []).append(item.run)
+        counts = {space: calibration.drifted(members) or 0 for space, members in of_namespace.items()}
+        since = [space for space, count in counts.items() if count]
+        is_confirmed = len(since) > 1 or len(counts) == 1 or not self._trusted.isdisjoint(since)
+        return sum(counts.values()) if is_confirmed else 0
 
-    def biases(self) -> dict[tuple[str, str, str, str], float]:
-        """Median signed relative error by GPU, precision, family and stage: raw, or calibrated without the run."""
-        runs, errors = self._taught.runs, self._taught.errors
-        found: dict[tuple[str, str, str, str], float] = {}
+    def quarantined(self) -> list[tuple[Seen, str]]:
+        """The runs that are not learnt from, and why."""
+        of_namespace: dict[str, list[Seen]] = {}
+        for item in self._store.ordered():
+            of_namespace.setdefault(item.run.namespace, []).append(item)
+        before, self._doubts = self._doubts, {}
+        for name, members in of_namespace.items():
+            runs = [item.run for item in members]
+            same = name in before and before[name][0] == runs
+            self._doubts[name] = before[name] if same else (runs, doubts(runs))
+        return [
+            (item, why)
+            for name, members in of_namespace.items()
+            for item, why in zip(members, self._doubts[name][1], strict=True)
+            if why
+        ]
+
+    def standing(self) -> Mapping[tuple[str, str], int]:
+        """How many runs of each pool count, are superseded, or are in doubt and why."""
+        quarantined = self.quarantined()
+        counts = Counter((item.run.pool, why) for item, why in quarantined)
+        held = Counter(item.run.pool for item in self._store.ordered())
+        counting = Counter(run.pool for run in self._taught.runs)
+        doubted = Counter(item.run.pool for item, _ in quarantined)
+        for pool in held:
+            counts[pool, "Counts"] = counting[pool]
+            counts[pool, "Superseded"] = max(held[pool] - counting[pool] - doubted[pool], 0)
+        return counts
+
+    @property
+    def bounded(self) -> frozenset[str]:
+        """The namespaces whose say is at its bound."""
+        return self._taught.namespaces.bounded
+
+    def errors(self) -> dict[tuple[str, str, str], GroupErrors]:
+        """Errors by GPU, precision and family; raw, and calibrated without the run itself."""
+        runs = self._taught.runs
         if not runs:
-            return found
-        columns = {"raw": _raw(runs), "calibrated": errors}
+            return {}
+        columns = {"raw": _raw(runs), "calibrated": self._taught.errors}
         groups = [(run.gpu, run.precision, run.family) for run in runs]
-        for group in set(groups):
-            rows = np.array([one == group for one in groups])
-            for stage, column in columns.items():
-                found[(*group, stage)] = float(np.median(column[rows]))
-        return found
+        rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
+        return {
+            group: GroupErrors(
+                int(mine.sum()),
+                {stage: float(np.median(column[mine])) for stage, column in columns.items()},
+                {stage: float(np.median(np.abs(column[mine]))) for stage, column in columns.items()},
+            )
+            for group, mine in rows.items()
+        }
 
     def ratios(self) -> dict[tuple[str, str, str], float]:
         """Correction by GPU, precision and family."""
         depth = dict(LEVELS)["kind"]
         return {
             (item.group[0], item.group[1], item.group[2]): item.ratio
-            for item in self.table.corrections
+            for item in self._shown.corrections
             if len(item.group) == depth
         }
 
-    def _of(self, pool: str) -> list[Seen]:
-        return [item for item in self._runs.values() if item.run.pool == pool]
-
-    def ordered(self) -> list[Run]:
-        """The newest runs, oldest first."""
-        return [item.run for item in sorted(self._runs.values(), key=lambda one: (one.time, one.uid))[-MAX_FIT:]]
+    def question(self) -> tuple[tuple[Run, ...], frozenset[str], Taught]:
+        """What `Taught.by` learns from: the newest runs of every namespace, oldest first, whom to trust, and what was
+        taught before."""
+        of_namespace: dict[str, list[Run]] = {}
+        for item in self._store.ordered():
+            of_namespace.setdefault(item.run.namespace, []).append(item.run)
+        return (
+            tuple(run for members in of_namespace.values() for run in members[-MAX_FIT:]),
+            self._trusted,
+            self._taught,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """What runs teach, those of them that count, and their signed relative errors under what the others teach, (n,)."""
+    """What runs teach each namespace, those of them that count, and their signed relative errors under what the others
+    teach, (n,)."""
 
-    table: Calibration
+    tables: Mapping[str | None, Calibration]
+    """By namespace that has runs; None is of all others."""
     runs: tuple[Run, ...]
     errors: Floats
+    namespaces: Namespaces
+    errors_of: Mapping[str, Floats]
+    """The errors by namespace."""
+    base: Calibration
+    """What held for all others when every table was made; those whose runs stay as they are keep theirs until it is
+    another."""
 
     @classmethod
-    def by(cls, runs: Sequence[Run]) -> Taught:
-        """What these runs teach, oldest first."""
-        return cls(calibration.fit(runs), tuple(calibration.current(runs)), calibration.left_out(runs))
+    def by(cls, runs: Sequence[Run], trusted: Collection[str], before: Taught | None = None) -> Taught:
+        """What these runs teach, oldest first, after what was taught before."""
+        namespaces = Namespaces(runs, trusted, None if before is None else before.namespaces)
+        common = namespaces.fit()
+        tables: dict[str | None, Calibration] = {None: common}
+        errors: dict[str, Floats] = {}
+        known = None if before is None or common.differs(before.base, SLIGHT) else before
+        for namespace, members in namespaces.runs.items():
+            if known is not None and known.namespaces.runs.get(namespace) == members:
+                tables[namespace], errors[namespace] = known.tables[namespace], known.errors_of[namespace]
+            else:
+                tables[namespace], errors[namespace] = namespaces.fit(namespace), namespaces.left_out(namespace)
+        counting = tuple(run for members in namespaces.runs.values() for run in members)
+        all_errors = np.concatenate([np.zeros(0), *errors.values()])
+        return cls(tables, counting, all_errors, namespaces, errors, common if known is None else known.base)
+
+    def table(self, namespace: str | None) -> Calibration:
+        """What holds for a namespace."""
+        return self.tables.get(namespace, self.tables[None])
 
 
 def _raw(runs: Sequence[Run]) -> Floats:

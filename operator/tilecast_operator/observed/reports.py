@@ -39,13 +39,21 @@ TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds
 """Names under which a TrainJob's trainer may publish its step."""
 
 
+SOURCES = ("put", "annotation", "prometheus", "trainJob")
+OUTCOMES = (
+    "accepted", "invalid", "implausible", "no_advice", "unknown_job", "unknown_pool", "unauthenticated", "forbidden",
+    "unavailable", "limited",
+)  # fmt: skip
+
+
 class Refused(Exception):  # noqa: N818  (an answer, not a failure)
     """A report that does not count. `outcome` is one of a closed list, `status` the HTTP status that says it."""
 
-    def __init__(self, outcome: str, status: int, message: str) -> None:
+    def __init__(self, outcome: str, status: int, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ class StepReport:
     annotation: str | None = None
     input_seconds: float | None = None
     """What of the step went by waiting for data."""
+    account: str | None = None
+    """Service account of the pod, where a token vouches for it."""
 
 
 class _Body(ApiModel):
@@ -79,23 +89,23 @@ class _Body(ApiModel):
     plan: BaselinePlan | None = None
 
 
-def from_body(body: bytes, node: str | None) -> StepReport:
-    """The report in the body of a PUT, from a pod on that node.
+def from_body(body: bytes, node: str | None, account: str | None = None) -> StepReport:
+    """The report in the body of a PUT, from a pod on that node with that service account.
 
     Raises:
         Refused: the body is no report.
     """
     try:
-        found = json.loads(body)
-        if not isinstance(found, Mapping):
+        document = json.loads(body)
+        if not isinstance(document, Mapping):
             raise ValueError("no object")
     except (ValueError, RecursionError):
         raise Refused("invalid", 400, 'the body is no JSON object; send {"stepSeconds": 1.23}') from None
-    bare = found.get("stepSeconds")
+    bare = document.get("stepSeconds")
     if isinstance(bare, float) and not math.isfinite(bare):
         raise Refused("invalid", 422, f"stepSeconds: {bare} is no time; send seconds above 0")
     try:
-        one = check(_Body, found, "observation")
+        one = check(_Body, document, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
     if one.input_seconds is not None and one.input_seconds > one.step_seconds:
@@ -110,6 +120,7 @@ def from_body(body: bytes, node: str | None) -> StepReport:
         gpus=one.gpus,
         node=node,
         driver=one.driver,
+        account=account,
         plan=None if one.plan is None else one.plan.stated(),
     )
 
@@ -136,8 +147,8 @@ def from_prometheus(answer: Any) -> StepReport | None:
     """
     try:
         data = answer["data"]
-        found = [data["result"]] if data["resultType"] == "scalar" else [item["value"] for item in data["result"]]
-        seconds = [float(value) for _, value in found]
+        values = [data["result"]] if data["resultType"] == "scalar" else [item["value"] for item in data["result"]]
+        seconds = [float(value) for _, value in values]
     except (KeyError, TypeError, ValueError):
         raise Refused("invalid", 422, "the query gives no instant vector; write one that gives seconds") from None
     known = [value for value in seconds if not math.isnan(value)]
@@ -218,6 +229,12 @@ def reviewed(answer: Mapping[str, Any], namespace: str) -> str | None:
         raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
     nodes = (user.get("extra") or {}).get(NODE_CLAIM) or [None]
     return None if nodes[0] is None else str(nodes[0])
+
+
+def account_of(answer: Mapping[str, Any]) -> str | None:
+    """The service account that a TokenReview names."""
+    username = str(((answer.get("status") or {}).get("user") or {}).get("username", ""))
+    return username.rpartition(":")[2][:253] or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from tilecast.advise import Advice
 from tilecast.api.status import Recommendation, Summary
 from tilecast.render import document, units
 from tilecast_operator.answer import Answer, Declined, message, reason
-from tilecast_operator.cluster.documents import NODE_SELECTOR, NODE_TYPE, AdviceAnnotations, Note
+from tilecast_operator.cluster.documents import NODE_SELECTOR, AdviceAnnotations, Note
 from tilecast_operator.report.job_status import short_plan
 
 MAX_BYTES = 4096
@@ -20,15 +20,21 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
     best = advice.best
     if best is None:
         return {}
-    found = recommendation_annotations(Recommendation.within(**document.recommendation(best)), advice.inputs_hash)
-    return found if best.pool.node_type else {**found, NODE_TYPE: best.pool.gpu.product}
+    shown = Recommendation.within(**document.recommendation(best))
+    return recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
 
 
-def recommendation_annotations(best: Recommendation, inputs_hash: str) -> dict[str, str]:
-    """The annotations of a recommendation as a status holds it; without a node type it is the pool's name."""
+def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:
+    """The annotations of a recommendation as a status holds it.
+
+    Args:
+        best: the recommendation.
+        inputs_hash: of what it was made of.
+        product: GPU of its pool; what stands for a node type where there is none, and else the pool's name.
+    """
     step = best.step_seconds
-    found: dict[str, str] = AdviceAnnotations.within(
-        node_type=best.node_type or best.pool,
+    annotations: dict[str, str] = AdviceAnnotations.within(
+        node_type=best.node_type or product or best.pool,
         pool=best.pool,
         node_selector=json.dumps(dict(sorted(best.node_selector.items())), separators=(",", ":")),
         gpus=str(best.gpus),
@@ -37,12 +43,12 @@ def recommendation_annotations(best: Recommendation, inputs_hash: str) -> dict[s
         confidence=f"{step.lower_bound:g}-{step.upper_bound:g} s",
         advice_hash=inputs_hash,
     ).document()
-    return found if size_bytes(found) <= MAX_BYTES else {**found, NODE_SELECTOR: "{}"}
+    return annotations if size_bytes(annotations) <= MAX_BYTES else {**annotations, NODE_SELECTOR: "{}"}
 
 
-def size_bytes(found: Mapping[str, str]) -> int:
+def size_bytes(annotations: Mapping[str, str]) -> int:
     """Bytes of keys and values, as the API server counts them."""
-    return sum(len(key.encode()) + len(value.encode()) for key, value in found.items())
+    return sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
 
 
 def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
@@ -66,11 +72,11 @@ def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
 
 def note_on_job(answer: Answer) -> Note:
     """The Event of an answer about a job of another kind."""
-    found = note(answer, Summary(), Summary(reason=reason(answer)))
+    first = note(answer, Summary(), Summary(reason=reason(answer)))
     return (
         Note("Normal", reason(answer), "")
-        if found is None
-        else Note(found.type, found.reason, found.text + gain(answer))
+        if first is None
+        else Note(first.type, first.reason, first.text + gain(answer))
     )
 
 

@@ -58,10 +58,10 @@ class Fit:
 UNOBSERVED = Aspect("False", "NotObserved", "no step of the job was measured yet")
 
 
-def stored(found: Mapping[str, Any]) -> TrainingJobStatus:
+def stored(document: Mapping[str, Any]) -> TrainingJobStatus:
     """A status as it was written here; of one of which somebody took parts, or wrote others, nothing is kept."""
     try:
-        status = TrainingJobStatus.model_validate(found)
+        status = TrainingJobStatus.model_validate(document)
     except ValidationError:
         return TrainingJobStatus()
     return status if status.conditions and status.summary else TrainingJobStatus()
@@ -134,41 +134,55 @@ def condition(kind: str, aspect: Aspect, generation: int, now: str, current: Ite
     )
 
 
-def fitted(found: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
+def fitted(status: TrainingJobStatus, fit: Fit) -> TrainingJobStatus:
     """A status that says whether its recommendation fits now, or nothing where that is not known."""
-    summary, best = found.summary or Summary(), found.recommendation
+    summary, best = status.summary or Summary(), status.recommendation
     if best is None:
-        return _changed(found, summary=_changed(summary, fits_now=None))
+        return _changed(status, summary=_changed(summary, fits_now=None))
     fits = None if fit.fits is None else "yes" if fit.fits else "no"
     best, summary = _changed(best, fits_now=fit.fits), _changed(summary, fits_now=fits)
-    return _changed(found, recommendation=best, summary=summary)
+    return _changed(status, recommendation=best, summary=summary)
 
 
-def started(found: TrainingJobStatus, since: str) -> TrainingJobStatus:
+def started(status: TrainingJobStatus, since: str) -> TrainingJobStatus:
     """A status whose forecast is frozen since then, if it is not yet."""
-    return found if found.forecast is not None else _changed(found, forecast=FrozenForecast(frozen_at=since))
+    return status if status.forecast is not None else _changed(status, forecast=FrozenForecast(frozen_at=since))
 
 
-def amended(found: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
-    """A status of a generation, some of its conditions written anew."""
+def amended(status: TrainingJobStatus, generation: int, now: str, aspects: Mapping[str, Aspect]) -> TrainingJobStatus:
+    """A status of a generation, some of its conditions written anew, or added."""
+    known = {item.type for item in status.conditions}
     fresh = [
-        condition(item.type, aspects[item.type], generation, now, found.conditions)
+        condition(item.type, aspects[item.type], generation, now, status.conditions)
         if item.type in aspects
         else _changed(item, observed_generation=generation)
-        for item in found.conditions
+        for item in status.conditions
     ]
-    return _changed(found, observed_generation=generation, conditions=fresh)
+    fresh += [condition(kind, aspects[kind], generation, now, ()) for kind in aspects if kind not in known]
+    return _changed(status, observed_generation=generation, conditions=fresh)
 
 
-def scored(found: TrainingJobStatus, score: Score) -> TrainingJobStatus:
+def compared(status: TrainingJobStatus, answer: Advice, digest: str | None) -> TrainingJobStatus:
+    """The status of a job that runs, with the alternatives of a later answer; its recommendation stays.
+
+    Args:
+        status: as it was.
+        answer: the later one.
+        digest: of what decided it; None where no measured run did.
+    """
+    alternatives = [one for offer in answer.offers[:MAX_ALTERNATIVES] if (one := _alternative(offer)) is not None]
+    return _changed(status, alternatives=alternatives, alternatives_hash=digest)
+
+
+def scored(status: TrainingJobStatus, score: Score) -> TrainingJobStatus:
     """A status with the measured steps of its job, and how far the forecast lay off."""
     error = score.forecast.errors(score.window)
     return _changed(
-        found,
+        status,
         forecast=score.forecast,
         observed=score.window.status(),
         error=error,
-        summary=_changed(found.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
+        summary=_changed(status.summary or Summary(), error=f"{error.calibrated_ratio:+.0%}"),
     )
 
 
@@ -182,13 +196,13 @@ def observed_aspect(score: Score) -> Aspect:
     return Aspect("True", "Observed", text)
 
 
-def unscored(found: TrainingJobStatus) -> TrainingJobStatus:
+def unscored(status: TrainingJobStatus) -> TrainingJobStatus:
     """A status without measured steps, whatever it said of them before."""
-    if found.observed is None:
-        return found
-    frozen = found.forecast and FrozenForecast(frozen_at=found.forecast.frozen_at)
-    summary = _changed(found.summary or Summary(), error=None)
-    return _changed(found, observed=None, error=None, forecast=frozen, summary=summary)
+    if status.observed is None:
+        return status
+    frozen = status.forecast and FrozenForecast(frozen_at=status.forecast.frozen_at)
+    summary = _changed(status.summary or Summary(), error=None)
+    return _changed(status, observed=None, error=None, forecast=frozen, summary=summary)
 
 
 def _aspects(answer: Answer, is_off: bool, fit: Fit, applied: Aspect | None = None) -> dict[str, Aspect]:
@@ -282,6 +296,6 @@ def _percent(ratio_log: float) -> str:
     return f"{100 * math.expm1(ratio_log):+.0f}"
 
 
-def _changed(found: ModelT, **values: Any) -> ModelT:
+def _changed(model: ModelT, **values: Any) -> ModelT:
     """The same with other fields; None takes a field away."""
-    return found.model_copy(update=values)
+    return model.model_copy(update=values)

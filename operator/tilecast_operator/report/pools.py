@@ -14,7 +14,7 @@ from tilecast_operator.report.job_status import Aspect, condition
 
 
 def pool_status(
-    found: FoundPool | SpecError,
+    entry: FoundPool | SpecError,
     generation: int,
     now: str,
     current: Iterable[Condition],
@@ -25,7 +25,7 @@ def pool_status(
     """The whole status. A condition keeps the time of its last transition while its status stays.
 
     Args:
-        found: the pool, or what is wrong with it.
+        entry: the pool, or what is wrong with it.
         generation: of the spec that was read.
         now: RFC 3339, for conditions whose status changes.
         current: the conditions as they are now.
@@ -34,7 +34,7 @@ def pool_status(
         superseded: runs of the pool that newer ones contradict.
     """
     before, (calibration, error) = list(current), learnt
-    aspects = _aspects(found, free) | ({} if calibration is None else {"Drifted": _drifted(superseded)})
+    aspects = _aspects(entry, free) | ({} if calibration is None else {"Drifted": _drifted(superseded)})
     head = {
         "observed_generation": generation,
         "conditions": [condition(kind, aspect, generation, now, before) for kind, aspect in aspects.items()],
@@ -42,53 +42,53 @@ def pool_status(
         "error": error,
     }
     why = aspects["Ready"].reason
-    if isinstance(found, SpecError):
+    if isinstance(entry, SpecError):
         return GPUPoolStatus.within(**head, summary=PoolSummary(reason=why))
     return GPUPoolStatus.within(
         **head,
-        nodes=found.nodes,
+        nodes=entry.nodes,
         gpus=PoolGpus.within(
-            total=found.gpus_total, allocatable=found.gpus_allocatable, free=None if free is None else free.gpus
+            total=entry.gpus_total, allocatable=entry.gpus_allocatable, free=None if free is None else free.gpus
         ),
-        facts={name: Fact.within(value=value, layer=layer) for name, (value, layer) in found.facts.items()},
-        kueue_flavor=(free.flavor if free is not None else found.kueue_flavor) or None,
+        facts={name: Fact.within(value=value, layer=layer) for name, (value, layer) in entry.facts.items()},
+        kueue_flavor=(free.flavor if free is not None else entry.kueue_flavor) or None,
         topology=[
             TopologyLevel.within(key=level.key, domains=level.domains, largest=level.largest)
-            for level in found.topology
+            for level in entry.topology
         ],
-        summary=_summary(found, why, free),
+        summary=_summary(entry, why, free),
     )
 
 
-def _summary(found: FoundPool, why: str, free: Free | None) -> PoolSummary:
-    pool, price = found.pool, found.pool.price_per_gpu_hour
+def _summary(entry: FoundPool, why: str, free: Free | None) -> PoolSummary:
+    pool, price = entry.pool, entry.pool.price_per_gpu_hour
     return PoolSummary.within(
         gpu=pool.gpu.name,
-        shape=f"{found.nodes}x{pool.gpus_per_node}",
+        shape=f"{entry.nodes}x{pool.gpus_per_node}",
         link=pool.inter.name,
-        origin="User" if found.note is None else "Discovered",
+        origin="User" if entry.note is None else "Discovered",
         reason=why,
         price=None if price is None else f"{price:.4g} {pool.currency}",
-        free=None if free is None else f"{free.gpus}/{found.gpus_total}",
+        free=None if free is None else f"{free.gpus}/{entry.gpus_total}",
     )
 
 
-def _aspects(found: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
+def _aspects(entry: FoundPool | SpecError, free: Free | None) -> dict[str, Aspect]:
     """What every condition says, by its type."""
-    if isinstance(found, SpecError):
+    if isinstance(entry, SpecError):
         uncounted = "the pool's nodes are not counted"
         return {
-            "Ready": Aspect("False", "InvalidSpec", str(found)),
+            "Ready": Aspect("False", "InvalidSpec", str(entry)),
             "ScaledDown": Aspect("Unknown", "InvalidSpec", uncounted),
             "CapacityKnown": Aspect("False", "InvalidSpec", uncounted),
         }
-    if found.nodes == 0:
+    if entry.nodes == 0:
         ready = Aspect("True", "NoNodesNow", "no node of the pool exists now; it is priced as spec says")
     else:
-        counted = f"{found.nodes} nodes with {found.gpus_total} GPUs"
-        ready = Aspect("True", "NodesFound", "; ".join((counted, *found.remarks)))
-    if found.nodes < found.pool.max_nodes:
-        scaled = Aspect("True", "FewerNodes", f"{found.nodes} of at most {found.pool.max_nodes} nodes exist")
+        counted = f"{entry.nodes} nodes with {entry.gpus_total} GPUs"
+        ready = Aspect("True", "NodesFound", "; ".join((counted, *entry.remarks)))
+    if entry.nodes < entry.pool.max_nodes:
+        scaled = Aspect("True", "FewerNodes", f"{entry.nodes} of at most {entry.pool.max_nodes} nodes exist")
     else:
         scaled = Aspect("False", "AllNodes", "every node that the pool can have exists")
     if free is None:

@@ -1,0 +1,196 @@
+"""What the cluster's Kueue can do: the versions that it serves, its release, and whether it lets a job wait for us.
+
+Kueue's feature gates are no part of any API. What the gate `AdmissionGatedBy` changes can be asked all the same: with
+it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that list. A
+merge patch with `dryRun` asks just that, and stores nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from tilecast.api.fields import Document, mapping, value_at
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, HOLD_QUEUE, NEXT_QUEUE, QUEUE, kueue
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.discovery import ServedApis
+from tilecast_operator.cluster.documents import Note
+from tilecast_operator.cluster.kinds import KINDS, KUEUE, Key
+from tilecast_operator.controllers.runtime import SharedContext
+
+log = logging.getLogger("tilecast")
+
+GATE = "AdmissionGatedBy"
+Gate: TypeAlias = Literal["present", "absent", "unknown"]
+REMEDY = (
+    f"switch {GATE} on in Kueue (alpha and off in 0.17 and 0.18, on from 0.19), or let the job wait in a held queue: "
+    f"label {QUEUE}: {HOLD_QUEUE}, annotation {NEXT_QUEUE}: QUEUE"
+)
+"""What to do where the gate is off."""
+
+TRUST_S = 5.0
+"""How long the gate is taken to be on after Kueue has shown it: less than it takes to start Kueue anew."""
+
+_CRD = Key("CustomResourceDefinition", "", f"workloads.{KUEUE}")
+_LABELS = ("app.kubernetes.io/version", "helm.sh/chart")
+_TWICE = {"metadata": {"annotations": {ADMISSION_GATES: f"{ADVISOR},{ADVISOR}"}}}
+"""What Kueue refuses where it reads the list of gates."""
+_SAYS = {
+    "present": f"the feature gate {GATE} is on; jobs in mode Initial may wait behind it, or in a held queue",
+    "absent": f"the feature gate {GATE} is off; a job that carries {ADMISSION_GATES} is not held by it and is let go "
+    f"as it is: {REMEDY}",
+    "unknown": f"whether the feature gate {GATE} is on is asked with the first Workload; until it is known, jobs in "
+    "mode Initial are placed from a held queue alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KueueFeatures:
+    """What is known of the cluster's Kueue."""
+
+    served: str = ""
+    """The version of its API that the API server prefers; empty where there is no Kueue."""
+    release: str = ""
+    """As its CRDs are labelled; empty where they are not."""
+    stop_policy: bool = False
+    """Whether a LocalQueue can be held."""
+    gate: Gate = "unknown"
+    """Whether a job waits while it carries our name in its list of gates."""
+
+
+class KueueCheck:
+    """Finds out what Kueue can do, and says so when that changes. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
+        self._context = context
+        self._discovery = discovery
+        self._uid = ""
+        """Of the CRD that Events are about."""
+        self._present_s = -math.inf
+        """When Kueue last showed that it heeds the list of gates."""
+        self.features = KueueFeatures()
+
+    async def run(self) -> None:
+        """Look now and then, for ever."""
+        await self._context.client.logged_in()
+        while True:
+            try:
+                await self.look()
+            except Exception as error:
+                log.warning("what Kueue can do is not known: %s", error or type(error).__name__)
+            await asyncio.sleep(self._context.settings.watch_check_s)
+
+    async def look(self) -> None:
+        """Find out what Kueue can do.
+
+        Raises:
+            ApiError, OSError: the API server did not answer.
+        """
+        version = await self._discovery.version(KUEUE, anew=True)
+        if version is None:
+            await self._note(KueueFeatures())
+            return
+        workload, queue = [await self._crd(plural) for plural in ("workloads", "localqueues")]
+        self._uid = str(value_at(workload, ("metadata", "uid")) or "")
+        before = self.features.gate if self.features.served else "unknown"
+        features = KueueFeatures(version, _release(workload), _has_stop_policy(queue, version), before)
+        (some, *_) = await self._items(version, "workloads", limit="1") or (None,)
+        if some is not None:
+            metadata = some["metadata"]
+            gate = await self._ask(_path(version, "workloads", metadata["namespace"], metadata["name"]))
+            features = replace(features, gate=before if gate == "unknown" else gate)
+        await self._note(features)
+
+    async def workloads(self, namespace: str, uid: str) -> list[Document] | None:
+        """The Workloads of a job; None where there is no Kueue. Raises as `look` does."""
+        version = await self._discovery.version(KUEUE)
+        if version is None:
+            return None
+        return await self._items(version, "workloads", namespace, labelSelector=f"{KUEUE}/job-uid={uid}")
+
+    async def path(self, workload: Document) -> str:
+        """Path of a Workload in the API."""
+        metadata = workload["metadata"]
+        return _path(await self._discovery.version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"])
+
+    async def gate(self, workloads: Sequence[Document]) -> Gate:
+        """Whether Kueue heeds the list of gates of a job with these Workloads. Raises as `look` does."""
+        is_fresh = time.monotonic() - self._present_s < TRUST_S
+        if is_fresh or not workloads:
+            return self._assumed("present" if is_fresh else self.features.gate)
+        gate = await self._ask(await self.path(workloads[0]))
+        if gate not in ("unknown", self.features.gate):
+            await self._note(replace(self.features, gate=gate))
+        return self._assumed(gate)
+
+    async def holds(self, namespace: str, queue: str) -> bool:
+        """Whether Kueue admits nothing from a LocalQueue: it is stopped, or does not exist. Raises as `look` does."""
+        version = await self._discovery.version(KUEUE) or ""
+        queues = await self._items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
+        return all(kueue.is_stopped(item) for item in queues)
+
+    def _assumed(self, gate: Gate) -> Gate:
+        setting = self._context.settings.kueue_admission_gate
+        if setting == "absent":
+            return "absent"
+        return "present" if setting == "present" and gate == "unknown" else gate
+
+    async def _ask(self, path: str) -> Gate:
+        try:
+            await self._context.client.dry_run(path, _TWICE)
+        except ApiError as error:
+            if ADMISSION_GATES not in str(error):
+                return "unknown"
+            self._present_s = time.monotonic()
+            return "present"
+        self._present_s = -math.inf
+        return "absent"
+
+    async def _note(self, features: KueueFeatures) -> None:
+        """Show what is known, and say it where it has changed."""
+        before, self.features = self.features, features
+        self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
+        if features == before or not features.served or not self._uid or not self._context.leadership.is_leader:
+            return
+        name = f"Kueue {features.release}".rstrip()
+        held = "" if features.stop_policy else "; its LocalQueues cannot be held"
+        kind: Literal["Warning", "Normal"] = "Warning" if features.gate == "absent" else "Normal"
+        note = Note(kind, "KueueFeatures", f"{name} ({features.served}): {_SAYS[features.gate]}{held}")
+        log.info("%s", note.text)
+        try:
+            await self._context.writer.post(_CRD, self._uid, note, is_change=bool(before.served))
+        except (ApiError, *UNREACHABLE) as error:
+            # A job may wait for what was found; that it could not be said is no reason to let it go as it is.
+            log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
+
+    async def _crd(self, plural: str) -> Document:
+        path = KINDS["CustomResourceDefinition"].path()
+        listed = await self._context.client.get(path, {"fieldSelector": f"metadata.name={plural}.{KUEUE}"})
+        return next(iter(listed.get("items") or ()), {})
+
+    async def _items(self, version: str, plural: str, namespace: str = "", **query: str) -> list[Document]:
+        listed = await self._context.client.get(_path(version, plural, namespace), query)
+        return list(listed.get("items") or ())
+
+
+def _path(version: str, plural: str, namespace: str = "", name: str = "") -> str:
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/{KUEUE}/{version}{scope}/{plural}" + (f"/{name}" if name else "")
+
+
+def _release(crd: Document) -> str:
+    """The release that a CRD is of, as its labels say."""
+    labels = mapping(value_at(crd, ("metadata", "labels")))
+    text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
+    return text.removeprefix("kueue-").removeprefix("v")
+
+
+def _has_stop_policy(crd: Document, version: str) -> bool:
+    schemas = (item for item in value_at(crd, ("spec", "versions")) or () if item.get("name") == version)
+    path = ("schema", "openAPIV3Schema", "properties", "spec", "properties", "stopPolicy")
+    return any(value_at(item, path) is not None for item in schemas)

@@ -1,0 +1,212 @@
+"""Learning: runs in, from reports and PoolLearnings; PoolLearnings, and what is forgotten, out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast.api.fields import mapping
+from tilecast.api.pool_learning import Forget
+from tilecast.spec import SpecError
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.documents import Note, applied_fields
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.lists import ListCheck
+from tilecast_operator.cluster.view import Document
+from tilecast_operator.cluster.view import Learning as LearningView
+from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.observed.learner import Learner, Score, Taught
+from tilecast_operator.observed.own_runs import rounded
+from tilecast_operator.observed.run_store import RunStore
+
+log = logging.getLogger("tilecast")
+
+CALIBRATION = Key("Calibration")
+"""The key of everything that measured steps teach."""
+UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
+FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
+
+
+class PoolLearnings:
+    """The runs of the cluster, as they are written down. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, lists: ListCheck) -> None:
+        settings = context.settings
+        self._context = context
+        self._lists = lists
+        self._is_on = settings.learning
+        self._store = RunStore(is_on=settings.learning)
+        self.learner = Learner(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
+        self._posted: set[tuple[str, str]] = set()
+        """Runs in doubt that Events told of."""
+        self._relatives: dict[Key, frozenset[tuple[str, str]]] = {}
+        """Namespace and workloads of the jobs that asked for runs."""
+        context.cache.learnings.listen(self._learning_changed)
+        context.cache.namespaces.listen(self._namespace_changed)
+        context.runtime.register(pool_learning.KIND, self.write)
+
+    def take(self, key: Key, uid: str, score: Score) -> None:
+        """Take note of a job's run as it is now."""
+        if not self._is_on:
+            return
+        latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
+        known_uid = "" if namespace is None else namespace.uid
+        item = score.seen(key.namespace, key.name, uid, latest.account or "", known_uid)
+        before = self._store.of_workload(key.namespace, item.run.workload).get(uid)
+        self._store.take(item)
+        if before is None or _shown(before) != _shown(item):
+            self._notify(item)
+        self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
+
+    def recall(self, key: Key, uid: str, score: Score) -> None:
+        """Take note of what the status of a job keeps of its run, where it is not known better."""
+        self._store.recall(score.forecast.pool, [score.seen(key.namespace, key.name, uid)])
+
+    def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[Seen]:
+        """The runs of these workloads in a namespace, newest first; once one of them says something else, what asked is
+        due again.
+
+        Args:
+            namespace: that of the job.
+            keys: what asks.
+            workloads: their digests.
+        """
+        for key in keys:
+            self._relatives[key] = frozenset((namespace, workload) for workload in workloads)
+        runs = (item for workload in workloads for item in self._store.of_workload(namespace, workload).values())
+        return sorted(runs, key=lambda one: (one.time, one.uid), reverse=True)
+
+    def release(self, key: Key) -> None:
+        """Let go of a job that asked for runs."""
+        self._relatives.pop(key, None)
+
+    def _notify(self, item: Seen) -> None:
+        """All jobs of a run's workload are due."""
+        for key, workloads in self._relatives.items():
+            if (item.run.namespace, item.run.workload) in workloads:
+                self._context.runtime.add(key, self._context.settings.observe_settle_s)
+
+    def recall_status(self, pool: str, status: Any) -> None:
+        """Take note of the runs that a pool's status kept in earlier releases."""
+        if self._store.recall_status(pool, status):
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
+
+    def drop(self, uid: str) -> None:
+        """Let go of a run."""
+        self._store.drop(uid)
+
+    async def forget_gone(self) -> None:
+        """Forget what namespaces taught that are gone by now, once all that exist were seen."""
+        seen = self._context.cache.namespaces
+        missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
+        if missing and len(seen) and await self._lists.is_whole("Namespace", len(seen)):
+            for name in missing:
+                self._store.forget_namespace(name)
+        for name in self._store.namespaces():
+            if (there := seen.get(Key("Namespace", "", name))) is not None:
+                self._store.forget_namespace(name, there.uid)
+
+    def due(self) -> set[str]:
+        """The pools whose runs may have changed."""
+        return self._store.pools()
+
+    def adopt(self, taught: Taught) -> bool:
+        """Take over what the runs teach; returns whether forecasts change by it."""
+        is_other = self.learner.adopt(taught)
+        for pool in self._store.pools() if self._is_on else ():
+            self._context.runtime.add(Key(pool_learning.KIND, "", pool))
+        self._context.metrics.show_learning(self.learner)
+        return is_other
+
+    async def write(self, key: Key) -> None:
+        """Write down what is known of a pool's runs, and say which of them are not learnt from."""
+        if key.name not in self._store.pools() or not self._context.settings.owns_pools:
+            return
+        if self._context.cache.learnings.get(key) is None:
+            await self._look_for(key)
+        document, seen = self._store.document(key.name), self._context.cache.learnings.get(key)
+        if seen is None or seen.value.digest != LearningView.of(document).digest:
+            seen = await self._apply(key, seen, document)
+        if seen.value.forget is not None and _is_meant(seen.value.forget):
+            test = {"op": "test", "path": FORGET_PATH, "value": seen.value.forget}
+            remove = {"op": "remove", "path": FORGET_PATH}
+            body = await self._context.writer.patch(key.path, "poollearnings", [test, remove])
+            seen = self._context.cache.learnings.keep(body)
+        doubted = self.learner.quarantined()
+        self._posted &= {(item.uid, why) for item, why in doubted}
+        for item, why in doubted:
+            if item.run.pool == key.name and (item.uid, why) not in self._posted:
+                self._posted.add((item.uid, why))
+                text = f"a run is not learnt from ({why}); `tilecast learning show --pool {key.name}` says whose"
+                await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
+
+    async def _look_for(self, key: Key) -> None:
+        """Recall what is written down of a pool, where no watch has shown it yet: it would be written over."""
+        kind = KINDS[key.kind]
+        try:
+            page = await self._context.client.get(kind.path(), {"fieldSelector": f"metadata.name={key.name}"})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            raise TryAgainError(UNSERVED) from None
+        for item in page.get("items") or ():
+            if mapping(item.get("metadata")).get("name") == key.name:
+                self._context.cache.learnings.see({"apiVersion": kind.api_version, **item, "kind": key.kind})
+
+    async def _apply(self, key: Key, seen: Stored[LearningView] | None, document: Document) -> Stored[LearningView]:
+        """Write a PoolLearning as it should be, unless the replica that led before has changed it since it was seen."""
+        is_conditional = seen is not None and self._context.runtime.is_conditional(key)
+        identity = {"resource_version": seen.resource_version} if seen is not None and is_conditional else {}
+        try:
+            body = await self._context.writer.apply(key, applied_fields(key, identity) | {"spec": document["spec"]})
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            # Whoever is about to write something else must not take that for gone.
+            raise TryAgainError(UNSERVED) from None
+        return self._context.cache.learnings.keep(body, is_new=True)
+
+    def _learning_changed(
+        self, key: Key, before: Stored[LearningView] | None, now: Stored[LearningView] | None
+    ) -> None:
+        if now is None:
+            self._forget(key.name, Forget())
+            return
+        if before is None or before.value.digest != now.value.digest:
+            document = now.value.document
+            self._store.recall(key.name, pool_learning.runs(key.name, document), pool_learning.forgotten(document))
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
+        asked = now.value.forget
+        if asked is not None and (before is None or before.value.forget != asked):
+            try:
+                self._forget(key.name, Forget.of(asked))
+            except SpecError as error:
+                log.warning("%s: %s", key, error)
+
+    def _forget(self, pool: str, what: Forget) -> None:
+        count = self._store.forget(what, self._context.now(), pool)
+        log.info("forgot %d runs of pool %s (%s)", count, pool, what)
+        self._context.runtime.add(CALIBRATION)
+
+    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        uid = None if now is None else now.uid
+        is_new = before is None or now is None or before.uid != now.uid
+        if is_new and self._store.forget_namespace(key.name, uid):
+            self._context.runtime.add(CALIBRATION)
+
+
+def _shown(item: Seen) -> tuple[object, ...]:
+    """What of a run other jobs go by."""
+    return item.run.pool, item.gpus, item.plan, rounded(item.run.observed_s)
+
+
+def _is_meant(text: str) -> bool:
+    try:
+        Forget.of(text)
+    except SpecError:
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""Placement: the node choice of a job that waits for us, written into it and into what Kueue made of it.
+
+Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it makes
+its Workload, and compares it no more: one that is written to the job alone contradicts the flavor, and Kueue gives the
+job up. One that is written to the Workload alone does no harm. Hence the Workload comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilecast import jobs
+from tilecast.advise import Advice
+from tilecast.api.fields import Document
+from tilecast.jobs import Job, Placement
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.discovery import ServedApis
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.job_advice import JobAdvice
+from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.report.advice import advice_annotations
+
+log = logging.getLogger("tilecast")
+
+WORKLOAD_S = 2.0
+"""How long a job waits for the Workload that Kueue makes of it. Made later, it is made of the job as placed."""
+POLL_S = 0.2
+"""Between looks at what another controller has yet to make, and between tries to let a job go."""
+
+
+class ChangedError(Exception):
+    """The job is another than the one that was decided about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that can be placed, and how."""
+
+    key: Key
+    job: Job
+    placement: Placement
+    operations: Sequence[patches.Operation]
+    """On the job; empty where its pods ask for these nodes already."""
+    workloads: Sequence[Document] | None
+    """What Kueue made of it; None where there is no Kueue, or the job has no queue."""
+
+
+class Placer:
+    """Writes node choices. Belongs to one event loop."""
+
+    def __init__(
+        self, context: SharedContext, discovery: ServedApis, advice: JobAdvice, kueue_check: KueueCheck
+    ) -> None:
+        self._context = context
+        self._discovery = discovery
+        self._advice = advice
+        self._kueue = kueue_check
+
+    async def prepare(self, key: Key, document: Document, placement: Placement) -> Prepared | str:
+        """See whether a job can be placed; returns what to write, or the reason why nothing may be written.
+
+        Raises:
+            ApiError, OSError: the API server does not answer.
+        """
+        job = await self._advice.read(document)
+        workloads = await self._workloads(key, job) if job.queue else None
+        if workloads is not None and (refusal := await self._unsafe(job, workloads)) is not None:
+            return refusal
+        # Trainer 2.2 and later has `runtimePatches` instead of `podTemplateOverrides`.
+        newer = key.kind != "TrainJob" or (
+            not document.get("spec", {}).get("podTemplateOverrides")
+            and await self._discovery.has_field(key.kind, "runtimePatches")
+        )
+        changes = jobs.changes(document, job, placement, runtime_patches=newer)
+        return Prepared(key, job, placement, patches.placing(document, changes), workloads)
+
+    async def write(self, prepared: Prepared, advice: Advice | None) -> str:
+        """Write the node choice and the advice, and make the job's Workload ask for the same nodes; returns `PLACED`,
+        or `QUEUED` where Kueue has yet to admit the job.
+
+        Raises:
+            ChangedError: the job is another by now.
+            ApiError: the API server refuses it.
+        """
+        key, job = prepared.key, prepared.job
+        await self._place_workloads(prepared.workloads or (), job, prepared.placement)
+        if prepared.operations:
+            await self.patch(key, prepared.operations)
+        try:
+            if advice is not None:
+                await self._annotate(key, job, advice)
+            # Kueue may have made a Workload anew, of the job as it was.
+            while prepared.workloads is not None and await self._place_workloads(
+                await self._kueue.workloads(key.namespace, job.uid) or (), job, prepared.placement
+            ):
+                continue
+        except (ApiError, *UNREACHABLE) as error:
+            log.warning("%s: placed; what follows failed: %s", key, error or type(error).__name__)
+        return patches.PLACED if prepared.workloads is None else patches.QUEUED
+
+    async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
+        await self._advice.annotate(key, job, advice_annotations(advice))
+        self._context.metrics.count_advice(advice, changed=False)
+        self._context.answers.answer(key)
+
+    async def patch(self, key: Key, operations: Sequence[patches.Operation]) -> None:
+        """Patch a job; raises as `write` does."""
+        try:
+            self._context.cache.jobs.keep(
+                await self._context.writer.patch(key.path, KINDS[key.kind].plural, operations)
+            )
+        except ApiError as error:
+            if error.status in (404, 409):
+                raise ChangedError from None
+            raise
+
+    async def _unsafe(self, job: Job, workloads: Sequence[Document]) -> str | None:
+        """Why Kueue may admit the job while its node choice is written; None where it does not."""
+        if any(patches.is_reserved(item) for item in workloads):
+            return "QuotaReserved"
+        if job.is_parked:
+            return None if await self._kueue.holds(job.namespace, job.current_queue) else "QueueNotHeld"
+        return {"present": None, "absent": "AdmissionGateOff", "unknown": "AdmissionGateUnknown"}[
+            await self._kueue.gate(workloads)
+        ]
+
+    async def _workloads(self, key: Key, job: Job) -> list[Document] | None:
+        """What Kueue made of a job, waited for; None where there is no Kueue."""
+        waited_s = 0.0
+        while not (workloads := await self._kueue.workloads(key.namespace, job.uid)):
+            if workloads is None or waited_s >= WORKLOAD_S:
+                break
+            await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
+        return workloads
+
+    async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
+        """Make what Kueue made of the job ask for the same nodes, unless it is decided about; returns whether it was to
+        be changed."""
+        undecided = (item for item in workloads if not patches.is_reserved(item))
+        differing = [
+            (item, operations) for item in undecided if (operations := patches.admitting(item, job, placement))
+        ]
+        for item, operations in differing:
+            try:
+                await self._context.writer.patch(await self._kueue.path(item), "workloads", operations)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+        return bool(differing)

@@ -1,0 +1,76 @@
+"""The shard of a cluster that this operator answers: jobs of other namespaces are as good as not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.api import training_job
+from tilecast.jobs import JOB_KINDS
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.selector import LabelSelector
+
+NAMESPACE = "Namespace"
+PAGE = 500
+
+
+class NamespaceShard:
+    """Follows the labels of namespaces. Belongs to one event loop.
+
+    A job may be seen before its namespace: it is set aside until then. A namespace that comes into the shard is listed,
+    for its jobs were let go when they were seen.
+    """
+
+    def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
+        self._context = context
+        self._selector = selector
+        cache = context.cache
+        self._tables = (cache.training_jobs, cache.jobs)
+        for table in self._tables:
+            table.is_ours = self._has
+        cache.namespaces.listen(self._changed)
+        context.runtime.register(NAMESPACE, self._list)
+
+    def _has(self, namespace: str) -> bool | None:
+        """Whether jobs of a namespace are ours; None while that is not known."""
+        seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
+        return None if seen is None else self._selector.selects(seen.value)
+
+    def _changed(
+        self, key: Key, before: Stored[Mapping[str, str]] | None, now: Stored[Mapping[str, str]] | None
+    ) -> None:
+        if now is None:
+            return
+        was_ours = None if before is None else self._selector.selects(before.value)
+        is_ours = self._selector.selects(now.value)
+        if was_ours is is_ours:
+            return
+        for table in self._tables:
+            table.settle(key.name)
+        if was_ours is False:
+            self._context.runtime.add(key)
+
+    async def _list(self, key: Key) -> None:
+        """See every job of a namespace that has come into the shard."""
+        kinds = (training_job.KIND, *(JOB_KINDS if self._context.settings.jobs else ()))
+        for kind in kinds:
+            query: dict[str, str] = {"limit": str(PAGE)}
+            while True:
+                try:
+                    page = await self._context.client.get(KINDS[kind].path(key.name), query)
+                except ApiError as error:
+                    if error.status == 404:  # the cluster has no such kind
+                        break
+                    raise
+                for item in page.get("items") or ():
+                    self._see(kind, item)
+                if not (onward := (page.get("metadata") or {}).get("continue")):
+                    break
+                query["continue"] = onward
+
+    def _see(self, kind: str, item: dict[str, Any]) -> None:
+        """A list does not repeat what its items are."""
+        self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})

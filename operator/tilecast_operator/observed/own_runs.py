@@ -1,0 +1,92 @@
+"""What earlier runs of one job say of its forecasts: its own, and those of jobs of its namespace that are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tilecast import calibration
+from tilecast.advise import Advice, Request
+from tilecast.advise.measured import Measurement, OwnRun, own_runs, with_notes
+from tilecast.advise.rank import variants
+from tilecast.api.calibration import Seen
+from tilecast.calibration import Calibration
+from tilecast.hardware import Pool
+from tilecast.spec import SpecError, Stated, Workload
+from tilecast.transfer import JobRuns
+
+log = logging.getLogger("tilecast")
+
+MOST_RUNS = 8
+"""Runs that a job's forecasts are corrected by, the newest."""
+GRID = 0.02
+"""Change of a measured step, as a logarithm, below which nothing is priced anew."""
+
+
+def rounded(seconds: float) -> int:
+    """A step's place on a grid of `GRID`."""
+    return round(math.log(seconds) / GRID)
+
+
+def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
+    """Everything that a job may be trained as on any of the pools, by its digest."""
+    by_gpu = {pool.gpu.name: variants(request, pool) for pool in pools}
+    every = {(item.precision, item.global_batch): item for items in by_gpu.values() for item in items}
+    return {calibration.digest(item): item for item in every.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRuns:
+    """Earlier runs of a job beside their forecasts."""
+
+    items: tuple[OwnRun, ...] = ()
+    own: JobRuns = field(default_factory=JobRuns)
+    """The same for transfer."""
+
+    @classmethod
+    def of(
+        cls, request: Request, pools: Sequence[Pool], known: Mapping[str, Workload], runs: Sequence[Seen]
+    ) -> OwnRuns:
+        """The newest of these runs, newest first, held against the forecasts for the pools as they are. One that says
+        too little, or cannot be meant, is left out."""
+        named, pairs = {pool.name: pool for pool in pools}, []
+        for run in runs[:MOST_RUNS]:
+            pool = named.get(run.run.pool)
+            if pool is None or pool.gpu.name != run.run.gpu or run.gpus is None or run.plan is None:
+                continue
+            meant = replace(request, workload=known[run.run.workload])
+            try:
+                plan = Stated.parse(run.plan, "plan")
+                step = Measurement(pool, run.gpus, run.run.observed_s, plan, run.waited_s, f"the run of {run.job}")
+                (item,) = own_runs(meant, [step])
+            except SpecError as error:
+                log.info("not learnt from: %s", error)
+                continue
+            pairs.append((item, item.own(meant)))
+        return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
+
+    def corrected(self, pools: Sequence[Pool]) -> Sequence[Pool]:
+        """The pools as these runs correct them."""
+        return [replace(pool, own=self.own) for pool in pools] if self.items else pools
+
+    def noted(self, advice: Advice) -> Advice:
+        """An advice on those pools with what the runs did to it."""
+        return with_notes(advice, self.items)
+
+
+def facts(pools: Sequence[Pool]) -> str:
+    """What the pools are, whatever runs teach and whoever uses them now."""
+    return repr([replace(pool, free_gpus=None, layers={}, calibration=Calibration(), own=JobRuns()) for pool in pools])
+
+
+def identity(key: bytes, pools: str, runs: Sequence[Seen]) -> str:
+    """A short digest of what decides a job's alternatives, but for what other runs teach: what it asks, what the pools
+    are, and its own runs to within `GRID`."""
+    steps = [
+        (one.run.pool, one.gpus, one.plan, rounded(one.run.observed_s), rounded(1 + one.waited_s))
+        for one in runs[:MOST_RUNS]
+    ]
+    return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

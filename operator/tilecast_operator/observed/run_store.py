@@ -1,0 +1,141 @@
+"""The runs that were measured, with who measured them: bounded in number, merged from where they were written down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tilecast.api import pool_learning
+from tilecast.api.calibration import MAX_RUNS, Seen, seen
+from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
+
+
+class RunStore:
+    """The newest runs of every pool. Belongs to one event loop.
+
+    Args:
+        is_on: whether any is kept.
+    """
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._is_on = is_on
+        self._runs: dict[str, dict[str, Seen]] = {}
+        """By pool and UID of the job."""
+        self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
+        """What was forgotten of each pool, and when."""
+        self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
+        """The same runs by namespace and workload, and UID of the job."""
+
+    def recall(self, pool: str, runs: Iterable[Seen], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
+        """Take note of runs of a pool that were written down, where they are not known better."""
+        if forgotten:
+            known = self._forgotten.setdefault(pool, [])
+            known += [item for item in forgotten if item not in known]
+            del known[:-MAX_FORGOTTEN]
+            members = self._runs.get(pool, {})
+            for uid in [uid for uid, item in members.items() if self._is_forgotten(pool, item)]:
+                self._remove(members, uid)
+        for item in runs if self._is_on else ():
+            known_run = self._runs.get(pool, {}).get(item.uid)
+            is_better = known_run is None or _known(known_run) < _known(item)
+            if is_better and not self._is_forgotten(pool, item):
+                self.take(item)
+
+    def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
+        """Take note of the runs that the status of a pool kept in earlier releases, of unknown origin; returns whether
+        there are any."""
+        gpu = (status.get("summary") or {}).get("gpu")
+        runs = seen(pool, str(gpu), status) if gpu else []
+        self.recall(pool, [item for item in runs if not self._knows(item.uid)])
+        return bool(runs)
+
+    def take(self, item: Seen) -> None:
+        """Take note of a run as it is now. A job has one run, a namespace its newest on a pool, and where a pool has
+        more than can be kept, the namespace with the most gives its oldest."""
+        if not self._is_on:
+            return
+        self.drop(item.uid)
+        members = self._runs.setdefault(item.run.pool, {})
+        members[item.uid] = item
+        self._of_workload.setdefault((item.run.namespace, item.run.workload), {})[item.uid] = item
+        counts = Counter(one.run.namespace for one in members.values())
+        largest = counts.most_common(1)[0][0] if len(members) > MAX_KEPT else item.run.namespace
+        if counts[largest] > (0 if len(members) > MAX_KEPT else MAX_RUNS):
+            oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
+            self._remove(members, oldest[1])
+
+    def drop(self, uid: str) -> None:
+        """Let go of a run."""
+        for members in self._runs.values():
+            self._remove(members, uid)
+
+    def forget(self, what: Forget, now: str, pool: str) -> int:
+        """Forget what was taught of a pool until now, also where the statuses of jobs keep it; returns how many runs
+        that were."""
+        members = self._runs.get(pool, {})
+        gone = [uid for uid, item in members.items() if what.matches(item)]
+        for uid in gone:
+            self._remove(members, uid)
+        rest = [item for item in self._forgotten.get(pool, []) if item[0] != what]
+        self._forgotten[pool] = [*rest, (what, now)][-MAX_FORGOTTEN:]
+        return len(gone)
+
+    def forget_namespace(self, namespace: str, uid: str | None = None) -> bool:
+        """Forget what a namespace taught that is gone, or those of its name with another UID; returns whether there was
+        anything."""
+        gone = [
+            item
+            for members in self._runs.values()
+            for item in members.values()
+            if item.run.namespace == namespace and (uid is None or item.namespace_uid not in ("", uid))
+        ]
+        for item in gone:
+            self.drop(item.uid)
+        return bool(gone)
+
+    def pools(self) -> set[str]:
+        """The pools that have had runs, or of which something was forgotten."""
+        return {*self._runs, *self._forgotten}
+
+    def namespaces(self) -> set[str]:
+        """The namespaces that runs are of."""
+        return {item.run.namespace for members in self._runs.values() for item in members.values()} - {""}
+
+    def document(self, pool: str) -> dict[str, Any]:
+        """The PoolLearning of a pool."""
+        return pool_learning.document(pool, self.of(pool), self._forgotten.get(pool, ()))
+
+    def of(self, pool: str) -> list[Seen]:
+        """The runs of a pool, oldest first."""
+        return sorted(self._runs.get(pool, {}).values(), key=lambda one: (one.time, one.uid))
+
+    def of_workload(self, namespace: str, workload: str) -> Mapping[str, Seen]:
+        """The runs of a workload in a namespace, by UID of the job."""
+        return self._of_workload.get((namespace, workload), {})
+
+    def ordered(self) -> list[Seen]:
+        """The runs of every pool, oldest first."""
+        return sorted(
+            (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
+        )
+
+    def _remove(self, members: dict[str, Seen], uid: str) -> None:
+        """Let go of a run among those of a pool, if it is there."""
+        if (item := members.pop(uid, None)) is None:
+            return
+        place = (item.run.namespace, item.run.workload)
+        self._of_workload[place].pop(uid, None)
+        if not self._of_workload[place]:
+            del self._of_workload[place]
+
+    def _knows(self, uid: str) -> bool:
+        return any(uid in members for members in self._runs.values())
+
+    def _is_forgotten(self, pool: str, item: Seen) -> bool:
+        return any(what.matches(item) and item.time <= before for what, before in self._forgotten.get(pool, ()))
+
+
+def _known(item: Seen) -> tuple[str, str, str, str]:
+    """How new a run is, and how much is known of where it came from."""
+    return item.time, item.source, item.account, item.namespace_uid

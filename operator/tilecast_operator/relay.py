@@ -1,0 +1,95 @@
+"""Hands a report that reached a replica which does not lead to the one that does, with the token it came with."""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from tilecast_operator.cluster.api import UNREACHABLE
+from tilecast_operator.cluster.leadership import Election, Leadership
+from tilecast_operator.observed.reports import Refused
+
+RELAYED = "Tilecast-Relayed"
+"""Header of a report that a replica hands on, with the name of the one that leads as the Lease has it; it is not handed
+on again."""
+CLIENT = "Tilecast-Client"
+"""Header of the same with the address of whoever sent it."""
+TIMEOUT_S = 15.0
+
+
+class Relay:
+    """A client of the replica that leads. Belongs to one event loop.
+
+    Args:
+        leadership: of this replica.
+        election: knows the other's address; None where there is no other.
+        certificate: file of the certificate that all replicas serve; empty without TLS.
+    """
+
+    def __init__(self, leadership: Leadership, election: Election | None, certificate: str = "") -> None:
+        self._leadership = leadership
+        self._election = election
+        self._certificate = certificate
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: tuple[int, ssl.SSLContext] | None = None
+        """What the certificate's file is trusted as, and when that was written."""
+
+    def client(self, request: web.Request) -> str:
+        """Address of whoever sent a report. One that is handed on says so, and counts where it names this replica as
+        only the Lease does: else all that another replica hands on would be one client's, or anybody could be many."""
+        named = request.headers.get(RELAYED, "").encode(errors="replace")
+        is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())
+        return (request.headers.get(CLIENT) if is_relayed else request.remote) or ""
+
+    async def put(self, request: web.Request, body: bytes) -> web.Response | None:
+        """The leader's answer to a report; None where this replica leads, and has to answer itself.
+
+        Raises:
+            Refused: nobody leads, or the leader does not answer.
+        """
+        if self._leadership.is_leader:
+            return None
+        address = None if self._election is None else self._election.leader_address
+        if address is None or RELAYED in request.headers:
+            raise Refused("unavailable", 503, "no replica leads now; report again later")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
+        headers = {"Authorization": request.headers.get("Authorization", "")}
+        headers |= {RELAYED: "" if self._election is None else self._election.leader, CLIENT: request.remote or ""}
+        try:
+            url, tls = f"{address}{request.rel_url.raw_path}", self._trust()
+            async with self._session.put(url, data=body, headers=headers, ssl=tls) as answer:
+                text = await answer.text()
+                later = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
+                return web.Response(text=text, status=answer.status, content_type=answer.content_type, headers=later)
+        except (*UNREACHABLE, ssl.SSLError):
+            raise Refused("unavailable", 503, "the replica that leads does not answer; report again later") from None
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        """TLS that trusts the certificate as it is now. One for all requests, for a connection is used again only by
+        requests with the same."""
+        if not self._certificate:
+            return True
+        path = Path(self._certificate)
+        written_ns = path.stat().st_mtime_ns
+        if self._tls is None or self._tls[0] != written_ns:
+            self._tls = written_ns, _trusting(path.read_text())
+        return self._tls[1]
+
+
+def _trusting(chain: str) -> ssl.SSLContext:
+    """TLS that trusts the first certificate of a file, whatever address serves it: replicas mount the same Secret.
+    Those that follow have signed certificates of others too."""
+    context = ssl.create_default_context(cadata="".join(chain.partition("-----END CERTIFICATE-----")[:2]))
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = False
+    return context

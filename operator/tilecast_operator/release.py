@@ -1,0 +1,190 @@
+"""Lets every job go that waits for Tilecast: before it is uninstalled, or where it will not come back.
+
+    python -m tilecast_operator.release [--dry-run] [--policy NAME]
+
+Jobs of every kind that the cluster serves, in all namespaces: our name comes off their gates, parked ones move to their
+own queue, those that were suspended for us are resumed; each by the patch that the operator writes. Doing it again does
+nothing. The credentials are those of the operator: a pod's, or a kubeconfig's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import kopf
+
+from tilecast.jobs import JOB_KINDS
+from tilecast.spec import SpecError
+from tilecast_operator.cluster import credentials
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.view import Document
+from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.settings import RECURSION_LIMIT
+
+OUTCOME = "Uninstalled"
+"""Value of `tilecast.dev/applied` on a job that is let go here."""
+REQUEST_S = 30.0
+PAGE = 500
+TRIES = 5
+"""Of a patch that somebody else's edit came before."""
+PASSES = 4
+PAUSE_S = 3.0
+"""Between passes: what was created just before the policy went may be seen only now."""
+_ADMISSION = "/apis/admissionregistration.k8s.io"
+
+Say = Callable[[str], object]
+
+
+class Release:
+    """Lets jobs go.
+
+    Args:
+        api: of the cluster.
+        say: called with one line for each job, and for each thing that could not be done.
+        is_dry: whether to say only what would be done.
+    """
+
+    def __init__(self, api: Api, say: Say, *, is_dry: bool = False) -> None:
+        self._api = api
+        self._say = say
+        self._is_dry = is_dry
+        self.freed = Counter[str]()
+        """Jobs by kind."""
+        self.failed = 0
+
+    async def run(self, policy: str = "") -> None:
+        """Withdraw the policy that has new jobs wait, if one is named, and let go until nothing waits.
+
+        Raises:
+            aiohttp.ClientError, OSError: the API server did not answer.
+        """
+        if policy:
+            await self._withdraw(policy)
+        not_withdrawn = self.failed
+        for number in range(PASSES):
+            self.failed = not_withdrawn
+            freed = sum([await self._free_kind(kind) for kind in JOB_KINDS])
+            if self._is_dry or not (freed or (policy and number == 0)):
+                return
+            await asyncio.sleep(PAUSE_S)
+
+    async def _free_kind(self, kind: str) -> int:
+        """Let all jobs of a kind go; returns how many did."""
+        freed = 0
+        try:
+            async for document in self._jobs(kind):
+                freed += await self._free(kind, document)
+        except ApiError as error:
+            if error.status != 404:
+                self._fail(f"{KINDS[kind].plural} cannot be listed: {error}")
+        return freed
+
+    async def _jobs(self, kind: str) -> AsyncIterator[Document]:
+        query = {"limit": str(PAGE)}
+        while True:
+            page = await self._api.get(KINDS[kind].path(), query)
+            for item in page.get("items") or ():
+                yield {**item, "apiVersion": KINDS[kind].api_version, "kind": kind}
+            if not (onward := (page.get("metadata") or {}).get("continue")):
+                return
+            query["continue"] = onward
+
+    async def _free(self, kind: str, document: Document) -> bool:
+        """Let a job go, if it waits for us; returns whether it does no more."""
+        key = Key.of({**document, "kind": kind})
+        name = f"{kind} {key.namespace}/{key.name}"
+        try:
+            for _ in range(TRIES):
+                job = about(document)
+                operations = patches.releasing(document, job, OUTCOME)
+                if job.is_owned or not operations:
+                    return False
+                if self._is_dry:
+                    break
+                try:
+                    await self._api.patch(key.path, operations)
+                    break
+                except ApiError as error:
+                    if error.status != 409:
+                        raise
+                document = await self._api.get(key.path)
+            else:
+                raise ApiError(409, "it is edited all the time")
+        except ApiError as error:
+            if error.status != 404:
+                self._fail(f"{name} was not let go: {error}")
+            return False
+        except SpecError as error:
+            self._fail(f"{name} cannot be read: {error}")
+            return False
+        self._say(f"{name} {'would be' if self._is_dry else 'was'} let go")
+        self.freed[kind] += 1
+        return True
+
+    async def _withdraw(self, policy: str) -> None:
+        """Delete the binding of a MutatingAdmissionPolicy."""
+        for version in ("v1", "v1beta1"):
+            path = f"{_ADMISSION}/{version}/mutatingadmissionpolicybindings/{policy}"
+            try:
+                metadata = (await self._api.get(path))["metadata"]
+                if not self._is_dry:
+                    await self._api.delete(path, str(metadata["uid"]), str(metadata["resourceVersion"]))
+            except ApiError as error:
+                if error.status != 404:
+                    self._fail(f"policy binding {policy} was not deleted: {error}")
+                continue
+            self._say(f"policy binding {policy} {'would be' if self._is_dry else 'was'} deleted")
+            return
+
+    def _fail(self, text: str) -> None:
+        self.failed += 1
+        self._say(f"error: {text}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tilecast_operator.release", description="Let every job go that waits for Tilecast."
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be let go, and change nothing")
+    parser.add_argument("--policy", default="", metavar="NAME", help="delete this MutatingAdmissionPolicyBinding first")
+    asked = parser.parse_args(arguments)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+    kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
+
+    async def release() -> Release:
+        api = Api(REQUEST_S)
+        try:
+            api.connect(lambda: credentials.connection(credentials.read(kwargs)))
+            work = Release(api, print, is_dry=asked.dry_run)
+            await work.run(asked.policy)
+        finally:
+            await api.close()
+        return work
+
+    try:
+        done = asyncio.run(release())
+    except kopf.LoginError as error:
+        return _refuse(f"no credentials: {error}; run it in the cluster, or set KUBECONFIG")
+    except (ApiError, *UNREACHABLE) as error:
+        return _refuse(f"the API server does not answer: {str(error) or type(error).__name__}; look at KUBECONFIG")
+    many = sum(done.freed.values())
+    print(f"{many} {'job' if many == 1 else 'jobs'} {'would be' if asked.dry_run else 'were'} let go")  # noqa: T201
+    return 1 if done.failed else 0
+
+
+def _refuse(text: str) -> int:
+    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The condition BetterPlacementAvailable: whether a job that runs would be clearly better off on another pool now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilecast import cost
+from tilecast.api.status import Alternative, Condition, TrainingJobStatus
+from tilecast.hardware import Pool
+from tilecast.objectives import ObjectiveRecord
+from tilecast.render import units
+from tilecast_operator.cluster.view import seconds
+from tilecast_operator.observed.learner import Score
+from tilecast_operator.report.job_status import Aspect
+
+KIND = "BetterPlacementAvailable"
+LEAST, LEAST_AFTER = 0.20, 0.15
+"""Shares of a step, or of its price, that a move has to save for the condition to become true, and to stay so."""
+FLUTTER_S = 600.0
+"""A condition that has been false for less than this, and was true before, becomes true without an Event."""
+UNKNOWN = Aspect(
+    "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
+)
+MOVING = "moving costs a restart and the steps since the last checkpoint, neither of which is known here"
+
+
+@dataclass(frozen=True, slots=True)
+class BetterPlace:
+    """An alternative that is better than what runs."""
+
+    alternative: Alternative
+    gain: float
+    """What it saves of what the job's objective makes least, as a share."""
+    text: str
+
+
+def least_gain(known: Condition | None) -> float:
+    """What a place has to save now."""
+    return LEAST_AFTER if known is not None and known.status == "True" else LEAST
+
+
+def places(
+    status: TrainingJobStatus, score: Score, goal: ObjectiveRecord, pools: Mapping[str, Pool], least: float
+) -> list[BetterPlace]:
+    """The alternatives on other pools that save at least so much by the objective and are no worse otherwise, best
+    first. A sample's seconds and price are compared, for an alternative may have another global batch. A step counts as
+    what the job's runs make of it, or as one that is as far off its forecast as the measured one if that is longer: a
+    job that is slow for reasons of its own is no better off elsewhere.
+
+    Args:
+        status: with alternatives that the job's own runs correct.
+        score: its measured step.
+        goal: its objective.
+        pools: those of the cluster.
+        least: what has to be saved, as a share.
+    """
+    ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
+    batch = None if best is None else best.global_batch_size
+    measured_s = score.window.seconds
+    scale = measured_s / ran.step_seconds.target
+    hourly = None if pool is None or pool.price_per_gpu_hour is None else pool.price_per_gpu_hour * ran.gpus
+    price = None if hourly is None else cost.per_1000_steps(hourly, measured_s)
+    better = []
+    for item in status.alternatives:
+        share = (batch or 1) / (item.global_batch_size or batch or 1)
+        step_s = max(item.step_seconds.target, (item.raw_step_seconds or 0.0) * scale)
+        faster = 1 - step_s * share / measured_s
+        other = pools.get(item.pool)
+        is_comparable = pool is not None and other is not None and pool.currency == other.currency
+        both = price is not None and item.cost_per1000_steps is not None and price > 0 and is_comparable
+        spent = (item.cost_per1000_steps or 0.0) * step_s / item.step_seconds.target
+        cheaper = 1 - spent * share / price if both and price else None
+        gain, rest = (cheaper, faster) if goal.is_price else (faster, cheaper)
+        is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
+        if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
+            better.append(BetterPlace(item, gain, _text(item, step_s, score, faster, cheaper)))
+    return sorted(better, key=lambda place: -place.gain)
+
+
+def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
+    """What the condition says.
+
+    Args:
+        known: the condition as it is.
+        free: the best place whose GPUs are known to be free now.
+        better: all that are better.
+    """
+    if free is not None:
+        return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now; {MOVING}")
+    was_true = known is not None and (known.status == "True" or known.reason == "NoLongerBetter")
+    reason = "NoLongerBetter" if was_true else "NoneBetter"
+    if better:
+        return Aspect("False", reason, f"{better[0].text}, but those GPUs are not known to be free now")
+    return Aspect("False", reason, "no alternative saves enough and is no worse otherwise")
+
+
+def is_news(known: Condition | None, now: Aspect, clock_s: float) -> bool:
+    """Whether an Event should say that the condition became true."""
+    if now.status != "True" or (known is not None and known.status == "True"):
+        return False
+    if known is None or known.reason != "NoLongerBetter":
+        return True
+    since_s = seconds(known.last_transition_time)
+    return since_s is None or clock_s - since_s >= FLUTTER_S
+
+
+def _text(item: Alternative, step_s: float, score: Score, faster: float, cheaper: float | None) -> str:
+    step = units.duration(step_s)
+    saved = f"{faster:.0%} shorter" if faster >= 0 else f"{-faster:.0%} longer"
+    price = "" if cheaper is None else f" and {abs(cheaper):.0%} {'cheaper' if cheaper >= 0 else 'dearer'}"
+    where, measured = f"{item.plan} on {item.gpus} {item.pool}", units.duration(score.window.seconds)
+    return f"{where} would take {step} a step by forecast, {saved}{price} than the {measured} measured"

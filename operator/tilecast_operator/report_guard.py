@@ -1,0 +1,138 @@
+"""Which reports are read at all: of clients that keep within their limits, with a token that could be ours."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import json
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tilecast_operator.observed.reports import AUDIENCE, Refused
+
+BURST_S = 10.0
+"""A client that was quiet may send what it may send in so long at once."""
+MAX_IN_FLIGHT = 8
+"""Reports of one client at a time: fewer than TokenReviews, so that no client takes them all."""
+MAX_CLIENTS = 4096
+MAX_TOKEN = 8192
+SKEW_S = 60.0
+ACCOUNT = "system:serviceaccount:"
+
+
+class ReportGuard:
+    """Refuses before the body of a report is read or the API server asked. Belongs to one event loop.
+
+    Args:
+        rate: reports that a client may send, 1/s.
+        clock: Unix time, the API server's.
+        refused: called with the outcome of each refusal.
+        timer: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        clock: Callable[[], float],
+        refused: Callable[[str], None],
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate * BURST_S)
+        self._clock = clock
+        self._refused = refused
+        self._timer = timer
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Reports that a client may send now, and since when, by client; who was seen last comes last."""
+        self._in_flight: dict[str, int] = {}
+
+    @contextmanager
+    def admit(self, address: str, namespace: str, token: str) -> Iterator[None]:
+        """Let a report be read, for as long as that takes.
+
+        Args:
+            address: of the client.
+            namespace: that it reports to.
+            token: its bearer token.
+
+        Raises:
+            Refused: it is not read, and why.
+        """
+        client = _client(address)
+        try:
+            self._take_turn(client)
+            require_token(token, namespace, self._clock())
+        except Refused as refused:
+            self._refused(refused.outcome)
+            raise
+        self._in_flight[client] = self._in_flight.get(client, 0) + 1
+        try:
+            yield
+        finally:
+            self._in_flight[client] -= 1
+            if not self._in_flight[client]:
+                del self._in_flight[client]
+
+    def _take_turn(self, client: str) -> None:
+        now_s = self._timer()
+        left, since_s = self._left.pop(client, (self._most, now_s))
+        left = min(self._most, left + (now_s - since_s) * self._rate)
+        is_late = left < 1.0
+        self._left[client] = (left if is_late else left - 1.0, now_s)
+        if len(self._left) > MAX_CLIENTS:
+            self._left.popitem(last=False)
+        if is_late:
+            raise _too_many(math.ceil((1.0 - left) / self._rate))
+        if self._in_flight.get(client, 0) >= MAX_IN_FLIGHT:
+            raise _too_many(1)
+
+
+def _too_many(wait_s: int) -> Refused:
+    return Refused("limited", 429, f"this client sends too many reports; report again in {wait_s} s", wait_s)
+
+
+def _client(address: str) -> str:
+    """Who is limited: an IPv4 address, or the network that one IPv6 host may choose its addresses from."""
+    try:
+        host = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(host, ipaddress.IPv6Address):
+        return str(host.ipv4_mapped or ipaddress.ip_network((host, 64), strict=False))
+    return str(host)
+
+
+def require_token(token: str, namespace: str, now_s: float) -> None:
+    """Check what a token says of itself. Whether it is true is for a TokenReview to say, about tokens that pass.
+
+    Raises:
+        Refused: it cannot be a token of the namespace for our audience, valid now.
+    """
+    if not token:
+        raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")
+    claims = _claims(token)
+    audiences, ends_s, begins_s = claims.get("aud"), claims.get("exp"), claims.get("nbf", 0)
+    if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]):
+        raise Refused("unauthenticated", 401, f"the token is not for audience {AUDIENCE}; project one into the pod")
+    times = [float(item) for item in (begins_s, ends_s) if isinstance(item, int | float)]
+    if len(times) < 2 or not times[0] - SKEW_S <= now_s <= times[1] + SKEW_S:
+        raise Refused("unauthenticated", 401, "the token is not valid now; read it anew from its file")
+    if not str(claims.get("sub", "")).startswith(f"{ACCOUNT}{namespace}:"):
+        raise Refused("forbidden", 403, f"the token is not of a service account of namespace {namespace}")
+
+
+def _claims(token: str) -> dict[str, Any]:
+    parts = token.split(".")
+    if len(token) <= MAX_TOKEN and len(parts) == 3 and all(parts):
+        try:
+            claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        except (binascii.Error, ValueError, RecursionError):
+            claims = None
+        if isinstance(claims, dict):
+            return claims
+    raise Refused("unauthenticated", 401, "the token is no JWT; project one with audience tilecast into the pod")

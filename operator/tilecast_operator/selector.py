@@ -1,0 +1,65 @@
+"""The namespaces whose jobs an operator answers, by a label selector as Kubernetes writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from tilecast.api.base import ApiModel, check
+from tilecast.spec import SpecError
+
+
+class Requirement(ApiModel):
+    """One of `matchExpressions`."""
+
+    key: str = Field(min_length=1)
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: list[str] = Field(default_factory=list)
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels are as this asks."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+
+
+class LabelSelector(ApiModel):
+    """A LabelSelector of Kubernetes; an empty one selects everything."""
+
+    match_labels: dict[str, str] = Field(default_factory=dict)
+    match_expressions: list[Requirement] = Field(default_factory=list)
+
+    @classmethod
+    def read(cls, text: str, field: str) -> LabelSelector | None:
+        """The selector in a JSON text; None where it is empty or selects everything.
+
+        Args:
+            text: the JSON.
+            field: what the text is the value of.
+
+        Raises:
+            SpecError: the text is no selector.
+        """
+        remedy = 'write {"matchLabels": {"shard": "a"}}'
+        try:
+            given = json.loads(text or "{}")
+        except ValueError:
+            raise SpecError(field, f"{text[:40]!r} is no JSON", remedy) from None
+        if not isinstance(given, dict):
+            raise SpecError(field, f"{text[:40]!r} is no LabelSelector", remedy)
+        selector = check(cls, given, field)
+        return selector if selector.match_labels or selector.match_expressions else None
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether something with these labels is selected."""
+        has_labels = all(labels.get(key) == value for key, value in self.match_labels.items())
+        return has_labels and all(item.holds(labels) for item in self.match_expressions)

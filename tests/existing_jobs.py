@@ -1,0 +1,103 @@
+"""The examples of jobs that are there already, read, and what the pools of an example cluster mean for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilecast import nodes
+from tilecast.advise import advise
+from tilecast.api import documents, training_job
+from tilecast.api.base import check
+from tilecast.hardware import Pool
+from tilecast.jobs import (
+    Job,
+    described,
+    in_annotations,
+    kueue,
+    read,
+)
+from tilecast.jobs.candidates import Candidates, candidates, request, settled
+from tilecast.spec import SpecError
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXISTING = sorted((EXAMPLES / "existing").glob("*.yaml"))
+A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+
+@cache
+def cluster() -> tuple[tuple[Pool, ...], list[dict[str, str]]]:
+    members, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    return nodes.pools(members, own, slices).pools, [item["metadata"]["labels"] for item in members]
+
+
+def example(name: str) -> dict[str, Any]:
+    (document,) = documents.load((EXAMPLES / "existing" / f"{name}.yaml").read_text())
+    return document
+
+
+def runtime(**trainer: Any) -> dict[str, Any]:
+    container = {"name": "node", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    return {
+        "kind": "ClusterTrainingRuntime",
+        "spec": {
+            "mlPolicy": {"numNodes": 3},
+            "template": {
+                "spec": {
+                    "replicatedJobs": [
+                        {"name": "dataset-initializer", "template": {}},
+                        {
+                            "name": "trainer",
+                            "template": {
+                                "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+                                "spec": {"template": {"spec": {"containers": [container], **trainer}}},
+                            },
+                        },
+                    ]
+                }
+            },
+        },
+    }
+
+
+def advice_spec(job: Job) -> training_job.TrainingJobSpec:
+    """The spec that a job's annotations are, checked as the CLI checks it."""
+    try:
+        return check(training_job.TrainingJobSpec, described(job), "spec")
+    except SpecError as error:
+        raise in_annotations(error) from None
+
+
+def objects(
+    *quotas: tuple[str, int, dict[str, str]], reserved: dict[str, int] | None = None, **more: Any
+) -> kueue.Objects:
+    gpu = "nvidia.com/gpu"
+    flavors = [{"name": name, "resources": [{"name": gpu, "nominalQuota": str(quota)}]} for name, quota, _ in quotas]
+    used = [
+        {"name": name, "resources": [{"name": gpu, "total": str(count)}]} for name, count in (reserved or {}).items()
+    ]
+    group = {"coveredResources": ["cpu", gpu], "flavors": flavors}
+    return kueue.Objects(
+        {("default", "team"): {"spec": {"clusterQueue": "all"}}},
+        {"all": {"spec": {"resourceGroups": [group], **more}, "status": {"flavorsReservation": used}}},
+        {name: {"spec": {"nodeLabels": labels}} for name, _, labels in quotas},
+    )
+
+
+def usable(job: Job, queue: kueue.Queue | None = None, *, is_placed: bool = True) -> Candidates:
+    pools, labels = cluster()
+    return candidates(job, pools, labels, queue, is_placed=is_placed)
+
+
+def codes(candidates: Candidates) -> dict[str, str]:
+    return {item.pool: item.code for item in candidates.rejections}
+
+
+def advised(name: str, queue: kueue.Queue | None = None, *, is_placed: bool = True, **changed: Any) -> Any:
+    document = example(name) | changed
+    job = read(document)
+    choice = usable(job, queue, is_placed=is_placed)
+    question = request(training_job.request("x", advice_spec(job)), job, choice, is_placed=is_placed)
+    return document, job, choice, settled(advise(question, choice.pools), choice)

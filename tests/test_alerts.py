@@ -1,0 +1,468 @@
+"""Every alert of the chart, firing and quiet, over what a running operator exported.
+
+Each story runs an operator over a store, takes what it exports now and then, and says what the rules make of that.
+Minutes pass between scrapes, and not in the test: `Tape.hold` says how long the registry stayed as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from conftest import ensure_or_fail
+from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
+from test_kopf import LISTED, scripted
+from test_observe import body, status, store_with, until
+from tilecast.advise import Advice, Request, advise
+from tilecast.hardware import Pool
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster import kopf_internals
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.view import stamp
+from tilecast_operator.observed.reports import Refused
+
+ROOT = Path(__file__).parent.parent
+RULES = ROOT / "charts" / "tilecast" / "rules" / "tilecast.yaml"
+TARGET = {"cluster": "west", "namespace": "tilecast", "pod": "a"}
+TEAM = {"cluster": "west", "namespace": "tilecast"}
+DEFECT = ({**TARGET, "result": "InternalError"}, "A search ended in a defect of Tilecast.")
+EAST = {"cluster": "east", "namespace": "tilecast"}
+
+
+@dataclass
+class Tape:
+    """What a Prometheus that scrapes once a minute has."""
+
+    minutes: int = 0
+    series: dict[str, list[str]] = field(default_factory=dict)
+    expected: list[dict[str, Any]] = field(default_factory=list)
+
+    def hold(self, registry: CollectorRegistry, minutes: int = 1, target: Mapping[str, str] = TARGET) -> None:
+        """Scrape a registry that stays as it is for some minutes. Other targets are silent."""
+        self.hold_all([(registry, target)], minutes)
+
+    def hold_all(self, targets: Sequence[tuple[CollectorRegistry, Mapping[str, str]]], minutes: int) -> None:
+        """Scrape several registries at once."""
+        values = {
+            series(sample.name, {**sample.labels, **target}): f"{sample.value:.12g}"
+            for registry, target in targets
+            for family in registry.collect()
+            for sample in family.samples
+        }
+        self._pass(minutes, values)
+
+    def silence(self, minutes: int) -> None:
+        """Scrape nothing."""
+        self._pass(minutes, {})
+
+    def _pass(self, minutes: int, values: Mapping[str, str]) -> None:
+        for name in values.keys() - self.series.keys():
+            self.series[name] = ["_"] * self.minutes
+        for name, column in self.series.items():
+            gap = "stale" if column and column[-1] not in ("_", "stale") else "_"
+            column += [values[name]] * minutes if name in values else [gap] + ["_"] * (minutes - 1)
+        self.minutes += minutes
+
+    def quiet(self, *alerts: str) -> None:
+        """None of these alerts fires now."""
+        for alert in alerts:
+            self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": []})
+
+    def fires(self, alert: str, *fired: tuple[Mapping[str, str], str]) -> None:
+        """This alert fires now, with these labels beside its severity and these summaries."""
+        severity = next(rule["labels"] for rule in rules() if rule.get("alert") == alert)
+        alerts_expected = [
+            {"exp_labels": {**severity, **labels}, "exp_annotations": {"summary": summary}} for labels, summary in fired
+        ]
+        self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": alerts_expected})
+
+    def value(self, ratio: str, stage: str) -> float:
+        """The only series of an error now, in percent."""
+        (column,) = (
+            values
+            for name, values in self.series.items()
+            if name.startswith(f"tilecast_prediction_{ratio}_ratio{{") and f'stage="{stage}"' in name
+        )
+        return 100 * float(column[-1])
+
+    def document(self) -> dict[str, Any]:
+        """The same as promtool reads it."""
+        columns = [{"series": name, "values": " ".join(column)} for name, column in self.series.items()]
+        return {"interval": "1m", "input_series": columns, "alert_rule_test": self.expected}
+
+
+def series(name: str, labels: Mapping[str, str]) -> str:
+    """A series as promtool reads it."""
+    pairs = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{pairs}}}"
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule of the chart."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def down(where: str) -> str:
+    return f"No Tilecast operator is being scraped{where}. Jobs run, but get no advice."
+
+
+async def dead_and_alive(tape: Tape) -> None:
+    """One operator of two clusters dies; one is replaced; none was ever there."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 30, {**EAST, "pod": "b"})
+        tape.quiet("TilecastDown")
+        tape.hold(running.metrics.registry, 10)
+        tape.hold(running.metrics.registry, 20, {**TARGET, "pod": "its-next"})
+        tape.fires("TilecastDown", (EAST, down(" in namespace tilecast of cluster east")))
+    tape.silence(20)
+    west = (TEAM, down(" in namespace tilecast of cluster west"))
+    tape.fires("TilecastDown", (EAST, down(" in namespace tilecast of cluster east")), west)
+
+
+async def never_there(tape: Tape) -> None:
+    """No operator at all."""
+    tape.silence(9)
+    tape.quiet("TilecastDown")
+    tape.silence(5)
+    tape.fires("TilecastDown", ({}, down("")))
+
+
+async def no_node_and_a_dead_watch(tape: Tape) -> None:
+    """A node pool at zero is listed every ten minutes; then nothing is answered."""
+
+    @dataclass(frozen=True)
+    class WatchedResource:
+        plural: str
+
+    async with operator(Store(), nodes=()) as running:
+        counted = running.metrics.watches
+        watch = kopf_internals.enduring(
+            scripted(*[[LISTED]] * 100), LISTED, (), 3600.0, lambda resource: counted.labels(resource).inc()
+        )
+        for _ in range(6):
+            for plural in ("nodes", "gpupools", "trainingjobs"):
+                assert [event async for event in watch(resource=WatchedResource(plural), namespace=None)] == [LISTED]
+            tape.hold(running.metrics.registry, 10)
+        tape.quiet("TilecastWatchStale")
+        for _ in range(4):
+            for plural in ("gpupools", "trainingjobs"):
+                assert [event async for event in watch(resource=WatchedResource(plural), namespace=None)] == [LISTED]
+            tape.hold(running.metrics.registry, 10)
+        text = "For half an hour the API server has answered no list and no watch of nodes."
+        tape.fires("TilecastWatchStale", ({**TEAM, "resource": "nodes"}, text))
+
+
+async def idle_config_maps(tape: Tape) -> None:
+    """Jobs whose models lie in ConfigMaps are looked at every minute; nothing of them waits."""
+    store = Store()
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100, "n_positions": 4096}
+    store.config_maps["m"] = {"data": {"config.json": yaml.safe_dump(config)}}
+    model = {"huggingFace": {"configMapKeyRef": {"name": "m"}}}
+    for number in range(120):
+        store.put(f"{JOBS}/{number}", job(str(number), model=model))
+    async with operator(store, config_map_poll_s=600.0) as running:
+        await settled(running)
+        assert len(running.runtime.queue) >= 120, "they wait for their time"
+        tape.hold(running.metrics.registry, 60)
+        tape.quiet("TilecastBacklog")
+        tape.quiet("TilecastWritesFailing")
+        tape.quiet("TilecastInternalErrors")
+
+
+async def refused_writes(tape: Tape) -> None:
+    """The API server takes no write."""
+    store = Store()
+
+    def refuse(path: str) -> None:
+        raise ApiError(503, "not now")
+
+    for number in range(120):
+        store.put(f"{JOBS}/{number}", job(str(number)))
+    async with operator(store, retry_first_s=0.5, retry_most_s=0.5) as running:
+        await settled(running)
+        tape.hold(running.metrics.registry, 10)
+        store.before_write = refuse
+        for item in list(store.objects.values()):
+            item["metadata"]["annotations"] = {}
+            item["status"] = {}
+            running.cache.see(store.put(f"{JOBS}/{item['metadata']['name']}", item))
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            tape.hold(running.metrics.registry)
+    text = "More than a fifth of the writes to trainingjobs fail."
+    tape.fires("TilecastWritesFailing", ({**TEAM, "resource": "trainingjobs"}, text))
+    tape.fires("TilecastBacklog", (TEAM, "120 objects wait, and none is answered."))
+
+
+async def a_burst(tape: Tape) -> None:
+    """More jobs than can be answered at once are no backlog as long as answers go out."""
+    store = Store()
+
+    def slowly(request: Request, pools: Sequence[Pool]) -> Advice:
+        time.sleep(0.02)
+        return on_first_pool(request, pools)
+
+    async with operator(store, slowly, writers=1) as running:
+        await settled(running)
+        for number in range(200):
+            training = {"sequenceLength": 512, "globalBatchSize": 8 * (1 + number)}
+            running.cache.see(store.put(f"{JOBS}/{number}", job(str(number), training=training)))
+        for _ in range(30):
+            await asyncio.sleep(0.05)
+            tape.hold(running.metrics.registry)
+        tape.quiet("TilecastBacklog")
+
+
+async def slow_searches(tape: Tape) -> None:
+    """Searches that take three seconds."""
+    store = Store()
+
+    def slowly(request: Request, pools: Sequence[Pool]) -> Advice:
+        """Slow at the start, too, when it warms up."""
+        time.sleep(3.05)
+        return on_first_pool(request, pools)
+
+    async with operator(store, slowly) as running:
+        await asyncio.sleep(3.1)
+        await settled(running)
+        tape.hold(running.metrics.registry, 10)
+        for name in "ab":
+            store.put(f"{JOBS}/{name}", job(name, objective="time" if name == "a" else "cost"))
+            running.cache.see(store.objects[f"{JOBS}/{name}"])
+            await asyncio.sleep(3.1)
+            await settled(running)
+            tape.hold(running.metrics.registry, 20)
+        tape.fires("TilecastSearchSlow", (TEAM, "One search in twenty takes longer than 9.65s."))
+        tape.hold(running.metrics.registry, 40)
+        tape.quiet("TilecastSearchSlow")
+
+
+def defective() -> Callable[[Request, Sequence[Pool]], Advice]:
+    """A search that works at the start alone."""
+    calls: list[Request] = []
+
+    def search(request: Request, pools: Sequence[Pool]) -> Advice:
+        calls.append(request)
+        if len(calls) > 1:
+            raise RuntimeError("a defect")
+        return on_first_pool(request, pools)
+
+    return search
+
+
+async def first_defect(tape: Tape) -> None:
+    """The first search that fails."""
+    store = Store()
+    async with operator(store, defective(), retry_first_s=60.0) as running:
+        await settled(running)
+        tape.hold(running.metrics.registry, 30)
+        tape.quiet("TilecastInternalErrors")
+        store.put(f"{JOBS}/a", job())
+        running.cache.see(store.objects[f"{JOBS}/a"])
+        await asyncio.sleep(0.2)
+        tape.hold(running.metrics.registry, 5)
+        tape.fires("TilecastInternalErrors", DEFECT)
+        tape.hold(running.metrics.registry, 60)
+        tape.quiet("TilecastInternalErrors")
+
+
+async def defect_before_the_first_scrape(tape: Tape) -> None:
+    """The defect is there when Prometheus comes."""
+    store = Store()
+    store.put(f"{JOBS}/a", job())
+    async with operator(store, defective(), retry_first_s=60.0) as running:
+        await asyncio.sleep(0.2)
+        tape.hold(running.metrics.registry, 5)
+        tape.fires("TilecastInternalErrors", DEFECT)
+
+
+async def unknown_nodes(tape: Tape) -> None:
+    """GPUs that nobody knows."""
+    async with operator(Store(), nodes=[node(), node("n2", "NVIDIA-Riddle")]) as running:
+        await settled(running)
+        tape.hold(running.metrics.registry, 20)
+        tape.quiet("TilecastUnknownAccelerators")
+        tape.hold(running.metrics.registry, 20)
+        text = "1 GPU nodes are not priced: UnknownAccelerator."
+        tape.fires("TilecastUnknownAccelerators", ({**TEAM, "reason": "UnknownAccelerator"}, text))
+
+
+async def refused_reports(tape: Tape) -> None:
+    """Three reports of four have a forged token."""
+    store = store_with("a")
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
+        target = status(store)["recommendation"]["stepSeconds"]["target"]
+        for _ in range(20):
+            tape.hold(running.metrics.registry)
+            await running.observations.put("default", "a", "default@n1", body(stepSeconds=target))
+        tape.quiet("TilecastObservationsRefused")
+        for _ in range(70):
+            for token in ("default@n1", "forged", "forged", "forged"):
+                with suppress(Refused):
+                    await running.observations.put("default", "a", token, body(stepSeconds=target))
+            tape.hold(running.metrics.registry)
+        text = "Most step times that arrive by put are refused."
+        tape.fires("TilecastObservationsRefused", ({**TEAM, "source": "put"}, text))
+
+
+async def scored(running: Assembly, store: Store, factors: Mapping[str, float], reports: int = 1) -> None:
+    """Report steps of jobs that take so many times their forecast, and learn from them."""
+    await until(running, store, lambda: all(status(store, name).get("recommendation") for name in factors))
+    for name, factor in factors.items():
+        target = status(store, name)["recommendation"]["stepSeconds"]["target"]
+        for _ in range(reports):
+            await running.observations.put("default", name, "default@n1", body(stepSeconds=factor * target))
+    await until(running, store, lambda: all(status(store, name).get("observed") for name in factors))
+    await settled(running)
+
+
+GROUP = {**TEAM, "gpu": "h100-sxm", "precision": "bf16", "family": "decoder"}
+
+
+async def chatty(tape: Tape) -> None:
+    """One job reports a wrong step thirty times; seven right ones report once."""
+    exact = {f"exact-{number}": 1.0 for number in range(7)}
+    store = store_with("chatty", *exact)
+    async with operator(store, advise, discovery=True) as running:
+        await scored(running, store, exact)
+        await scored(running, store, {"chatty": 2.0}, 30)
+        for _ in range(120):
+            tape.hold(running.metrics.registry)
+        tape.quiet("TilecastPredictionErrorHigh")
+        tape.quiet("TilecastPredictionBias")
+
+
+async def far_off(tape: Tape) -> None:
+    """Runs that contradict each other, so that no correction helps."""
+    factors = {f"run-{number}": 2.0 if number % 2 else 0.5 for number in range(8)}
+    store = store_with(*factors)
+    async with operator(store, advise, discovery=True) as running:
+        await scored(running, store, factors)
+        tape.hold(running.metrics.registry, 30)
+        tape.quiet("TilecastPredictionErrorHigh")
+        tape.hold(running.metrics.registry, 60)
+        off, side = (f"{tape.value(name, 'calibrated'):.4g}%" for name in ("run_absolute_relative_error", "bias"))
+        text = f"Forecasts for h100-sxm bf16 decoder are off by {off} in the median job."
+        tape.fires("TilecastPredictionErrorHigh", (GROUP, text))
+        tape.quiet("TilecastPredictionBias")
+        tape.hold(running.metrics.registry, 6 * 60)
+        text = f"Calibrated forecasts for h100-sxm bf16 decoder stay {side} to one side."
+        tape.fires("TilecastPredictionBias", (GROUP, text))
+
+
+async def one_run(tape: Tape) -> None:
+    """A single run that nobody repeated is no bias."""
+    store = store_with("a")
+    async with operator(store, advise, discovery=True) as running:
+        await scored(running, store, {"a": 2.0})
+        tape.hold(running.metrics.registry, 8 * 60)
+        tape.quiet("TilecastPredictionBias")
+        tape.quiet("TilecastPredictionErrorHigh")
+
+
+async def narrow(tape: Tape) -> None:
+    """Half of the steps fall outside the range."""
+    store = store_with("a")
+    async with operator(store, advise, discovery=True) as running:
+        await until(running, store, lambda: status(store).get("recommendation"))
+        target = status(store)["recommendation"]["stepSeconds"]["target"]
+        tape.hold(running.metrics.registry, 10)
+        for number in range(24):
+            step = body(stepSeconds=target * (1.0 if number % 2 else 4.0))
+            await running.observations.put("default", "a", "default@n1", step)
+            tape.hold(running.metrics.registry, 10)
+            if number == 6:
+                tape.quiet("TilecastRangeTooNarrow")
+        tape.hold(running.metrics.registry, 90)
+        text = "Only 50% of the steps on h100-sxm fell inside the 90 % range."
+        tape.fires("TilecastRangeTooNarrow", ({**TEAM, "gpu": "h100-sxm"}, text))
+
+
+async def answers(tape: Tape, age_s: float) -> None:
+    store = Store()
+    store.clock_s = 1_700_000_000.0
+    async with operator(store) as running:
+        await settled(running)
+        tape.hold(running.metrics.registry, 5)
+        for number in range(40):
+            item = job(str(number))
+            item["metadata"]["creationTimestamp"] = stamp(store.clock_s - age_s)
+            store.put(f"{JOBS}/{number}", item)
+            running.cache.see(store.objects[f"{JOBS}/{number}"])
+        await asyncio.sleep(0.05)
+        await settled(running)
+        tape.hold(running.metrics.registry, 10)
+
+
+async def answers_in_time(tape: Tape) -> None:
+    """Forty jobs are answered at once."""
+    await answers(tape, 0.0)
+    tape.quiet("TilecastAnswersLate")
+
+
+async def answers_late(tape: Tape) -> None:
+    """Forty jobs are seen a minute after they were created."""
+    await answers(tape, 60.0)
+    text = "100% of the answers to a TrainingJob took longer than ten seconds in the last hour."
+    tape.fires("TilecastAnswersLate", ({**TEAM, "kind": "TrainingJob"}, text))
+
+
+async def one_leads_none_leads(tape: Tape) -> None:
+    """A replica dies and the other leads; then none does."""
+    async with operator(Store()) as first, operator(Store()) as second:
+        replicas = ((first, {**TARGET, "pod": "x"}), (second, {**TARGET, "pod": "y"}))
+        for leads, minutes in (((1, 0), 8), ((0, 1), 20)):
+            for (replica, _), is_leader in zip(replicas, leads, strict=True):
+                replica.metrics.lead(bool(is_leader))
+            tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], minutes)
+            tape.quiet("TilecastNoLeader")
+        second.metrics.lead(False)
+        tape.hold_all([(replica.metrics.registry, labels) for replica, labels in replicas], 10)
+        text = "No replica of Tilecast in namespace tilecast of cluster west leads, so that none writes."
+        tape.fires("TilecastNoLeader", (TEAM, text))
+
+
+Story = Callable[[Tape], Awaitable[None]]
+STORIES: Sequence[Story] = (
+    dead_and_alive, never_there, no_node_and_a_dead_watch, idle_config_maps, refused_writes, a_burst, slow_searches,
+    first_defect, defect_before_the_first_scrape, unknown_nodes, refused_reports, chatty, far_off, one_run, narrow,
+    answers_in_time, answers_late, one_leads_none_leads,
+)  # fmt: skip
+
+
+@pytest.mark.cluster
+async def test_alerts_fire_and_stay_quiet(tmp_path: Path) -> None:
+    """One run of promtool over all stories."""
+    tests = []
+    for story in STORIES:
+        tape = Tape()
+        await story(tape)
+        tests.append({"name": str(story.__doc__), **tape.document()})
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    checks = [check for test in tests for check in test["alert_rule_test"]]
+    assert {check["alertname"] for check in checks if check["exp_alerts"]} == alerts, "each fires"
+    assert {check["alertname"] for check in checks if not check["exp_alerts"]} == alerts, "and is quiet"
+    bare = yaml.safe_load(RULES.read_text())
+    for group in bare["groups"]:
+        for rule in group["rules"]:
+            rule.get("annotations", {}).pop("runbook_url", None)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(bare))
+    document = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(document))
+    done = subprocess.run(
+        [ensure_or_fail("prometheus") / "promtool", "test", "rules", tmp_path / "tests.yaml"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,280 @@
+"""Mode Initial behind Kueue as it ships, whose feature gate AdmissionGatedBy is off, and with it: the same stories."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import Cluster, wait_for
+from conftest import Helm, ensure_or_fail
+from controllers import Controllers
+from operator_process import Operator
+from test_jobs_cluster import (
+    ACCOUNT,
+    KUEUE,
+    NAMESPACE,
+    PLACE_VALUES,
+    PLACING,
+    WAIT_S,
+    _applied,
+    annotations,
+    applied,
+    audited,
+    condition,
+    create,
+    event_message,
+    events,
+    example,
+    flavor,
+    get,
+    granted,
+    is_complete,
+    target,
+    training_job,
+    until,
+)
+from tilecast.jobs import APPLIED, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
+from witness import kubeconfig_of
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+GATE = "AdmissionGatedBy"
+HELD = {
+    "apiVersion": "kueue.x-k8s.io/v1beta2",
+    "kind": "LocalQueue",
+    "metadata": {"name": "tilecast-hold", "namespace": "default"},
+    "spec": {"clusterQueue": "everything", "stopPolicy": "Hold"},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(binaries: Path) -> Iterator[Cluster]:
+    """A control plane of its own, for Kueue's webhooks would judge the jobs of every other test."""
+    for toolset in ("jobset", "kueue"):
+        ensure_or_fail(toolset)
+    nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-kueue.yaml"
+    with Cluster(nodes=nodes, audit_policy=policy) as started:
+        started.apply(ROOT / "crds")
+        with Controllers(started, "jobset"):
+            yield started
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["stock", "gate"])
+def has_gate(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[bool]:
+    """Kueue, without its feature gate and then with it."""
+    with Controllers(cluster, "kueue", feature_gates={GATE: request.param}):
+        wait_for(lambda: _applied(cluster, KUEUE), "Kueue's webhooks", WAIT_S)
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def operator(
+    cluster: Cluster, has_gate: bool, helm: Helm, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
+    """The operator with the chart's account."""
+    _applied(cluster, f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}")
+    cluster.apply(granted(helm, *PLACE_VALUES))
+    path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
+    with Operator(cluster, path, PLACING | {"TILECAST_WATCH_CHECK_SECONDS": "2"}) as started:
+        yield started
+        assert "Traceback" not in started.log_tail(100_000)
+
+
+@pytest.fixture
+def prefix(has_gate: bool) -> str:
+    """Of the names of this Kueue's jobs."""
+    return "gate" if has_gate else "stock"
+
+
+def held(name: str, **marks: str | None) -> dict[str, Any]:
+    """The shipped example."""
+    return example("job-kueue", name, marks)
+
+
+def by_name(document: dict[str, Any]) -> dict[str, Any]:
+    """The job without what asks for advice itself."""
+    document["metadata"]["labels"].pop("tilecast.dev/enabled")
+    for mark in (MODE, MODEL, TRAINING):
+        document["metadata"]["annotations"].pop(mark)
+    return document
+
+
+def test_the_shipped_example_is_steered_to_the_better_flavor(cluster: Cluster, operator: Operator, prefix: str) -> None:
+    create(cluster, held(f"{prefix}-held"))
+    job = until(cluster, "job", f"{prefix}-held", is_complete, "is complete")
+    assert flavor(cluster, f"{prefix}-held") == "second-h100"
+    assert job["metadata"]["labels"][QUEUE] == "team" and NEXT_QUEUE not in annotations(job)
+    job = until(cluster, "job", f"{prefix}-held", applied, "is told")
+    assert applied(job) == "Placed"
+    assert "placed on h100-sxm" in event_message(cluster, f"{prefix}-held", "Placed")
+
+
+def test_a_gated_job_is_placed_where_kueue_heeds_the_gate_and_else_runs_as_it_is(
+    cluster: Cluster, operator: Operator, has_gate: bool, prefix: str
+) -> None:
+    names, outcomes = [f"{prefix}-gated-{number}" for number in range(12)], set[str]()
+    create(cluster, *(example("job-gated", name) for name in names))
+    for name in names:
+        until(cluster, "job", name, is_complete, "is complete, and not lost")
+        job = until(cluster, "job", name, applied, "is told")
+        assert flavor(cluster, name) == ("second-h100" if applied(job) == "Placed" else "first-t4")
+        outcomes.add(str(applied(job)))
+    # Nobody waits longer than ten seconds for an operator on a loaded machine.
+    expected = {"Placed"} if has_gate else {"AdmissionGateOff", "QuotaReserved"}
+    assert outcomes & expected and outcomes <= expected | {"TooLate"}, outcomes
+    if not has_gate:
+        assert any(
+            "stopPolicy" in (text := event_message(cluster, name, "NotPlaced")) or GATE in text for name in names
+        )
+
+
+def test_of_a_burst_in_the_held_queue_no_job_is_lost(cluster: Cluster, operator: Operator, prefix: str) -> None:
+    names = [f"{prefix}-burst-{number}" for number in range(24)]
+    create(cluster, *(held(name) for name in names))
+    outcomes = Counter[str]()
+    for name in names:
+        until(cluster, "job", name, is_complete, "is complete")
+        outcome = str(applied(until(cluster, "job", name, applied, "is told")))
+        outcomes[outcome] += 1
+        assert (flavor(cluster, name) == "second-h100") is (outcome == "Placed")
+    # Nobody waits longer than ten seconds for an operator on a loaded machine.
+    assert outcomes["Placed"] and outcomes.keys() <= {"Placed", "TooLate"}, outcomes
+    workloads = json.loads(cluster.kubectl("get", "workloads", "-o", "json"))["items"]
+    ends = [item["reason"] for each in workloads for item in each["status"]["conditions"] if item["type"] == "Finished"]
+    assert set(ends) == {"Succeeded"}
+
+
+def test_a_queue_with_stop_policy_holds_and_one_without_is_refused(
+    cluster: Cluster, operator: Operator, prefix: str
+) -> None:
+    cluster.apply(json.dumps(HELD))
+    create(cluster, held(f"{prefix}-stopped"))
+    assert applied(until(cluster, "job", f"{prefix}-stopped", applied, "is told")) == "Placed"
+    assert flavor(cluster, f"{prefix}-stopped") == "second-h100"
+    running = {**HELD, "spec": {"clusterQueue": "everything", "stopPolicy": "None"}}
+    cluster.apply(json.dumps(running))
+    try:
+        create(cluster, held(f"{prefix}-open"))
+        job = until(cluster, "job", f"{prefix}-open", applied, "is told")
+        assert applied(job) in ("QueueNotHeld", "QuotaReserved", "AlreadyStarted")
+        until(cluster, "job", f"{prefix}-open", is_complete, "is complete")
+    finally:
+        cluster.kubectl("delete", "localqueue", "tilecast-hold")
+
+
+def test_placed_is_said_once_kueue_has_admitted_the_job(cluster: Cluster, operator: Operator, prefix: str) -> None:
+    name = f"{prefix}-later"
+    stop, go = (json.dumps({"spec": {"stopPolicy": policy}}) for policy in ("Hold", "None"))
+    cluster.kubectl("patch", "clusterqueue", "everything", "--type=merge", "-p", stop)
+    try:
+        create(cluster, by_name(held(name)), training_job(f"for-{name}", target(name), mode="Initial"))
+        job = until(cluster, "job", name, lambda document: APPLIED in annotations(document), "is let go")
+        assert annotations(job)[APPLIED] == "Queued" and job["spec"]["template"]["spec"]["nodeSelector"]
+        waiting = until(
+            cluster, "tjob", f"for-{name}", lambda document: condition(document, "Applied")[1] == "Queued", "waits"
+        )
+        assert condition(waiting, "Applied")[0] == "False" and not [
+            item for item in events(cluster, name) if item["reason"] == "Placed"
+        ]
+        operator.kill()
+        operator.start()
+    finally:
+        cluster.kubectl("patch", "clusterqueue", "everything", "--type=merge", "-p", go)
+    until(
+        cluster,
+        "tjob",
+        f"for-{name}",
+        lambda document: condition(document, "Applied")[:2] == ("True", "Placed"),
+        "is placed",
+    )
+    assert applied(get(cluster, "job", name)) == "Placed" and flavor(cluster, name) == "second-h100"
+
+
+def test_the_condition_names_the_gate_and_the_remedy(
+    cluster: Cluster, operator: Operator, has_gate: bool, prefix: str
+) -> None:
+    name = f"{prefix}-named"
+    document = by_name(example("job-gated", name))
+    document["metadata"]["labels"][QUEUE] = "nowhere-yet"
+    cluster.apply(json.dumps({**HELD, "metadata": {"name": "nowhere-yet", "namespace": "default"}}))
+    create(cluster, document, training_job(f"for-{name}", target(name), mode="Initial"))
+    if has_gate:
+        job = until(cluster, "job", name, lambda document: APPLIED in annotations(document), "is let go")
+        assert annotations(job)[APPLIED] == "Queued"
+        return
+    document = until(
+        cluster, "tjob", f"for-{name}", lambda item: condition(item, "Applied")[1] == "AdmissionGateOff", "is refused"
+    )
+    text = condition(document, "Applied")[2]
+    assert GATE in text and f"{QUEUE}: tilecast-hold" in text and NEXT_QUEUE in text
+    assert "nodeSelector" not in get(cluster, "job", name)["spec"]["template"]["spec"]
+
+
+def test_no_job_whose_workload_has_quota_is_patched_but_for_its_annotations(
+    cluster: Cluster, operator: Operator, has_gate: bool, prefix: str
+) -> None:
+    with_quota: dict[str, int] = {}
+    for number, entry in enumerate(audited(cluster)):
+        body = json.dumps(entry.get("requestObject") or {})
+        if entry["objectRef"]["resource"] == "workloads" and '"QuotaReserved"' in body and '"True"' in body:
+            with_quota.setdefault(entry["objectRef"]["name"], number)
+    assert with_quota, "the audit log has what Kueue writes"
+    for number, entry in enumerate(audited(cluster)):
+        name, ours = str(entry["objectRef"].get("name")), entry["user"]["username"] == ACCOUNT
+        since = min((at for each, at in with_quota.items() if each.startswith(f"job-{name}-")), default=None)
+        if not ours or entry["verb"] != "patch" or since is None or number < since:
+            continue
+        body = entry.get("requestObject") or {}
+        paths = [item["path"] for item in body] if isinstance(body, list) else []
+        assert not any(path.startswith("/spec") for path in paths) and "spec" not in body, entry
+
+
+def test_what_kueue_can_do_is_in_a_metric_and_an_event(cluster: Cluster, operator: Operator, has_gate: bool) -> None:
+    gate = "present" if has_gate else "absent"
+
+    def shown() -> str | None:
+        return next((line for line in operator.get("/metrics").splitlines() if f'gate="{gate}"' in line), None)
+
+    line = wait_for(shown, "the metric", WAIT_S)
+    assert 'served="v1beta2"' in line and 'stop_policy="true"' in line
+    text = "the feature gate AdmissionGatedBy is " + ("on" if has_gate else "off")
+
+    def posted() -> bool:
+        return any(text in item["message"] for item in events(cluster, "workloads.kueue.x-k8s.io"))
+
+    wait_for(posted, "the Event", WAIT_S)
+
+
+def test_the_charts_policy_has_jobs_wait_in_the_held_queue(
+    cluster: Cluster, operator: Operator, has_gate: bool, prefix: str, helm: Helm
+) -> None:
+    served = "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+    chosen = "present" if has_gate else "auto"
+    values = [f"--set={value}" for value in (*PLACE_VALUES, "jobs.gate=true", f"jobs.kueue.admissionGate={chosen}")]
+    chart = str(ROOT / "charts" / "tilecast")
+    policy = helm("template", "tilecast", chart, served, *values, "--show-only=templates/gate.yaml")
+    cluster.apply(policy)
+    name = f"{prefix}-policy"
+    document = example("job-gated", name, {"kueue.x-k8s.io/admission-gated-by": None})
+    try:
+
+        def held_at_creation() -> bool:
+            shown = cluster.kubectl("create", "--dry-run=server", "-o", "json", "-f", "-", input=json.dumps(document))
+            metadata = json.loads(shown)["metadata"]
+            by_queue = (
+                metadata["labels"][QUEUE] == "tilecast-hold" and metadata["annotations"].get(NEXT_QUEUE) == "team"
+            )
+            return by_queue if not has_gate else "kueue.x-k8s.io/admission-gated-by" in metadata["annotations"]
+
+        wait_for(held_at_creation, "the policy to be in force", WAIT_S)
+        create(cluster, document)
+        assert applied(until(cluster, "job", name, applied, "is told")) == "Placed"
+        assert flavor(cluster, name) == "second-h100"
+    finally:
+        cluster.kubectl("delete", "-f", "-", input=policy)

@@ -1,0 +1,214 @@
+"""Who is served, and how: both families, by TLS, within limits; what is refused before it costs anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bearer_tokens import NOW_S, token
+from operator_store import Store
+from tilecast.spec import SpecError
+from tilecast_operator import report_guard, server
+from tilecast_operator.controllers.token_reviews import TokenReviews
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.observed.reports import Refused
+from tilecast_operator.report_guard import ReportGuard
+
+TRUE = "true"
+
+
+def guard(rate: float = 10.0, refused: list[str] | None = None, ticks: list[float] | None = None) -> ReportGuard:
+    now = ticks if ticks is not None else [0.0]
+    return ReportGuard(rate, lambda: NOW_S, ([] if refused is None else refused).append, lambda: now[0])
+
+
+@asynccontextmanager
+async def served(address: server.Address, admit: server.Admit | None = None) -> AsyncIterator[server.HttpServer]:
+    async def take(*_: object) -> None:
+        return
+
+    running = await server.start(address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit, take)
+    try:
+        yield running
+    finally:
+        await running.cleanup()
+
+
+async def test_one_port_answers_both_families() -> None:
+    async with served(server.Address("::", 0)) as running, aiohttp.ClientSession() as session:
+        for host in ("127.0.0.1", "[::1]"):
+            async with session.get(f"http://{host}:{running.port}/healthz") as answer:
+                assert answer.status == 200
+
+
+async def test_a_connection_without_a_request_is_closed_and_one_with_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    async with served(server.Address("127.0.0.1", 0)) as running:
+        silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(50)]
+        silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        async with asyncio.timeout(5):
+            for quiet, _ in silent:
+                assert await quiet.read() == b"" or quiet.at_eof()
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200" in await reader.readuntil(b"200")
+        for _, open_writer in [*silent, (reader, writer)]:
+            open_writer.close()
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with served(server.Address("127.0.0.1", 0)) as running:
+        opened = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+        for _, open_writer in opened:
+            open_writer.close()
+
+
+def certificate(folder: Path, name: str) -> None:
+    """A certificate of its own for a name, in the files that a Secret is mounted as."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", f"/CN={name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
+async def test_a_renewed_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RENEW_S", 0.05)
+    files = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
+    with pytest.raises(SpecError, match="TILECAST_TLS_CERTIFICATE: the certificate cannot be read"):
+        async with served(server.Address("127.0.0.1", 0, *files)):
+            pass
+    certificate(tmp_path, "first")
+
+    async def shown(port: int) -> bytes:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+        shown_value: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        return shown_value
+
+    async with served(server.Address("127.0.0.1", 0, *files)) as running:
+        first = await shown(running.port)
+        (tmp_path / "tls.key").write_text("half of a key")
+        await asyncio.sleep(0.2)
+        assert await shown(running.port) == first, "what cannot be read replaces nothing"
+        certificate(tmp_path, "second")
+        os.utime(tmp_path / "tls.key")
+        async with asyncio.timeout(5):
+            while await shown(running.port) == first:
+                await asyncio.sleep(0.05)
+
+
+def test_tokens_that_cannot_be_ours_are_refused_without_asking() -> None:
+    report_guard.require_token(token(), "team", NOW_S)
+    report_guard.require_token(token(aud="tilecast"), "team", NOW_S)
+    for wrong, outcome in (
+        ("", "unauthenticated"),
+        ("abc", "unauthenticated"),
+        ("a.b.c", "unauthenticated"),
+        ("a.W10.c", "unauthenticated"),
+        (token() + "x" * 10_000, "unauthenticated"),
+        (token(aud=["https://kubernetes.default.svc"]), "unauthenticated"),
+        (token(aud={}), "unauthenticated"),
+        (token(exp=NOW_S - 3600), "unauthenticated"),
+        (token(exp="never"), "unauthenticated"),
+        (token(nbf=NOW_S + 3600), "unauthenticated"),
+        (token("other"), "forbidden"),
+        (token("team2"), "forbidden"),
+        (token(sub=None), "forbidden"),
+    ):
+        with pytest.raises(Refused) as caught:
+            report_guard.require_token(wrong, "team", NOW_S)
+        assert caught.value.outcome == outcome, wrong
+
+
+def test_a_client_that_floods_is_limited_alone() -> None:
+    refused: list[str] = []
+    ticks = [0.0]
+    limits = guard(2.0, refused, ticks)
+
+    def reports(address: str, count: int) -> int:
+        accepted = 0
+        for _ in range(count):
+            try:
+                with limits.admit(address, "team", token()):
+                    accepted += 1
+            except Refused as refusal:
+                assert (refusal.status, refusal.retry_after_s) == (429, 1)
+        return accepted
+
+    assert reports("10.0.0.1", 1000) == 20, "a burst of ten seconds"
+    assert reports("10.0.0.2", 10) == 10, "others are served"
+    assert reports("2001:db8::1", 15) + reports("2001:db8::ffff", 15) == 20, "one host has many addresses"
+    assert reports("::ffff:10.0.0.2", 20) == 10, "and may come by either family"
+    ticks[0] += 3.0
+    assert reports("10.0.0.1", 1000) == 6
+    assert set(refused) == {"limited"}
+    ticks[0] += 1e6
+    for number in range(10_000):
+        assert reports(f"10.1.{number // 250}.{number % 250}", 1) == 1
+    assert len(limits._left) <= report_guard.MAX_CLIENTS, "what is kept of clients is bounded"
+
+
+def test_reports_of_one_client_at_a_time_are_bounded() -> None:
+    limits, open_reports = guard(100.0), []
+    for _ in range(report_guard.MAX_IN_FLIGHT):
+        report = limits.admit("10.0.0.1", "team", token())
+        report.__enter__()
+        open_reports.append(report)
+    with pytest.raises(Refused, match="too many"), limits.admit("10.0.0.1", "team", token()):
+        pass
+    open_reports[0].__exit__(None, None, None)
+    with limits.admit("10.0.0.1", "team", token()):
+        pass
+
+
+async def test_a_limited_client_is_asked_to_wait() -> None:
+    async with served(server.Address("127.0.0.1", 0), guard(0.1).admit) as running, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{running.port}/observations/team/a"
+        headers = {"Authorization": f"Bearer {token()}"}
+        async with session.put(url, data=b"{}", headers=headers) as answer:
+            assert answer.status == 202
+        async with session.put(url, data=b"{}", headers=headers) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (429, "10")
+            assert (await answer.json())["outcome"] == "limited"
+
+
+class Reviewer(Store):
+    """Counts what it is asked about."""
+
+    asked = 0
+
+    async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
+        self.asked += 1
+        return {"status": {"authenticated": document["spec"]["token"] == TRUE}}
+
+
+async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
+    store = Reviewer()
+    reviews = TokenReviews(store)
+    await reviews.of(TRUE)
+    for number in range(5000):
+        await reviews.of(f"forged-{number}")
+    assert store.asked == 5001
+    await reviews.of("forged-4999")
+    await reviews.of(TRUE)
+    assert store.asked == 5001

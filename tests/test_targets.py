@@ -1,0 +1,392 @@
+"""TrainingJobs that name another job, and what becomes of jobs over time, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from job_store import EXAMPLES, H100, JOBS, PLACING, JobStore, serving, training_job, until
+from operator_store import JOBS as TRAINING_JOBS
+from operator_store import node, operator, settled
+from tilecast.advise import Advice, Request, advise
+from tilecast.api import documents
+from tilecast.hardware import Pool
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, MODE
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.documents import HASH
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.controllers import admission
+
+
+async def test_the_oldest_training_job_speaks_for_a_job() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None, model=None))
+        first, second = training_job("z-first"), training_job("a-second", "2026-01-01T00:00:01Z")
+        running.cache.see(store.put(f"{TRAINING_JOBS}/z-first", first))
+        running.cache.see(store.put(f"{TRAINING_JOBS}/a-second", second))
+        mine = await running.targets.find(Key("TrainingJob", "default", "z-first"), first)
+        theirs = await running.targets.find(Key("TrainingJob", "default", "a-second"), second)
+        assert mine is not None and isinstance(mine.answer, Advice) and mine.name == "Job/a"
+        assert theirs is not None and not isinstance(theirs.answer, Advice)
+        assert theirs.answer.reason == "TargetConflict" and "z-first names Job a too" in theirs.answer.message
+        await until(lambda: reason(store, "a-second") == "TargetConflict", "the conflict to be said")
+        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS}/z-first"))
+        await until(lambda: reason(store, "a-second") == "Advised", "the other's turn")
+        assert await running.targets.find(Key("TrainingJob", "default", "x"), training_job("x", targetRef=None)) is None
+
+
+def reason(store: JobStore, name: str) -> str | None:
+    """Why a TrainingJob is ready or not."""
+    job = store.objects[f"{TRAINING_JOBS}/{name}"].get("status", {}).get("summary", {}).get("reason")
+    return None if job is None else str(job)
+
+
+async def test_a_target_that_is_not_there_is_told_apart_from_a_kind_that_is_not() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        request = training_job("x")
+        running.cache.see(request)
+        target = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        assert (
+            target is not None and target.applied.reason == "TargetNotFound" and "create it" in target.applied.message
+        )
+        store.groups.clear()
+        target = await running.targets.find(Key("TrainingJob", "default", "x"), request)
+        assert target is not None and target.applied.reason == "TargetKindNotInstalled"
+        assert "this cluster has no Job of batch/v1; install its controller" in target.applied.message
+
+
+async def test_a_gated_job_waits_a_while_for_the_training_job_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "POLL_S", 0.01)
+    store = JobStore()
+    async with serving(store) as running:
+        job = store.job("job-gated", mode=None, model=None, training=None)
+        job["metadata"]["labels"].pop("tilecast.dev/enabled")
+        running.cache.see(job := store.put(f"{JOBS}/a", job))
+        store.workload(job)
+        await asyncio.sleep(0.05)
+        assert ADVISOR in store.annotations()[ADMISSION_GATES]
+        running.cache.see(training_job("x", mode="Initial"))
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Queued"
+        monkeypatch.setattr(admission, "OWNER_S", 0.05)
+        other = store.job("job-gated", "b", mode=None, model=None, training=None)
+        other["metadata"]["labels"].pop("tilecast.dev/enabled")
+        running.cache.see(store.put(f"{JOBS}/b", other))
+        await until(lambda: store.annotations("b").get(APPLIED), "the other job to be let go")
+        assert store.annotations("b")[APPLIED] == "NotAsked" and MODE not in store.annotations("b")
+
+
+async def test_the_end_of_a_job_is_not_that_of_the_next_of_its_name() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        first = store.job()
+        del store.objects[f"{JOBS}/a"]
+        running.cache.see(store.job())
+        running.cache.lose(first)
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed"
+
+
+async def test_nothing_is_kept_of_training_jobs_that_are_gone() -> None:
+    async with serving(JobStore()) as running:
+        for number in range(20):
+            request = training_job(
+                f"x{number}", targetRef={"apiVersion": "batch/v1", "kind": "Job", "name": f"a{number}"}
+            )
+            running.cache.see(request)
+            running.cache.lose(request)
+        assert list(running.requests) == []
+
+
+async def test_the_next_job_of_a_name_is_held_and_let_go_on_its_own() -> None:
+    store = JobStore()
+
+    def replace_it(path: str) -> None:
+        """As the first is about to be let go."""
+        if store.patches:
+            store.before_write = lambda path: None
+            del store.objects[f"{JOBS}/a"]
+            store.job()
+
+    store.before_write = replace_it
+    async with serving(store) as running:
+        first = store.job()["metadata"]["uid"]
+        running.cache.see(copy.deepcopy(store.now()))
+        await until(
+            lambda: store.now()["metadata"]["uid"] != first and store.annotations().get(APPLIED),
+            "the next to be let go",
+        )
+        assert store.annotations()[APPLIED] == "Placed"
+        assert store.now()["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H100}
+        assert store.patches == [f"{JOBS}/a"] * 3, "the first placed; the second placed and let go"
+
+
+async def test_a_gate_that_comes_while_advice_is_written_is_seen() -> None:
+    store = JobStore()
+
+    def gate(path: str) -> None:
+        store.before_write = lambda path: None
+        job = copy.deepcopy(store.now())
+        job["metadata"]["annotations"][MODE] = "Initial"
+        store.put(path, job)  # the event of this never comes: a newer state is known by then
+
+    store.before_write = gate
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None))
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Placed" and store.now()["spec"]["suspend"] is False
+
+
+async def test_a_gated_job_that_cannot_be_read_is_let_go() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        job = store.job("jobset")
+        job["metadata"]["annotations"] |= {ADMISSION_GATES: ADVISOR, MODE: "Initial"}
+        del job["spec"]["replicatedJobs"]
+        path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/a"
+        running.cache.see(store.put(path, job))
+        await until(lambda: ADMISSION_GATES not in store.objects[path]["metadata"]["annotations"], "the gate to go")
+        assert store.objects[path]["metadata"]["annotations"][APPLIED] == "InvalidSpec"
+
+
+@pytest.mark.parametrize("status", [{"succeeded": 1}, {"failed": 1}])
+async def test_a_job_that_has_run_is_not_placed_nor_resumed(status: dict[str, int]) -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        body = store.job(new_name="ran")
+        body["status"] = status
+        before = store.put(f"{JOBS}/ran", body)
+        running.cache.see(before)
+        running.cache.see(store.job())
+        await until(lambda: store.annotations().get(APPLIED), "another job to be let go")
+        assert store.now("ran")["spec"] == before["spec"]
+
+
+async def test_a_decision_that_comes_late_is_not_begun_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "DECIDE_S", 0.05)
+    store = JobStore()
+
+    def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            time.sleep(0.3)
+        return advise(asked, pools)
+
+    async with serving(store, advisor=slow) as running:
+        running.cache.see(job := store.job("job-gated"))
+        store.workload(job)
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "TooLate"
+        assert "nodeSelector" not in store.now()["spec"]["template"]["spec"]
+
+
+def train_job(store: JobStore, **changes: Any) -> dict[str, Any]:
+    (document,) = documents.load((EXAMPLES / "existing" / "trainjob.yaml").read_text())
+    document["metadata"] |= {"name": "a", "namespace": "default", "labels": {}}
+    document["metadata"]["annotations"] = changes.pop("annotations", {})
+    document["spec"]["suspend"] = changes.pop("suspend", True)
+    return store.put(TRAIN_JOB, {**document, **changes})
+
+
+TRAIN_JOB = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/a"
+REQUEST = f"{TRAINING_JOBS}/x"
+
+
+def targeted() -> JobStore:
+    """A store with a suspended TrainJob, and the TrainingJob that names it."""
+    store = JobStore()
+    train_job(store)
+    body = training_job("x", model={"preset": "gpt2"}, training={"sequenceLength": 512, "globalBatchSize": 16})
+    body["spec"]["targetRef"] = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "a"}
+    store.put(REQUEST, body)
+    return store
+
+
+def operating(store: JobStore) -> AbstractAsyncContextManager[Assembly]:
+    return operator(store, advise, [node(f"n{number}") for number in range(4)], jobs=True)
+
+
+async def shown(
+    running: Assembly, store: JobStore, holds: Callable[[dict[str, Any]], object], what: str
+) -> dict[str, Any]:
+    """Show the running what the store has until the TrainingJob's status is so."""
+    for _ in range(300):
+        for body in [copy.deepcopy(item) for item in store.objects.values()]:
+            running.cache.see(body)
+        await settled(running, 60)
+        job: dict[str, Any] = store.objects[REQUEST].get("status", {})
+        if holds(job):
+            return job
+        await asyncio.sleep(0.02)
+    pytest.fail(f"waited in vain for {what}")
+
+
+async def test_a_train_job_s_own_metrics_are_scored_once_each() -> None:
+    store = targeted()
+
+    def tells(seconds: float, loss: str) -> None:
+        metrics = [{"name": "loss", "value": loss}, {"name": "step_time_seconds", "value": f"{seconds:g}"}]
+        train_job(store, suspend=False, status={"trainerStatus": {"metrics": metrics}})
+
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        forecast_s = answer["recommendation"]["stepSeconds"]["target"]
+        for seconds, loss in ((forecast_s / 1.25, "3"), (forecast_s / 1.25, "2"), (forecast_s, "1")):
+            tells(seconds, loss)
+            await shown(running, store, lambda status: status.get("observed"), "a score")
+        answer = await shown(running, store, lambda status: status["observed"]["samples"] == 2, "the second step")
+        assert answer["observed"]["source"] == "trainJob" and answer["forecast"]["pool"] == "h100-sxm"
+    writes = len(store.writes)
+    async with operating(store) as again:
+        answer = await shown(again, store, lambda status: True, "nothing")
+        assert answer["observed"]["samples"] == 2 and len(store.writes) == writes, "a restart learns nothing new"
+        tells(-1, "0")
+        await shown(again, store, lambda status: True, "nothing")
+        refused = generate_latest(again.metrics.registry).decode()
+        assert 'tilecast_observations_total{outcome="invalid",source="trainJob"} 1.0' in refused
+
+
+async def test_an_annotation_on_the_job_itself_is_a_report() -> None:
+    store = targeted()
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        text = f"{answer['recommendation']['stepSeconds']['target'] / 1.1:.6g}"
+        train_job(store, suspend=False, annotations={"tilecast.dev/observed-step-seconds": text})
+        answer = await shown(running, store, lambda status: status.get("observed"), "a score")
+        assert answer["observed"]["source"] == "annotation" and answer["error"]["rawRatio"] == pytest.approx(
+            0.1, abs=1e-3
+        )
+        train_job(store, suspend=False)
+        await shown(running, store, lambda status: "observed" not in status, "it to be taken back")
+
+
+async def test_a_forecast_is_frozen_once_its_target_has_started_and_stands_when_that_is_gone() -> None:
+    store = targeted()
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        assert "forecast" not in answer
+        train_job(store, suspend=False)
+        answer = await shown(running, store, lambda status: "forecast" in status, "the forecast to freeze")
+        for number in range(4, 12):
+            running.cache.see(node(f"n{number}"))
+        await shown(running, store, lambda status: True, "nothing")
+        gone = store.objects.pop(TRAIN_JOB)
+        running.cache.lose(gone)
+        await settled(running, 60)
+        after = await shown(running, store, lambda status: True, "nothing")
+        assert (after["recommendation"], after["forecast"]) == (answer["recommendation"], answer["forecast"])
+        train_job(store)
+        await shown(running, store, lambda status: "forecast" not in status, "the next job's own forecast")
+
+
+async def test_a_job_that_ends_before_its_advice_could_be_written_is_advised_all_the_same() -> None:
+    """As on a loaded machine, where a webhook does not answer in time and a short job does not wait for it."""
+    store = JobStore()
+    body = store.job(mode=None)
+    body["spec"]["suspend"] = False
+
+    def end(path: str) -> None:
+        """The first write is refused, and meanwhile the job ends."""
+        store.before_write = lambda path: None
+        done = copy.deepcopy(store.now())
+        done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        running.cache.see(store.put(path, done))
+        store.faults = [ApiError(500, "the webhook does not answer")]
+
+    async with serving(store) as running:
+        store.before_write = end
+        running.cache.see(store.put(f"{JOBS}/a", body))
+        await until(lambda: HASH in store.annotations(), "the annotations")
+        await until(lambda: not len(running.cache.jobs), "the job to be forgotten")
+
+
+async def test_a_job_that_ends_while_it_waits_for_a_worker_is_advised_all_the_same() -> None:
+    store, go_on = JobStore(), threading.Event()
+
+    def slow(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            go_on.wait(10)
+        return advise(asked, pools)
+
+    models = ("resnet-18", "resnet-50", "resnet-101", "vgg-16")
+    async with serving(store, replace(PLACING, writers=1), slow) as running:
+        for name, model in zip("abcd", models, strict=True):
+            running.cache.see(store.job(new_name=name, mode=None, model=model))
+        await asyncio.sleep(0.1)
+        for name in "abcd":
+            done = copy.deepcopy(store.now(name))
+            done["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+            running.cache.see(store.put(f"{JOBS}/{name}", done))
+        go_on.set()
+        await until(lambda: all(HASH in store.annotations(name) for name in "abcd"), "the annotations")
+
+
+async def test_a_job_that_had_ended_when_it_was_first_seen_is_left_alone() -> None:
+    store = JobStore()
+    async with serving(store) as running:
+        body = store.job(mode=None)
+        body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+        running.cache.see(store.put(f"{JOBS}/a", body))
+        running.cache.see(store.job(mode=None, new_name="b"))
+        await until(lambda: HASH in store.annotations("b"), "the advice on the other")
+        assert HASH not in store.annotations() and len(running.cache.jobs) == 1
+
+
+async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = JobStore()
+    async with serving(store, replace(PLACING, read_kueue=True, config_map_poll_s=3600.0)) as running:
+        running.cache.see(store.job("job-gated", mode=None, **{"admission-gated-by": None}))
+        await until(lambda: "QueueNotFound" in str(store.events_seen()), "the queue to be missed")
+        quota = [{"name": "nvidia.com/gpu", "nominalQuota": 64}]
+        group = {"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "any", "resources": quota}]}
+        name = store.now()["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        for kind, metadata, content in (
+            ("ResourceFlavor", {"name": "any"}, {}),
+            ("ClusterQueue", {"name": "everything"}, {"resourceGroups": [group]}),
+            ("LocalQueue", {"name": name, "namespace": "default"}, {"clusterQueue": "everything"}),
+        ):
+            running.cache.see({"kind": kind, "metadata": metadata, "spec": content})
+        await until(lambda: HASH in store.annotations(), "the annotations")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+async def test_tampered_annotations_of_a_job_are_repaired(started: bool, restart: bool) -> None:
+    store = JobStore()
+
+    def change(suspend: bool, **annotations: str) -> dict[str, Any]:
+        body = copy.deepcopy(store.now())
+        body["spec"]["suspend"] = suspend
+        body["metadata"]["annotations"] |= {f"tilecast.dev/{key}": text for key, text in annotations.items()}
+        (ours,) = body["metadata"]["managedFields"]
+        for key in annotations:
+            ours["fieldsV1"]["f:metadata"]["f:annotations"].pop(f"f:tilecast.dev/{key}")
+        return store.put(f"{JOBS}/a", body)
+
+    evil = {"recommended-pool": "evil", "recommended-gpus": "1"}
+    async with serving(store) as running:
+        running.cache.see(store.job(mode=None))
+        await until(lambda: HASH in store.annotations(), "the annotations")
+        intact = store.annotations()
+        if started:
+            running.cache.see(change(False))
+            await settled(running)
+        if not restart:
+            running.cache.see(change(not started, **evil))
+            await until(lambda: store.annotations() == intact, "them to be repaired")
+    if restart:
+        change(not started, **evil)
+        async with serving(store) as again:
+            again.cache.see(copy.deepcopy(store.now()))
+            await until(lambda: store.annotations() == intact, "them to be repaired")

@@ -1,0 +1,215 @@
+"""Measured runs in the operator: what they do to the forecasts of their own job, of its successors, and of no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from advice_values import offer
+from operator_store import node, operator, settled
+from test_learning import TRAINING_JOBS, SharedStore
+from test_observe import body, until
+from test_targets import operating, shown, targeted, train_job
+from tilecast.advise import advise
+from tilecast.api.status import Alternative, Condition, Recommendation, StepSeconds, TrainingJobStatus
+from tilecast.objectives import OBJECTIVES
+from tilecast.render import document
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.observed.learner import Score
+from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
+from tilecast_operator.report import better_placement
+from tilecast_operator.report.job_status import Aspect
+
+NODES = (node("n1"), node("n2", "NVIDIA-A100-SXM4-80GB"))
+
+
+async def advised(running: Assembly, store: SharedStore, space: str, name: str, batch: int = 16) -> dict[str, Any]:
+    store.add(space, name, batch)
+    await until(running, store, lambda: store.status(space, name).get("recommendation"))
+    return store.status(space, name)
+
+
+async def report(running: Assembly, space: str, name: str, seconds: float, **fields: Any) -> None:
+    await running.observations.put(space, name, f"{space}@n1", body(stepSeconds=seconds, **fields))
+
+
+async def test_one_report_corrects_a_jobs_alternatives_and_not_its_forecast() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        before = await advised(running, store, "team", "a")
+        other = await advised(running, store, "team", "other", 48)
+        stranger = await advised(running, store, "strangers", "a")
+        twin = await advised(running, store, "team", "twin")
+        target_s = before["recommendation"]["stepSeconds"]["target"]
+        await report(running, "team", "a", 1.5 * target_s)
+        await until(running, store, lambda: "alternativesHash" in store.status("team", "a"))
+        await until(running, store, lambda: store.step_s("team", "twin") > 1.05 * target_s)
+        await settled(running)
+        after = store.status("team", "a")
+        assert after["recommendation"] == before["recommendation"]
+        assert after["forecast"]["stepSeconds"] == before["recommendation"]["stepSeconds"]
+        assert after["error"]["calibratedRatio"] == pytest.approx(1 / 1.5 - 1, abs=1e-3)
+        assert {row["pool"] for row in after["alternatives"]} == {row["pool"] for row in before["alternatives"]}
+        for row in after["alternatives"]:
+            assert 1.02 < row["ownRunsRatio"] <= 1.5
+            assert row["stepSeconds"]["target"] == pytest.approx(row["ownRunsRatio"] * row["rawStepSeconds"], rel=1e-3)
+            assert f"x{row['ownRunsRatio']:.2f} from your run on 8 h100-sxm" in row["reason"]
+        assert len(twin["alternatives"]) == 2 and "ownRunsRatio" in store.status("team", "twin")["alternatives"][0]
+        assert store.status("team", "other")["alternatives"] == other["alternatives"]
+        assert store.status("strangers", "a")["alternatives"] == stranger["alternatives"]
+
+
+async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forgotten_no_more() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        target_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        await report(running, "team", "a", 1.5 * target_s, inputSeconds=0.1 * target_s)
+        await until(running, store, lambda: "alternativesHash" in store.status("team", "a"))
+        await until(running, store, lambda: store.runs)
+    assert store.runs[0]["gpus"] == 8 and store.runs[0]["plan"] and store.runs[0]["inputSeconds"] > 0
+    earlier = store.status("team", "a")
+    async with operator(store, advise, NODES, discovery=True) as again:
+        await settled(again)
+        assert store.status("team", "a") == earlier
+        again.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        successor = await advised(again, store, "team", "a")
+        assert successor["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s
+        assert "from your run on 8 h100-sxm" in successor["recommendation"]["reason"]
+        fresh = await advised(again, store, "strangers", "a")
+        assert fresh["recommendation"]["stepSeconds"]["target"] == target_s
+    async with operator(store, advise, NODES, discovery=True, learning=False) as off:
+        await settled(off)
+        assert "your run" not in store.status("team", "a")["recommendation"]["reason"]
+        assert all("ownRunsRatio" not in row for row in store.status("team", "a")["alternatives"])
+
+
+async def test_an_impossible_step_corrects_nothing() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        before = await advised(running, store, "team", "a")
+        await report(running, "team", "a", 50 * before["recommendation"]["stepSeconds"]["target"])
+        await until(running, store, lambda: "observed" in store.status("team", "a"))
+        await settled(running)
+    assert store.status("team", "a")["alternatives"] == before["alternatives"]
+
+
+async def test_a_job_of_another_kind_is_corrected_through_its_training_job() -> None:
+    store = targeted()
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        before_s = answer["recommendation"]["stepSeconds"]["target"]
+        seconds = {"tilecast.dev/observed-step-seconds": f"{1.5 * before_s:.6g}"}
+        train_job(store, suspend=False, annotations=seconds)
+        after = await shown(running, store, lambda status: status.get("alternativesHash"), "its correction")
+        assert after["alternatives"][0]["ownRunsRatio"] > 1.02
+        assert after["recommendation"] == answer["recommendation"]
+        assert after["forecast"]["stepSeconds"] == answer["recommendation"]["stepSeconds"]
+
+
+def placement(store: SharedStore) -> dict[str, Any]:
+    conditions = store.status("team", "a").get("conditions", ())
+    return next((item for item in conditions if item["type"] == better_placement.KIND), {})
+
+
+def news(store: SharedStore) -> list[str]:
+    return [name for name, item in store.events.items() if item["reason"] == "PlaceFree"]
+
+
+async def test_a_better_place_that_is_free_is_said_once() -> None:
+    store, nodes = SharedStore(), (node("n1"), node("n2", "NVIDIA-L4"))
+    store.clock_s = 1_800_000_000.0
+    async with operator(store, advise, nodes, discovery=True) as running:
+        running.see_pods({"n2": 8})
+        before = await advised(running, store, "team", "a")
+        slow = next(row for row in before["alternatives"] if row["pool"] == "l4")
+        sent = body(stepSeconds=1.2 * slow["stepSeconds"]["target"], gpus=8, gpu="NVIDIA L4")
+        await running.observations.put("team", "a", "team@n2", sent)
+        await until(running, store, lambda: placement(store).get("status") == "True")
+        assert store.status("team", "a")["forecast"]["pool"] == slow["pool"]
+        assert "h100-sxm would take" in placement(store)["message"] and "restart" in placement(store)["message"]
+        store.clock_s += 60
+        running.see_pods({"n1": 1, "n2": 8})
+        await until(running, store, lambda: placement(store)["status"] == "False")
+        assert placement(store)["reason"] == "NoLongerBetter"
+        store.clock_s += 60
+        running.see_pods({"n2": 8})
+        await until(running, store, lambda: placement(store)["status"] == "True")
+        await settled(running)
+        assert len(news(store)) == 1
+    since = placement(store)["lastTransitionTime"]
+    store.clock_s += 3600
+    async with operator(store, advise, nodes, discovery=True) as again:
+        again.see_pods({"n2": 8})
+        await settled(again)
+        assert (placement(store)["status"], placement(store)["lastTransitionTime"]) == ("True", since)
+        assert len(news(store)) == 1
+
+
+def condition(status: Any, reason: str, time: str = "2027-01-15T08:00:00Z") -> Condition:
+    return Condition(
+        type=better_placement.KIND,
+        status=status,
+        observed_generation=1,
+        last_transition_time=time,
+        reason=reason,
+        message="",
+    )
+
+
+def gains(
+    seconds: float, cost: float, known: Condition | None, objective: str = "time", slower: float = 1.0
+) -> list[float]:
+    """What a job of 1 s and 1 USD for 1000 steps would save where they take so long and cost so much, and its own step
+    is so many times its forecast."""
+    first = offer()
+    pool = first.pool
+    step = StepSeconds(target=seconds, lower_bound=seconds, upper_bound=seconds)
+    item = Alternative(
+        pool="b",
+        nodes=1,
+        gpus_per_node=8,
+        gpus=8,
+        plan="dp8",
+        step_seconds=step,
+        cost_per1000_steps=cost,
+        raw_step_seconds=seconds / 1.1,
+        reason="",
+    )
+    status = TrainingJobStatus(recommendation=Recommendation(**document.recommendation(first)), alternatives=[item])
+    held = StepSeconds(target=1 / slower, lower_bound=0.5, upper_bound=2)
+    forecast = ScoredForecast(
+        frozen_at="", pool="a", gpus=8, plan="dp8", raw_seconds=1.0, step_seconds=held, group=["g"] * 5, followed=True
+    )
+    score = Score(forecast, Window((1.0,), 1, "", StepReport(1.0, "put")))
+    priced = type(pool)(
+        **{name: getattr(pool, name) for name in pool.__dataclass_fields__} | {"price_per_gpu_hour": 0.45}
+    )
+    goal, least = OBJECTIVES[objective], better_placement.least_gain(known)
+    return [one.gain for one in better_placement.places(status, score, goal, {"a": priced, "b": priced}, least)]
+
+
+def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_percent() -> None:
+    held = condition("True", "PlaceFree")
+    assert gains(0.79, 0.9, None) == pytest.approx([0.21])
+    assert gains(0.82, 0.9, None) == [] and gains(0.82, 0.9, held) == pytest.approx([0.18])
+    assert gains(0.86, 0.9, held) == []
+    assert gains(0.5, 1.1, None) == [], "dearer"
+    assert gains(0.9, 0.7, None) == [] and gains(0.9, 0.7, None, "cost") == pytest.approx([0.3])
+    assert gains(1.1, 0.5, None, "cost") == [], "slower"
+
+
+def test_a_job_that_is_slow_wherever_it_runs_has_no_better_place() -> None:
+    assert gains(0.7, 0.7, None, slower=1.0) == pytest.approx([0.3])
+    assert gains(0.7, 0.7, None, slower=1.5) == [], "plainly scaled it takes 0.95 s there"
+
+
+def test_no_event_on_flutter_within_ten_minutes() -> None:
+    free, since_s = Aspect("True", "PlaceFree", ""), 1_800_000_000.0
+    assert better_placement.is_news(None, free, since_s)
+    assert better_placement.is_news(condition("False", "NoneBetter"), free, since_s + 1)
+    assert not better_placement.is_news(condition("True", "PlaceFree"), free, since_s + 1e5)
+    assert not better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 599)
+    assert better_placement.is_news(condition("False", "NoLongerBetter"), free, since_s + 600)
+    again = better_placement.aspect(condition("False", "NoLongerBetter"), None, [])
+    assert again.reason == "NoLongerBetter"
