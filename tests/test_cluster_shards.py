@@ -52,7 +52,8 @@ def releases(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFact
         for document in documents:
             if document["kind"] in kinds and "helm.sh/hook" not in document["metadata"].get("annotations", {}):
                 cluster.apply(json.dumps(document))
-        path = witness.kubeconfig_of(cluster, name, witness.NAMESPACE, tmp_path_factory.mktemp(name) / "kubeconfig.yaml")
+        folder = tmp_path_factory.mktemp(name)
+        path = witness.kubeconfig_of(cluster, name, witness.NAMESPACE, folder / "kubeconfig.yaml")
         (deployment,) = (item for item in documents if item["kind"] == "Deployment")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         settings = {item["name"]: item["value"] for item in container["env"] if "value" in item}
