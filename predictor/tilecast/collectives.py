@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -340,9 +341,14 @@ class _Constants:
 
 
 def _constants(link: Link, protocols: tuple[str, ...], axes: tuple[int, ...]) -> _Constants:
-    rows = [link.protocols.get(name, _ABSENT) for name in protocols]
-    table = np.array([(one.start_s, one.hop_s, one.share) for one in rows])
-    return _Constants(*table.T.reshape(3, -1, *axes))
+    table = _protocol_columns(tuple(link.protocols.get(name, _ABSENT) for name in protocols))
+    return _Constants(*table.reshape(3, -1, *axes))
+
+
+@lru_cache
+def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
+    """Start, hop and share of p protocols, (3, p)."""
+    return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T
 
 
 def _share(group: Group, intra: Link) -> Floats | float:

@@ -314,7 +314,10 @@ class Columns:
     def take(self, rows: Rows | npt.NDArray[np.bool_] | slice) -> Self:
         """The chosen rows, in the order given."""
         values = [getattr(self, name) for name in self.__dataclass_fields__]
-        return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
+        if isinstance(rows, slice):
+            return type(self)(*[value.take(rows) if isinstance(value, Columns) else value[rows] for value in values])
+        places = rows.nonzero()[0] if rows.dtype == bool else rows
+        return type(self)(*[value.take(places) for value in values])
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class Steps:
         micro, split = self.micro.take(alike.stage.index[some]), alike.split.index[some]
         shared = self.shared.take(split)
         staged = np.minimum(np.maximum(plans.zero_stage, 0), 3) * len(split) + place
-        compute, exposed, update, fed = (column.ravel()[staged] for column in self._by_zero_stage(some, micro, shared))
+        compute, exposed, update, fed = (column.take(staged) for column in self._by_zero_stage(some, micro, shared))
         waited, boundary = shared.waited[place], self.boundary_s[alike.hop.index[some]][place] * plans.virtual_stages
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s[place] + boundary * (stages - 1) - micro.slowest_s[place]) / plans.virtual_stages
