@@ -20,7 +20,7 @@ from prometheus_client import generate_latest
 from bearer_tokens import token
 from cluster import free_ports
 from lease_store import PATH, PLACE, CutOff, LeaseStore
-from operator_store import JOBS, job, on_first_pool, operator, ready, settled
+from operator_store import JOBS, LEARNINGS, job, on_first_pool, operator, ready, settled
 from test_server import certificate
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
@@ -309,6 +309,48 @@ async def test_reports_count_once_by_whichever_door_they_come_and_whoever_leads(
             assert await put(follower, "a", target) == (202, "accepted")
         await follower.observations.flush()
         assert samples(store, "a") == 20
+
+
+async def test_the_next_leader_brings_no_run_back_that_was_withdrawn() -> None:
+    store, annotation = LeaseStore(), "tilecast.dev/observed-step-seconds"
+    training = {"sequenceLength": 512, "globalBatchSize": 16, "precision": "bf16"}
+    store.put(f"{JOBS}/a", job("a", model={"preset": "gpt2"}, training=training, constraints={"gpus": 8}))
+    learning = f"{LEARNINGS}/h100-sxm"
+
+    async with replicas(store, advise, discovery=True, observe_settle_s=0.01) as both:
+        leader, follower = both
+
+        async def see_until(condition: Callable[[], object], *seeing: Assembly) -> None:
+            async with asyncio.timeout(60):
+                while not condition():
+                    show(store, *seeing)
+                    await asyncio.sleep(0.01)
+            show(store, *seeing)
+
+        def status() -> dict[str, Any]:
+            return dict(store.objects[f"{JOBS}/a"].get("status", {}))
+
+        await see_until(lambda: status().get("recommendation"), *both)
+        asked = store.objects[f"{JOBS}/a"]
+        target = status()["recommendation"]["stepSeconds"]["target"]
+        asked["metadata"]["annotations"][annotation] = f"{1.1 * target:.6g}"
+        store.put(f"{JOBS}/a", asked)
+        await see_until(
+            lambda: "observed" in status() and store.objects.get(learning, {}).get("spec", {}).get("runs"), *both
+        )
+        del store.objects[f"{JOBS}/a"]["metadata"]["annotations"][annotation]
+        store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"])
+        # The other replica sees no more of the job than that it is gone.
+        await see_until(lambda: not store.objects[learning]["spec"].get("runs"), leader)
+        assert "observed" not in status()
+        gone = store.objects.pop(f"{JOBS}/a")
+        for replica in both:
+            replica.cache.lose(gone)
+        show(store, *both)
+        await leader.stop()
+        await until(lambda: follower.leadership.is_leader)
+        await settled(follower, 120)
+        assert not store.objects[learning]["spec"].get("runs")
 
 
 async def test_clients_of_another_replica_are_limited_each_and_none_by_what_it_says_it_is() -> None:

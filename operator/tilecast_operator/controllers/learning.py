@@ -97,7 +97,8 @@ class PoolLearnings:
 
     def drop(self, uid: str) -> None:
         """Let go of a run."""
-        self._store.drop(uid)
+        if self._store.drop(uid):
+            self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     async def forget_gone(self) -> None:
         """Forget what namespaces taught that are gone by now, once all that exist were seen."""
@@ -178,7 +179,11 @@ class PoolLearnings:
             return
         if before is None or before.value.digest != now.value.digest:
             document = now.value.document
-            self._store.recall(key.name, pool_learning.runs(key.name, document), pool_learning.forgotten(document))
+            runs = pool_learning.runs(key.name, document)
+            if before is not None and not self._context.leadership.is_leader:
+                earlier = pool_learning.runs(key.name, before.value.document)
+                self._store.withdraw(key.name, {item.uid for item in earlier} - {item.uid for item in runs})
+            self._store.recall(key.name, runs, pool_learning.forgotten(document))
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
         asked = now.value.forget
         if asked is not None and (before is None or before.value.forget != asked):

@@ -65,10 +65,14 @@ class RunStore:
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
             self._remove(members, oldest[1])
 
-    def drop(self, uid: str) -> None:
-        """Let go of a run."""
-        for members in self._runs.values():
-            self._remove(members, uid)
+    def drop(self, uid: str) -> bool:
+        """Let go of a run; returns whether it was there."""
+        return any([self._remove(members, uid) for members in self._runs.values()])
+
+    def withdraw(self, pool: str, uids: Iterable[str]) -> None:
+        """Let go of runs of a pool."""
+        for uid in uids:
+            self._remove(self._runs.get(pool, {}), uid)
 
     def forget(self, what: Forget, now: str, pool: str) -> int:
         """Forget what was taught of a pool until now, also where the statuses of jobs keep it; returns how many runs
@@ -120,14 +124,15 @@ class RunStore:
             (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
         )
 
-    def _remove(self, members: dict[str, Seen], uid: str) -> None:
-        """Let go of a run among those of a pool, if it is there."""
+    def _remove(self, members: dict[str, Seen], uid: str) -> bool:
+        """Let go of a run among those of a pool; returns whether it was there."""
         if (item := members.pop(uid, None)) is None:
-            return
+            return False
         place = (item.run.namespace, item.run.workload)
         self._of_workload[place].pop(uid, None)
         if not self._of_workload[place]:
             del self._of_workload[place]
+        return True
 
     def _knows(self, uid: str) -> bool:
         return any(uid in members for members in self._runs.values())
