@@ -67,7 +67,7 @@ class RunStore:
 
     def drop(self, uid: str) -> bool:
         """Let go of a run; returns whether it was there."""
-        return any([self._remove(members, uid) for members in self._runs.values()])
+        return sum(self._remove(members, uid) for members in self._runs.values()) > 0
 
     def withdraw(self, pool: str, uids: Iterable[str]) -> None:
         """Let go of runs of a pool."""
