@@ -74,6 +74,8 @@ class KueueCheck:
         self._present_s = -math.inf
         """When Kueue last showed that it heeds the list of gates."""
         self.features = KueueFeatures()
+        self._posted = KueueFeatures()
+        """What this replica said last."""
 
     async def run(self) -> None:
         """Look now and then, for ever."""
@@ -152,10 +154,13 @@ class KueueCheck:
         return "absent"
 
     async def _note(self, features: KueueFeatures) -> None:
-        """Show what is known, and say it where it has changed."""
-        before, self.features = self.features, features
+        """Show what is known, and have the one that leads say it where that was not said: it may have changed while
+        this replica followed."""
+        self.features = features
         self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
-        if features == before or not features.served or not self._uid or not self._context.leadership.is_leader:
+        if not features.served:
+            self._posted = features
+        if features == self._posted or not self._uid or not self._context.leadership.is_leader:
             return
         name = f"Kueue {features.release}".rstrip()
         held = "" if features.stop_policy else "; its LocalQueues cannot be held"
@@ -163,7 +168,8 @@ class KueueCheck:
         note = Note(kind, "KueueFeatures", f"{name} ({features.served}): {_SAYS[features.gate]}{held}")
         log.info("%s", note.text)
         try:
-            await self._context.writer.post(_CRD, self._uid, note, is_change=bool(before.served))
+            await self._context.writer.post(_CRD, self._uid, note, is_change=bool(self._posted.served))
+            self._posted = features
         except (ApiError, *UNREACHABLE) as error:
             # A job may wait for what was found; that it could not be said is no reason to let it go as it is.
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
