@@ -366,6 +366,14 @@ def test_jobs_are_let_go_before_an_uninstall_with_no_right_more_than_that_needs(
         <= operators
     )
     assert rules[-1]["resourceNames"] == ["tilecast-gate"] and rules[-1]["verbs"] == ["get", "delete"]
+    shard = rendered(helm, "--set=jobs.enabled=true,jobs.gate=true,shard.namespaceSelector.matchLabels.shard=a")
+    of_shard = before_uninstall(shard)
+    more = [rule for rule in of_shard["ClusterRole"]["rules"] if rule not in rules]
+    assert more == [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]}]
+    assert of_shard["Job"]["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "--policy=tilecast-gate",
+        '--namespace-selector={"matchLabels":{"shard":"a"}}',
+    ]
     pod = hooks["Job"]["spec"]["template"]
     assert pod["spec"]["containers"][0]["command"] == ["python3", "-m", "tilecast_operator.release"]
     (service,) = of_kind(shown, "Service")
@@ -634,15 +642,34 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     wait_for(lambda: left(own_cluster) == [] or None, "nothing to be left", 60)
 
 
+def hooks_of(helm: Helm, cluster: Cluster) -> str:
+    """What Helm runs before and after what it does to the release."""
+    return helm("get", "hooks", "tilecast", f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}")
+
+
 def test_an_uninstall_that_cannot_let_jobs_go_deletes_nothing_and_can_be_forced(
-    installer: Helm, own_cluster: Cluster
+    installer: Helm, helm: Helm, own_cluster: Cluster
 ) -> None:
     values = ("--set=jobs.enabled=true", "--set=jobs.gate=true")
     installer("install", str(CHART), "--create-namespace", *values)
     installer("uninstall", "--wait", "--timeout=120s")
     assert left(own_cluster) == sorted(CRD_NAMES), "the hook and its rights are gone as well"
 
+    installer("install", str(CHART), *values)
+    installer("upgrade", str(CHART), "--set=jobs.enabled=false", "--wait", "--timeout=120s")
+    hooks = [item for item in yaml.safe_load_all(hooks_of(helm, own_cluster)) if item]
+    at = {item["kind"]: item["metadata"]["annotations"]["helm.sh/hook"] for item in hooks}
+    assert at.items() >= dict.fromkeys(("Job", "ClusterRole", "ServiceAccount"), "pre-upgrade,pre-delete").items()
+    installer("upgrade", str(CHART), "--set=jobs.enabled=false")
+    assert "pre-upgrade" not in hooks_of(helm, own_cluster), "nothing waits any more"
+    installer("uninstall", "--wait", "--timeout=120s")
+
     installer("install", str(CHART), *values, "--set=nodeSelector.nowhere=here")
+    with pytest.raises(HelmError, match=r"timed out|failed"):
+        installer("upgrade", str(CHART), "--reuse-values", "--set=jobs.enabled=false,jobs.gate=false", "--timeout=5s")
+    (deployment,) = json.loads(own_cluster.kubectl("-n", NAMESPACE, "get", "deployments", "-o", "json"))["items"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "TILECAST_JOBS", "value": "true"} in container["env"], "it answers jobs as before"
     with pytest.raises(HelmError, match=r"timed out|failed"):
         installer("uninstall", "--timeout=5s")
     assert "tilecast" in own_cluster.kubectl("-n", NAMESPACE, "get", "deployments", "-o", "name")
@@ -659,6 +686,10 @@ def test_upgrade_from_every_release_and_back(installer: Helm, helm: Helm, own_cl
     with pytest.raises(HelmError, match=r"older than this chart's .* helm show crds"):
         installer("upgrade", str(CHART), "--reset-then-reuse-values")
 
+    bring_crds(helm, own_cluster)
+    own_cluster.kubectl("delete", "crd", "poollearnings.tilecast.dev")
+    with pytest.raises(HelmError, match=r"poollearnings.tilecast.dev is not there.* helm show crds"):
+        installer("upgrade", str(CHART), "--reset-then-reuse-values")
     bring_crds(helm, own_cluster)
     installer("upgrade", str(CHART), "--reset-then-reuse-values")
     image = "jsonpath={.spec.template.spec.containers[0].image}"

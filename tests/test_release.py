@@ -15,6 +15,7 @@ from tilecast.jobs import ADMISSION_GATES, APPLIED, JOB_KINDS, MODE, NEXT_QUEUE,
 from tilecast_operator import release
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.kinds import KINDS
+from tilecast_operator.selector import LabelSelector
 
 HELD = ("trainjob", "pytorchjob", "jobset", "job", "job-kueue", "job-gated")
 POLICY = "/apis/admissionregistration.k8s.io/v1beta1/mutatingadmissionpolicybindings/tilecast-gate"
@@ -29,16 +30,18 @@ class HeldJobs:
         self.patches: list[str] = []
         self.conflicts = 0
         self.lines: list[str] = []
+        self.namespaces = {"default": {"shard": "a"}}
+        """Labels by name."""
         self.policies = {POLICY: {"metadata": {"uid": "p", "resourceVersion": "1"}}}
 
-    def add(self, name: str, new_name: str, **annotations: str) -> str:
+    def add(self, name: str, new_name: str, namespace: str = "default", **annotations: str) -> str:
         """An example that waits for us; returns its path."""
         document: dict[str, Any] = yaml.safe_load(next(item for item in EXISTING if item.stem == name).read_text())
-        document["metadata"] |= {"name": new_name, "namespace": "default", "resourceVersion": "1", "uid": new_name}
+        document["metadata"] |= {"name": new_name, "namespace": namespace, "resourceVersion": "1", "uid": new_name}
         document["metadata"]["annotations"] |= {MODE: "Initial", **annotations}
         spec = document["spec"]
         (spec.setdefault("runPolicy", {}) if name == "pytorchjob" else spec)["suspend"] = True
-        path = KINDS[document["kind"]].path("default", new_name)
+        path = KINDS[document["kind"]].path(namespace, new_name)
         self.jobs[path] = document
         return path
 
@@ -49,6 +52,9 @@ class HeldJobs:
             return copy.deepcopy(self.jobs[path])
         if path in self.policies:
             return self.policies[path]
+        if path == KINDS["Namespace"].path():
+            names = [{"metadata": {"name": name, "labels": labels}} for name, labels in self.namespaces.items()]
+            return {"metadata": {}, "items": names}
         kind = next((kind for kind in JOB_KINDS if KINDS[kind].path() == path), None)
         if kind is None:
             raise ApiError(404, "not found")
@@ -71,8 +77,9 @@ class HeldJobs:
         assert (uid, resource_version) == ("p", "1")
         return self.policies.pop(path)
 
-    async def release(self, policy: str = "", *, is_dry: bool = False) -> release.Release:
-        work = release.Release(self, self.lines.append, is_dry=is_dry)  # type: ignore[arg-type]
+    async def release(self, policy: str = "", *, is_dry: bool = False, selector: str = "") -> release.Release:
+        selected = LabelSelector.read(selector, "selector")
+        work = release.Release(self, self.lines.append, is_dry=is_dry, selector=selected)  # type: ignore[arg-type]
         await work.run(policy)
         return work
 
@@ -118,6 +125,24 @@ async def test_kinds_that_are_absent_are_passed_over_and_those_that_are_forbidde
     assert "error: pytorchjobs cannot be listed: 403: no" in cluster.lines and not any(
         "jobset" in x for x in cluster.lines
     )
+
+
+async def test_only_the_jobs_of_one_shard_are_let_go() -> None:
+    cluster = HeldJobs()
+    cluster.namespaces = {"left": {"shard": "a"}, "right": {"shard": "b"}, "none": {}}
+    left, *others = [cluster.add("job", f"in-{name}", name) for name in cluster.namespaces]
+    done = await cluster.release(selector='{"matchLabels": {"shard": "a"}}')
+    assert done.freed == {"Job": 1} and cluster.patches == [left]
+    assert all(cluster.jobs[path]["spec"]["suspend"] is True for path in others)
+    cluster.refused[KINDS["Namespace"].path()] = 403
+    done = await cluster.release(selector='{"matchLabels": {"shard": "b"}}')
+    assert not done.freed and done.failed == 1 and cluster.lines[-1] == "error: namespaces cannot be listed: 403: no"
+
+
+def test_a_selector_that_is_none_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert release.main(["--namespace-selector", "shard=a"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --namespace-selector: 'shard=a' is no JSON") and "matchLabels" in line
 
 
 async def test_an_edit_meanwhile_is_kept() -> None:

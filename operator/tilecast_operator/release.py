@@ -1,10 +1,10 @@
 """Lets every job go that waits for Tilecast: before it is uninstalled, or where it will not come back.
 
-    python -m tilecast_operator.release [--dry-run] [--policy NAME]
+    python -m tilecast_operator.release [--dry-run] [--policy NAME] [--namespace-selector JSON]
 
-Jobs of every kind that the cluster serves, in all namespaces: our name comes off their gates, parked ones move to their
-own queue, those that were suspended for us are resumed; each by the patch that the operator writes. Doing it again does
-nothing. The credentials are those of the operator: a pod's, or a kubeconfig's.
+Jobs of every kind that the cluster serves, in all namespaces or those of one shard: our name comes off their gates,
+parked ones move to their own queue, those that were suspended for us are resumed; each by the patch that the operator
+writes. Doing it again does nothing. The credentials are those of the operator: a pod's, or a kubeconfig's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import RECURSION_LIMIT
 
 OUTCOME = "Uninstalled"
@@ -50,12 +51,16 @@ class Release:
         api: of the cluster.
         say: called with one line for each job, and for each thing that could not be done.
         is_dry: whether to say only what would be done.
+        selector: of the namespaces whose jobs are let go; None for all.
     """
 
-    def __init__(self, api: Api, say: Say, *, is_dry: bool = False) -> None:
+    def __init__(self, api: Api, say: Say, *, is_dry: bool = False, selector: LabelSelector | None = None) -> None:
         self._api = api
         self._say = say
         self._is_dry = is_dry
+        self._selector = selector
+        self._namespaces = frozenset[str]()
+        """Those that the selector selects."""
         self.freed = Counter[str]()
         """Jobs by kind."""
         self.failed = 0
@@ -71,23 +76,39 @@ class Release:
         not_withdrawn = self.failed
         for number in range(PASSES):
             self.failed = not_withdrawn
+            if not await self._select():
+                return
             freed = sum([await self._free_kind(kind) for kind in JOB_KINDS])
             if self._is_dry or not (freed or (policy and number == 0)):
                 return
             await asyncio.sleep(PAUSE_S)
 
+    async def _select(self) -> bool:
+        """Find out which namespaces are selected; returns whether that is known."""
+        if self._selector is None:
+            return True
+        try:
+            items = [item async for item in self._pages("Namespace")]
+        except ApiError as error:
+            self._fail(f"namespaces cannot be listed: {error}")
+            return False
+        labels = {item["metadata"]["name"]: item["metadata"].get("labels") or {} for item in items}
+        self._namespaces = frozenset(name for name, given in labels.items() if self._selector.selects(given))
+        return True
+
     async def _free_kind(self, kind: str) -> int:
         """Let all jobs of a kind go; returns how many did."""
         freed = 0
         try:
-            async for document in self._jobs(kind):
-                freed += await self._free(kind, document)
+            async for document in self._pages(kind):
+                if self._selector is None or document["metadata"]["namespace"] in self._namespaces:
+                    freed += await self._free(kind, document)
         except ApiError as error:
             if error.status != 404:
                 self._fail(f"{KINDS[kind].plural} cannot be listed: {error}")
         return freed
 
-    async def _jobs(self, kind: str) -> AsyncIterator[Document]:
+    async def _pages(self, kind: str) -> AsyncIterator[Document]:
         query = {"limit": str(PAGE)}
         while True:
             page = await self._api.get(KINDS[kind].path(), query)
@@ -156,7 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be let go, and change nothing")
     parser.add_argument("--policy", default="", metavar="NAME", help="delete this MutatingAdmissionPolicyBinding first")
+    parser.add_argument(
+        "--namespace-selector", default="", metavar="JSON", help="LabelSelector of the namespaces; all without it"
+    )
     asked = parser.parse_args(arguments)
+    try:
+        selector = LabelSelector.read(asked.namespace_selector, "--namespace-selector")
+    except SpecError as error:
+        return _refuse(str(error))
     sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
@@ -164,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         api = Api(REQUEST_S)
         try:
             api.connect(lambda: credentials.connection(credentials.read(kwargs)))
-            work = Release(api, print, is_dry=asked.dry_run)
+            work = Release(api, print, is_dry=asked.dry_run, selector=selector)
             await work.run(asked.policy)
         finally:
             await api.close()

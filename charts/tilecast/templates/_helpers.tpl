@@ -28,6 +28,23 @@ app.kubernetes.io/part-of: tilecast
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
+{{/* When jobs are let go: before an uninstall, or before an upgrade by which the release that runs answers no job of
+another kind any more; that upgrade may fail, and an uninstall follow. Empty where none can wait, or that is left to the user. */}}
+{{- define "tilecast.releaseAt" -}}
+{{- if and .Values.jobs.releaseOnUninstall .Values.jobs.enabled -}}
+pre-delete
+{{- else if and .Values.jobs.releaseOnUninstall .Release.IsUpgrade -}}
+{{- $running := lookup "apps/v1" "Deployment" .Release.Namespace (include "tilecast.fullname" .) -}}
+{{- range dig "spec" "template" "spec" "containers" (list) $running -}}
+{{- range .env -}}
+{{- if and (eq .name "TILECAST_JOBS") (eq (toString .value) "true") -}}
+pre-upgrade,pre-delete
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Of what runs before an uninstall; not those that the Service selects. */}}
 {{- define "tilecast.releaseLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -37,7 +54,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "tilecast.releaseHook" -}}
-helm.sh/hook: pre-delete
+helm.sh/hook: {{ include "tilecast.releaseAt" . }}
 helm.sh/hook-weight: "-5"
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
 {{- end -}}
