@@ -6,8 +6,9 @@ import asyncio
 import os
 import ssl
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bearer_tokens import NOW_S, token
 from operator_store import Store
 from tilecast.spec import SpecError
 from tilecast_operator import report_guard, server
+from tilecast_operator.controllers import token_reviews
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.observed.reports import Refused
@@ -31,11 +33,14 @@ def guard(rate: float = 10.0, refused: list[str] | None = None, ticks: list[floa
     return ReportGuard(rate, lambda: NOW_S, ([] if refused is None else refused).append, lambda: now[0])
 
 
-@asynccontextmanager
-async def served(address: server.Address, admit: server.Admit | None = None) -> AsyncIterator[server.HttpServer]:
-    async def take(*_: object) -> None:
-        return
+async def ignore(*_: object) -> None:
+    """Take a report."""
 
+
+@asynccontextmanager
+async def served(
+    address: server.Address, admit: server.Admit | None = None, take: server.Take = ignore
+) -> AsyncIterator[server.HttpServer]:
     running = await server.start(address, Metrics().registry, lambda: None, lambda: None, admit or guard().admit, take)
     try:
         yield running
@@ -67,16 +72,48 @@ async def test_a_connection_without_a_request_is_closed_and_one_with_is_not(monk
             open_writer.close()
 
 
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    async with served(server.Address("127.0.0.1", 0)) as running:
-        opened = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+async def test_connections_are_bounded_and_those_that_do_nothing_shut_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(server, "CLOSED_AT_ONCE", 2)
+    ask = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with served(server.Address("127.0.0.1", 0)) as running, asyncio.timeout(20):
+        held = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(4)]
+        for reader, writer in held[::-1]:
+            writer.write(ask)
+            await reader.readuntil(b"ok")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(ask)
+            assert b"200 OK" in await reader.readuntil(b"ok")
+            held.append((reader, writer))
+        assert [await held[number][0].read() for number in (3, 2)] == [b"", b""], "used longest ago"
+        held[-1][1].write(ask)
+        await held[-1][0].readuntil(b"ok")
+        for _, open_writer in held:
+            open_writer.close()
+
+
+async def test_no_connection_whose_request_is_under_way_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    answer = asyncio.Event()
+
+    async def slowly(*_: object) -> None:
+        await answer.wait()
+
+    put = b"PUT /observations/team/a HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    async with served(server.Address("127.0.0.1", 0), lambda *_: nullcontext(), slowly) as running, asyncio.timeout(20):
+        busy = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(2)]
+        for _, writer in busy:
+            writer.write(put)
         await asyncio.sleep(0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        async with asyncio.timeout(5):
-            assert await reader.read() == b""
-        writer.close()
-        for _, open_writer in opened:
+        assert await reader.read() == b"", "there is no room"
+        answer.set()
+        for reader, _ in busy:
+            assert b"202" in await reader.readuntil(b"accepted")
+        for _, open_writer in [*busy, (reader, writer)]:
             open_writer.close()
 
 
@@ -193,13 +230,20 @@ async def test_a_limited_client_is_asked_to_wait() -> None:
 
 
 class Reviewer(Store):
-    """Counts what it is asked about."""
+    """Counts what it is asked about, and how much of it at once."""
 
     asked = 0
+    delay_s = 0.0
+    at_once = 0
+    most_at_once = 0
 
     async def create(self, path: str, document: Any, **options: Any) -> dict[str, Any]:
         self.asked += 1
-        return {"status": {"authenticated": document["spec"]["token"] == TRUE}}
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(self.delay_s)
+        self.at_once -= 1
+        return {"status": {"authenticated": document["spec"]["token"].endswith(TRUE)}}
 
 
 async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> None:
@@ -212,3 +256,44 @@ async def test_forged_tokens_are_asked_about_once_and_push_out_no_true_one() -> 
     await reviews.of("forged-4999")
     await reviews.of(TRUE)
     assert store.asked == 5001
+
+
+async def test_a_flood_of_tokens_keeps_nobody_out_who_reported_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of clients with tokens that could be ours, and one whose token is due for another review."""
+    monkeypatch.setattr(token_reviews, "REVIEW_HOLDS_S", 0.0)
+    monkeypatch.setattr(report_guard, "MAX_CLIENTS", 64)
+    store, forged_answers, answers = Reviewer(), Counter[int](), list[int]()
+    reviews, guarding = TokenReviews(store), guard(rate=2.0)
+
+    async def take(namespace: str, name: str, sent: str, body: bytes) -> None:
+        if not (await reviews.of(sent))["status"]["authenticated"]:
+            raise Refused("unauthenticated", 401, "the token is nobody's")
+
+    async def put(session: aiohttp.ClientSession, port: int, sent: str) -> int:
+        url, headers = f"http://127.0.0.1:{port}/observations/team/a", {"Authorization": f"Bearer {sent}"}
+        async with session.put(url, headers=headers) as answer:
+            assert answer.status not in (429, 503) or answer.headers["Retry-After"]
+            return answer.status
+
+    async def flood(port: int, number: int) -> None:
+        connector = aiohttp.TCPConnector(local_addr=(f"127.0.{1 + number // 200}.{1 + number % 200}", 0))
+        async with aiohttp.ClientSession(connector=connector) as session:
+            sent = [token(signature=f"forged-{number}-{part}") for part in range(30)]
+            forged_answers.update(await asyncio.gather(*(put(session, port, one) for one in sent)))
+
+    honest = token(signature=TRUE)
+    async with (
+        asyncio.timeout(120),
+        served(server.Address("127.0.0.1", 0), guarding.admit, take) as running,
+        aiohttp.ClientSession() as session,
+    ):
+        answers.append(await put(session, running.port, honest))
+        store.delay_s = 0.05
+        floods = [asyncio.create_task(flood(running.port, number)) for number in range(100)]
+        for _ in range(10):
+            await asyncio.sleep(0.02)
+            answers.append(await put(session, running.port, honest))
+        await asyncio.gather(*floods)
+    assert answers == [202] * 11
+    assert store.most_at_once <= token_reviews.MAX_REVIEWING and set(forged_answers) == {401, 429, 503}
+    assert store.asked < sum(forged_answers.values()) / 2, "few of them reach the API server"

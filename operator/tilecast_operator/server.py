@@ -24,6 +24,9 @@ REQUEST_S = 10.0
 IDLE_S = 75.0
 """How long a connection is kept between requests."""
 MAX_CONNECTIONS = 1024
+CLOSED_AT_ONCE = 64
+"""Connections without a request under way that make room where there are too many, those first that were used longest
+ago: whoever opens many shuts out no probe and no other client."""
 RENEW_S = 30.0
 """How often the certificate is looked at."""
 ANY = "::"
@@ -61,6 +64,8 @@ class HttpServer:
         self._address = address
         self._unused: set[asyncio.BaseProtocol] = set()
         """Connections without a whole request."""
+        self._idle: dict[web.RequestHandler, None] = {}
+        """Connections without a request under way, the one used last comes last; some are closed by now."""
         self._server: asyncio.Server | None = None
         self._renewal: asyncio.Task[None] | None = None
 
@@ -74,8 +79,13 @@ class HttpServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Take note that a connection is used."""
-        self._unused.discard(request.protocol)
-        return await handler(request)
+        connection = request.protocol
+        self._unused.discard(connection)
+        self._idle.pop(connection, None)
+        try:
+            return await handler(request)
+        finally:
+            self._idle[connection] = None
 
     async def start(self) -> None:
         """Listen.
@@ -104,12 +114,27 @@ class HttpServer:
 
     def _connect(self) -> asyncio.BaseProtocol:
         serve = self._runner.server
-        if serve is None or len(serve.connections) >= MAX_CONNECTIONS:
+        if serve is None or (len(serve.connections) >= MAX_CONNECTIONS and not self._make_room()):
             return _Refusing()
         connection = serve()
         self._unused.add(connection)
+        self._idle[connection] = None
+        if len(self._idle) > 2 * MAX_CONNECTIONS:
+            opened = set(serve.connections)
+            self._idle = {one: None for one in self._idle if one in opened or one is connection}
         asyncio.get_running_loop().call_later(REQUEST_S, self._close_unused, connection)
         return connection
+
+    def _make_room(self) -> bool:
+        """Close some connections; returns whether there were any to close."""
+        closed = 0
+        while self._idle and closed < CLOSED_AT_ONCE:
+            connection = next(iter(self._idle))
+            del self._idle[connection]
+            if connection.transport is not None:
+                connection.transport.abort()
+                closed += 1
+        return closed > 0
 
     def _close_unused(self, connection: web.RequestHandler) -> None:
         if connection in self._unused:

@@ -22,6 +22,8 @@ BUSY_S = 1
 """What a client is asked to wait."""
 MAX_REVIEWING = 32
 """TokenReviews under way: whoever floods us with tokens does not flood the API server."""
+MAX_UNKNOWN = 24
+"""Of them those about tokens that were never true: forged ones keep no reporter out whose token is due again."""
 
 
 class TokenReviews:
@@ -49,7 +51,7 @@ class TokenReviews:
             known = reviews.get(digest)
             if known is not None and now_s - known[0] < REVIEW_HOLDS_S:
                 return known[1]
-        if self._reviewing >= MAX_REVIEWING:
+        if self._reviewing >= (MAX_REVIEWING if digest in self._reviews[True] else MAX_UNKNOWN):
             raise Refused("unavailable", 503, "too many tokens are being reviewed; report again later", BUSY_S)
         self._reviewing += 1
         try:
