@@ -372,20 +372,26 @@ async def one_run(tape: Tape) -> None:
 
 
 async def narrow(tape: Tape) -> None:
-    """Half of the steps fall outside the range."""
-    store = store_with("a")
+    """One job that reports a lot runs outside its range, and then five of ten."""
+    names = [f"j{number}" for number in range(10)]
+    store = store_with(*names)
     async with operator(store, advise, discovery=True) as running:
-        await until(running, store, lambda: status(store).get("recommendation"))
-        target = status(store)["recommendation"]["stepSeconds"]["target"]
+        await until(running, store, lambda: all(status(store, name).get("recommendation") for name in names))
+        target = status(store, names[0])["recommendation"]["stepSeconds"]["target"]
         tape.hold(running.metrics.registry, 10)
-        for number in range(24):
-            step = body(stepSeconds=target * (1.0 if number % 2 else 4.0))
-            await running.observations.put("default", "a", "default@n1", step)
-            tape.hold(running.metrics.registry, 10)
-            if number == 6:
-                tape.quiet("TilecastRangeTooNarrow")
+
+        async def report(name: str, times: int, factor: float) -> None:
+            for _ in range(times):
+                await running.observations.put("default", name, "default@n1", body(stepSeconds=target * factor))
+                tape.hold(running.metrics.registry, 2)
+
+        await report(names[0], 40, 4.0)
         tape.hold(running.metrics.registry, 90)
-        text = "Only 50% of the steps on h100-sxm fell inside the 90 % range."
+        tape.quiet("TilecastRangeTooNarrow")
+        for number, name in enumerate(names[1:]):
+            await report(name, 3, 1.0 if number % 2 == 0 else 4.0)
+        tape.hold(running.metrics.registry, 90)
+        text = "Only 50% of the jobs on h100-sxm ran inside the 90 % range."
         tape.fires("TilecastRangeTooNarrow", ({**TEAM, "gpu": "h100-sxm"}, text))
 
 

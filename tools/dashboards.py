@@ -107,11 +107,11 @@ _PREDICTION_ERROR = Board(
                 {"green": -0.15, "red": 0.15}, "TilecastPredictionBias",
             ),
             Panel(
-                "Inside the range", "Share of measured steps inside the forecast's range; 90 % is what it claims.",
+                "Inside the range", "Share of jobs that ran inside the forecast's range; 90 % is what it claims.",
                 "stat", "percentunit",
-                {"covered": f'sum(increase(tilecast_prediction_interval_observations_total{{covered="true", {_KIND}}}'
+                {"covered": f'sum(increase(tilecast_prediction_interval_runs_total{{covered="true", {_KIND}}}'
                             "[$__range])) / "
-                            f"sum(increase(tilecast_prediction_interval_observations_total{{{_KIND}}}[$__range]))"}, 6,
+                            f"sum(increase(tilecast_prediction_interval_runs_total{{{_KIND}}}[$__range]))"}, 6,
                 {"yellow": 0.75, "green": 0.85}, "TilecastRangeTooNarrow",
             ),
             Panel(

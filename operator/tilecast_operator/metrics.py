@@ -29,6 +29,8 @@ WATCHED = ("nodes", "gpupools", "trainingjobs")
 """Resources that are always watched."""
 
 _SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+RUN_REPORTS = 3
+"""Reports of a job by which it is judged, once."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -62,6 +64,8 @@ class Metrics:
         self.absolute = histogram("tilecast_prediction_absolute_relative_error_ratio", text, staged, buckets=_RATIOS)
         text = "Accepted reports, by whether the 90 % range of the forecast holds them."
         self.interval = counter("tilecast_prediction_interval_observations", text, [*group, "covered"])
+        text = "Jobs, by whether the 90 % range of the forecast holds the median of their first three reports."
+        self.interval_runs = counter("tilecast_prediction_interval_runs", text, [*group, "covered"])
         text = "Reports of measured steps, by source and what became of them."
         self.observations = counter("tilecast_observations", text, ["source", "outcome"])
         text = "Jobs with a measured step, by whether they run as recommended."
@@ -152,6 +156,7 @@ class Metrics:
                 self.absolute.labels(*group, stage)
             for covered in ("true", "false"):
                 self.interval.labels(*group, covered)
+                self.interval_runs.labels(*group, covered)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -169,8 +174,12 @@ class Metrics:
             ratio = error(predicted_s, seconds)
             self.error.labels(*group, stage).observe(ratio)
             self.absolute.labels(*group, stage).observe(abs(ratio))
-        covered = forecast.step_seconds.lower_bound <= seconds <= forecast.step_seconds.upper_bound
-        self.interval.labels(*group, "true" if covered else "false").inc()
+        for counting, observed_s in (
+            (self.interval, seconds),
+            *([(self.interval_runs, score.window.seconds)] if score.window.samples == RUN_REPORTS else []),
+        ):
+            covered = forecast.step_seconds.lower_bound <= observed_s <= forecast.step_seconds.upper_bound
+            counting.labels(*group, "true" if covered else "false").inc()
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()
         if forecast.followed and steps and baseline is not None:
