@@ -128,6 +128,7 @@ def certificate(folder: Path, name: str) -> None:
 
 async def test_a_renewed_certificate_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "RENEW_S", 0.05)
+    monkeypatch.setattr(server, "SERVED_AFTER_S", 0.5)
     files = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     with pytest.raises(SpecError, match="TILECAST_TLS_CERTIFICATE: the certificate cannot be read"):
         async with served(server.Address("127.0.0.1", 0, *files)):
@@ -149,6 +150,8 @@ async def test_a_renewed_certificate_is_served(tmp_path: Path, monkeypatch: pyte
         assert await shown(running.port) == first, "what cannot be read replaces nothing"
         certificate(tmp_path, "second")
         os.utime(tmp_path / "tls.key")
+        await asyncio.sleep(0.2)
+        assert await shown(running.port) == first, "the other replica may not have it yet"
         async with asyncio.timeout(5):
             while await shown(running.port) == first:
                 await asyncio.sleep(0.05)

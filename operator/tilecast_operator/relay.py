@@ -35,8 +35,8 @@ class Relay:
         self._election = election
         self._certificate = certificate
         self._session: aiohttp.ClientSession | None = None
-        self._tls: tuple[int, ssl.SSLContext] | None = None
-        """What the certificate's file is trusted as, and when that was written."""
+        self._tls: tuple[int, str, ssl.SSLContext] | None = None
+        """When the certificate's file was written, what it says, and what is trusted by it."""
 
     def client(self, request: web.Request) -> str:
         """Address of whoever sent a report. One that is handed on says so, and counts where it names this replica as
@@ -75,21 +75,23 @@ class Relay:
             await self._session.close()
 
     def _trust(self) -> ssl.SSLContext | bool:
-        """TLS that trusts the certificate as it is now. One for all requests, for a connection is used again only by
-        requests with the same."""
+        """TLS that trusts the certificate as it is now, and as it was before: the other replica may serve either. One
+        for all requests, for a connection is used again only by requests with the same."""
         if not self._certificate:
             return True
         path = Path(self._certificate)
         written_ns = path.stat().st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
-            self._tls = written_ns, _trusting(path.read_text())
-        return self._tls[1]
+            chain, before = path.read_text(), "" if self._tls is None else self._tls[1]
+            self._tls = written_ns, chain, _trusting(chain, before)
+        return self._tls[2]
 
 
-def _trusting(chain: str) -> ssl.SSLContext:
-    """TLS that trusts the first certificate of a file, whatever address serves it: replicas mount the same Secret.
+def _trusting(*chains: str) -> ssl.SSLContext:
+    """TLS that trusts the first certificate of each file, whatever address serves it: replicas mount the same Secret.
     Those that follow have signed certificates of others too."""
-    context = ssl.create_default_context(cadata="".join(chain.partition("-----END CERTIFICATE-----")[:2]))
+    first = ["".join(chain.partition("-----END CERTIFICATE-----")[:2]) for chain in chains if chain]
+    context = ssl.create_default_context(cadata="\n".join(first))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False
     return context

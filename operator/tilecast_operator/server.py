@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ CLOSED_AT_ONCE = 64
 ago: whoever opens many shuts out no probe and no other client."""
 RENEW_S = 30.0
 """How often the certificate is looked at."""
+SERVED_AFTER_S = 120.0
+"""How long a renewed certificate is in its file before it is served: by then it has come to every replica, which trusts
+it before it meets it."""
 ANY = "::"
 """The host that stands for every address of both families."""
 
@@ -155,10 +159,14 @@ class HttpServer:
     async def _renew(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
         """Serve a renewed certificate to whoever connects from then on; one that cannot be read yet is read later."""
         files = Path(self._address.certificate), Path(self._address.key)
+        newest, since_s = loaded, time.monotonic()
         while True:
             await asyncio.sleep(RENEW_S)
             with suppress(OSError, SpecError):
-                if loaded != tuple(path.stat().st_mtime_ns for path in files):
+                times = files[0].stat().st_mtime_ns, files[1].stat().st_mtime_ns
+                if times != newest:
+                    newest, since_s = times, time.monotonic()
+                if times != loaded and time.monotonic() - since_s >= SERVED_AFTER_S:
                     loaded = self._load(tls)
 
 
