@@ -1,6 +1,7 @@
 """Fixtures that start real programs: one control plane for each test run that asks for it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,9 @@ CLUSTER_TIMEOUT_S = 1800
 """Long enough to build the control plane from source on first use."""
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in the background without Ctrl-C, and what the tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault(processes.MARK, uuid.uuid4().hex)
 LEFTOVERS_S = 10.0
 """How long processes may take to end that were asked to."""

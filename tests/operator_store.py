@@ -66,6 +66,8 @@ class Store:
         """First pages of lists that say another number of objects than there are."""
         self.node_count = 0
         self.clock_s = 0.0
+        self.clock: Callable[[], float] | None = None
+        """The operator's, where it is neither this machine's nor stands at `clock_s`."""
         """Time of the operators that serve it; 0 is the true one."""
         self.version = 0
 
@@ -194,7 +196,7 @@ async def operator(
     **settings: Any,
 ) -> AsyncIterator[Assembly]:
     """An operator that has seen everything in the store, as kopf would show it."""
-    clock = (lambda: store.clock_s) if store.clock_s else time.time
+    clock = store.clock or ((lambda: store.clock_s) if store.clock_s else time.time)
     running = Assembly(replace(QUICK, **settings), store, Metrics(), advisor, clock)
     store.node_count = len(nodes)
     for item in nodes:

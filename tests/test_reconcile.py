@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tilecast_operator import free_gpus
 from tilecast_operator.cluster import lists
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
+from tilecast_operator.cluster.server_clock import ServerClock
 from tilecast_operator.controllers import pools as pools_module
 
 TYPE = "node.kubernetes.io/instance-type"
@@ -191,6 +193,25 @@ async def test_nodes_that_stay_away_are_forgotten_and_empty_pools_withdrawn() ->
     async with operator(store, nodes=[node("n1")], discovery=True) as running:
         await settled(running)
     assert len(store.writes) == writes
+
+
+async def test_a_machine_a_day_ahead_forgets_no_pool() -> None:
+    store, now_s = Store(), 1_800_000_000.0
+    store.clock_s = now_s
+    async with operator(store, nodes=[node("n1"), node("a1", A100)], discovery=True) as running:
+        await settled(running)
+        running.cache.lose(node("a1", A100))
+        await settled(running)
+    machine = ServerClock(lambda: now_s + 25 * 3600, lambda: 0.0)
+    store.clock = machine
+    machine.note(formatdate(now_s + 60, usegmt=True))
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
+        await settled(running)
+        assert set(pools_of(store)) == {"h100-sxm", "a100-80"}
+    machine.note(formatdate(now_s + 25 * 3600, usegmt=True))
+    async with operator(store, nodes=[node("n1")], discovery=True) as running:
+        await settled(running)
+        assert set(pools_of(store)) == {"h100-sxm"}, "it is the API server's day that counts"
 
 
 async def test_a_user_takes_a_pool_over_by_editing_it() -> None:
