@@ -29,7 +29,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
 from tilecast_operator.controllers.runtime import KeyQueue
-from tilecast_operator.controllers.token_reviews import MAX_REVIEWING
+from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
@@ -287,10 +287,10 @@ async def test_a_flood_of_tokens_does_not_reach_the_api_server() -> None:
     running = Assembly(Settings(), Slow(), Metrics(), on_first_pool)
     flood = [asyncio.create_task(running.observations.put("default", "a", f"t{n}", b"")) for n in range(200)]
     await asyncio.sleep(0.05)
-    assert len(asked) == MAX_REVIEWING
+    assert len(asked) == MAX_UNKNOWN
     go_on.set()
     answers = [getattr(item, "status", None) for item in await asyncio.gather(*flood, return_exceptions=True)]
-    assert answers.count(401) == MAX_REVIEWING and answers.count(503) == 200 - MAX_REVIEWING
+    assert answers.count(401) == MAX_UNKNOWN and answers.count(503) == 200 - MAX_UNKNOWN
 
 
 async def test_a_pool_on_the_brink_of_being_full_is_no_storm_of_writes() -> None:
