@@ -18,9 +18,8 @@ from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
-from tilecast.jobs.keys import WEIGHT
 from tilecast.queue.options import job_options
-from tilecast.queue.problem import JobOption, QueuedJob, Unplanned
+from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
 
 _PRIORITIES = ("WorkloadPriorityClass", "PriorityClass")
@@ -183,7 +182,7 @@ class QueueReader:
             name=name,
             options=self._options(asked, pools),
             arrival_s=arrival,
-            weight=_weight(document),
+            weight=jobs.weight(_metadata(document, "annotations")),
             priority=self.given.priorities.get(str(_metadata(document, "labels").get(_PRIORITY_LABEL)), 0),
             deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
             queue=queue,
@@ -211,45 +210,13 @@ class QueueReader:
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
         """The job with what is left of it, by its forecast where it runs."""
         status = document.get("status")
-        ran = -self._since(str(status.get("startTime", ""))) if isinstance(status, Mapping) else 0.0
-        here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
-        if here is None:
-            where = f"{job.present[1]} GPUs of {job.present[0]}" if job.present else "nowhere"
-            raise SpecError("status", f"it runs on {where}, where no forecast of it is", "see `tilecast advise`")
-        left = max(1 - ran / here.seconds, _LEAST_LEFT)
-        options = tuple(_rest(item, left) for item in job.options)
-        return replace(job, options=options, is_running=True)
-
-
-_LEAST_LEFT = 0.02
-"""What is left at least of a job that runs, however long it has: forecasts err."""
-
-
-def _rest(option: JobOption, left: float) -> JobOption:
-    return replace(
-        option,
-        seconds=option.seconds * left,
-        lower_s=option.lower_s * left,
-        upper_s=option.upper_s * left,
-        cost=None if option.cost is None else option.cost * left,
-    )
+        return running(job, -self._since(str(status.get("startTime", ""))) if isinstance(status, Mapping) else 0.0)
 
 
 def _metadata_text(document: Document, key: str) -> str:
     metadata = document.get("metadata")
     value = metadata.get(key) if isinstance(metadata, Mapping) else None
     return value.isoformat() if isinstance(value, datetime) else str(value or "")
-
-
-def _weight(document: Document) -> float:
-    text = str(_metadata(document, "annotations").get(WEIGHT, "1"))
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight <= 1e6:
-        raise SpecError(WEIGHT, f"{text[:40]!r} is no weight", "write a number above 0")
-    return weight
 
 
 def _names(given: Sequence[Document]) -> list[str]:

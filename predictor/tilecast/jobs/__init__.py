@@ -5,7 +5,7 @@
 which pools that leaves, `changes` and `commands` what an advice writes. Everything here is pure on dictionaries.
 """
 
-from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of
+from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
 from tilecast.jobs.changes import changes
 from tilecast.jobs.interface import Job, Placement, selector, tolerated
 from tilecast.jobs.keys import (
@@ -20,6 +20,7 @@ from tilecast.jobs.keys import (
     NEXT_QUEUE,
     QUEUE,
     TRAINING,
+    WEIGHT,
 )
 from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
 from tilecast.jobs.reading import bare, read, require_gpus
@@ -37,6 +38,7 @@ __all__ = [
     "NEXT_QUEUE",
     "QUEUE",
     "TRAINING",
+    "WEIGHT",
     "Job",
     "Placement",
     "bare",
@@ -51,4 +53,5 @@ __all__ = [
     "runtime_of",
     "selector",
     "tolerated",
+    "weight",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from tilecast.api.base import shown
 from tilecast.api.training_job import MODES, Mode
 from tilecast.jobs.interface import Job
-from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, TRAINING
+from tilecast.jobs.keys import CONFIG_MAP, CONSTRAINTS, MODE, MODEL, OBJECTIVE, TRAINING, WEIGHT
 from tilecast.spec import SpecError
 
 
@@ -67,6 +67,22 @@ def mode_of(job: Job) -> Mode:
         if given == mode:
             return mode
     raise SpecError(MODE, f"{shown(given)} is no mode", f"use one of {', '.join(MODES)}")
+
+
+def weight(annotations: Mapping[str, object]) -> float:
+    """How much a job counts in the plan of a queue, by its annotations; 1 where they do not say.
+
+    Raises:
+        SpecError: they say what is no weight.
+    """
+    text = str(annotations.get(WEIGHT, "1"))
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1e6:
+        raise SpecError(WEIGHT, f"{text[:40]!r} is no weight", "write a number above 0")
+    return number
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -54,6 +54,38 @@ class QueuedJob:
     """What moving it would cost once it runs, in seconds of the run; None where its owner does not move it."""
 
 
+LEAST_LEFT = 0.02
+"""What is left at least of a job that runs, however long it has: forecasts err."""
+
+
+def running(job: QueuedJob, ran_s: float) -> QueuedJob:
+    """A job with what is left of it, by its forecast where it runs.
+
+    Args:
+        job: the whole job; `present` is where it runs.
+        ran_s: how long it has run, in seconds.
+
+    Raises:
+        SpecError: there is no forecast of it where it runs.
+    """
+    here = next((item for item in job.options if (item.pool, item.gpus) == job.present), None)
+    if here is None:
+        where = f"{job.present[1]} GPUs of {job.present[0]}" if job.present else "nowhere"
+        raise SpecError("status", f"it runs on {where}, where no forecast of it is", "see `tilecast advise`")
+    left = max(1 - ran_s / here.seconds, LEAST_LEFT)
+    return replace(job, options=tuple(_rest(item, left) for item in job.options), is_running=True)
+
+
+def _rest(option: JobOption, left: float) -> JobOption:
+    return replace(
+        option,
+        seconds=option.seconds * left,
+        lower_s=option.lower_s * left,
+        upper_s=option.upper_s * left,
+        cost=None if option.cost is None else option.cost * left,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
     """Nodes of a pool, and who may have how many of its GPUs."""
