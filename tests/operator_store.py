@@ -34,6 +34,7 @@ QUICK = Settings(
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
 LEARNINGS = "/apis/tilecast.dev/v1alpha1/poollearnings"
+QUEUE_ADVICES = "/apis/tilecast.dev/v1alpha1/queueadvices"
 
 
 def patched(document: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,7 +97,11 @@ class Store:
             raise self.faults.pop(0)
         target = path.removesuffix("/status")
         if target not in self.objects:
-            if not path.startswith((POOLS, LEARNINGS)) or path != target or "uid" in document["metadata"]:
+            if (
+                not path.startswith((POOLS, LEARNINGS, QUEUE_ADVICES))
+                or path != target
+                or "uid" in document["metadata"]
+            ):
                 raise ApiError(404, "not found")
             self.applied[target] = document.get("spec", {})
             return self.put(target, document)
@@ -107,7 +112,7 @@ class Store:
                 raise ApiError(409, precondition)
         if path.endswith("/status"):
             result["status"] = document["status"]
-        elif path.startswith(LEARNINGS):
+        elif path.startswith((LEARNINGS, QUEUE_ADVICES)):
             result["spec"] = document["spec"]
         elif path.startswith(POOLS):
             assert not force

@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
-from tilecast.api import crds, gpu_pool, model_source, training, training_job
+from tilecast.api import crds, gpu_pool, model_source, queue_advice, training, training_job
 from tilecast.api.base import ApiModel
+from tilecast.queue.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted((ROOT / "examples" / "jobs").glob("*.yaml"))
@@ -70,7 +71,7 @@ def test_columns_are_those_of_the_design() -> None:
     always = [column["name"].upper() for column in columns if "priority" not in column]
     wide = [column["name"].upper() for column in columns if column.get("priority") == 1]
     assert always == ["POOL", "GPUS", "PLAN", "STEP", "RANGE", "SPEEDUP", "COST/1K", "ERROR", "REASON", "AGE"]
-    assert wide == ["FITS-NOW", "FINISH", "MEMORY", "CONFIDENCE", "TARGET"]
+    assert wide == ["FITS-NOW", "FINISH", "MEMORY", "CONFIDENCE", "TARGET", "QUEUE", "POSITION", "STARTS"]
 
 
 @pytest.mark.parametrize("resource", crds.RESOURCES, ids=lambda resource: resource.kind)
@@ -82,10 +83,12 @@ def test_columns_point_at_fields(resource: crds.Resource) -> None:
 
 
 def test_names() -> None:
-    job, pool, learning = (crds.crd(resource)["spec"] for resource in crds.RESOURCES)
+    job, pool, learning, queue = (crds.crd(resource)["spec"] for resource in crds.RESOURCES)
     assert job["names"]["shortNames"] == ["tjob"] and job["names"]["categories"] == ["tilecast"]
     assert (job["scope"], pool["scope"], learning["scope"]) == ("Namespaced", "Cluster", "Cluster")
     assert "subresources" not in learning["versions"][0]
+    assert (queue["scope"], queue["names"]["shortNames"]) == ("Cluster", ["tqa"])
+    assert set(POLICIES) == set(crds.schema(queue_advice.QueueAdviceSpec)["properties"]["policy"]["enum"])
     assert job["versions"][0]["subresources"] == {"status": {}}
 
 

@@ -210,6 +210,21 @@ _ADVISOR = Board(
                 {"{{gpu}}": _quantile(0.5, "tilecast_predicted_step_seconds", "gpu")},
             ),
         ),
+        "The whole queue": (
+            Panel(
+                "Mean completion by the plan", "Beside what it would be without a plan for all jobs, on the same "
+                "forecasts; nothing without queue.enabled.", "timeseries", "s",
+                {"{{way}}": "max by (way) (tilecast_queue_advice_completion_seconds)"}, 12,
+            ),
+            Panel(
+                "Jobs of the plan", "That wait, that run, and that cannot be planned.", "timeseries", "short",
+                {"{{state}}": "max by (state) (tilecast_queue_advice_jobs)"}, 6,
+            ),
+            Panel(
+                "Time to plan", "The slowest of a hundred plans.", "timeseries", "s",
+                {"p99": _quantile(0.99, "tilecast_queue_advice_duration_seconds", "")}, 6,
+            ),
+        ),
         "GPUs": (
             Panel(
                 "Capacity by pool", "Total, allocatable, and free where it is known.", "bars", "short",

@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-CRDS = ("trainingjobs", "gpupools", "poollearnings")
+CRDS = ("trainingjobs", "gpupools", "poollearnings", "queueadvices")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

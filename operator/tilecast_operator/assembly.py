@@ -25,7 +25,10 @@ from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.placement import Placer
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import NODES, Pools
+from tilecast_operator.controllers.queue_jobs import QueueJobs
+from tilecast_operator.controllers.queue_plans import QueuePlans
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
@@ -85,12 +88,17 @@ class Assembly:
         )
         self.relay = Relay(leadership, self.election, settings.tls_certificate)
         self.requests = requests = Requests(cache, runtime.add)
-        advice, discovery = JobAdvice(context, advisor, pools, requests, learning), ServedApis(client)
+        planned, discovery = PlannedJobs(is_on=settings.queue), ServedApis(client)
+        advice = JobAdvice(context, advisor, pools, requests, learning, planned)
         self.kueue = kueue_check = KueueCheck(context, discovery)
         placer = Placer(context, discovery, advice, kueue_check)
         self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
-        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning)
+        if settings.queue:
+            QueuePlans(
+                context, pools, capacity, requests, QueueJobs(context, advisor, pools, advice, learning), planned
+            )
+        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned)
         if settings.jobs:
             Jobs(context, pools, requests, advice, admission, kueue_check)
         leadership.listen(self._lead)

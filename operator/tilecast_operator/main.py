@@ -17,7 +17,7 @@ from typing import Any
 import kopf
 
 from tilecast import environment
-from tilecast.api import gpu_pool, pool_learning, training_job
+from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
@@ -102,6 +102,8 @@ def watched(settings: Settings) -> Iterable[str]:
         yield from JOB_KINDS
     if settings.learning:
         yield pool_learning.KIND
+    if settings.queue:
+        yield queue_advice.KIND
     if settings.jobs or settings.learning or settings.namespace_selector:
         yield "Namespace"
     if settings.read_resource_slices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
@@ -24,6 +25,7 @@ from tilecast_operator.answer import REASONS, Answer, reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.observed.learner import Learner, Score
 from tilecast_operator.observed.reports import OUTCOMES, SOURCES, error
+from tilecast_operator.queue_rows import PlannedQueue
 
 WATCHED = ("nodes", "gpupools", "trainingjobs")
 """Resources that are always watched."""
@@ -95,9 +97,11 @@ class Metrics:
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
         self._add_learning()
+        self._add_queue()
         self._count_from_zero()
+        queue = (self.queue_jobs, self.queue_completion, self.queue_gap, self.queue_time)
         learning = (self.bias, self.spread, self.runs, self.calibration, self.learnt_runs, self.bounded)
-        self._of_the_cluster = (*learning, self.left_out, self.capacity, self.kueue)
+        self._of_the_cluster = (*learning, *queue, self.left_out, self.capacity, self.kueue)
         self._is_leading = True
         self.lead(True)
 
@@ -115,6 +119,20 @@ class Metrics:
         self.learnt_runs = gauge("tilecast_learning_runs", text, ["pool", "standing"])
         text = "Namespaces whose say in the forecasts of others is at its bound."
         self.bounded = gauge("tilecast_learning_bounded_namespaces", text)
+
+    def _add_queue(self) -> None:
+        gauge = partial(Gauge, registry=self.registry)
+        text = "Time to plan the whole queue, from reading its jobs to the plan."
+        self.queue_duration = Histogram(
+            "tilecast_queue_advice_duration_seconds", text, registry=self.registry, buckets=_SECONDS
+        )
+        text = "Jobs of the newest plan of the queue, by what it makes of them."
+        self.queue_jobs = gauge("tilecast_queue_advice_jobs", text, ["state"])
+        text = "Mean completion time by that plan, and by each reference on the same forecasts."
+        self.queue_completion = gauge("tilecast_queue_advice_completion_seconds", text, ["way"])
+        text = "How far that plan is behind a bound that no plan can beat, relative to the bound."
+        self.queue_gap = gauge("tilecast_queue_advice_gap_ratio", text)
+        self.queue_time = gauge("tilecast_queue_advice_timestamp_seconds", "When that plan was made, as Unix time.")
 
     def _count_from_zero(self) -> None:
         """A counter that begins at one shows no increase."""
@@ -216,6 +234,22 @@ class Metrics:
         self.advice_duration.observe(duration_s)
         self.plans.inc(advice.plans_evaluated)
         self.model.info(document.model(advice))
+
+    def show_queue(self, plan: PlannedQueue, duration_s: float, now_s: float) -> None:
+        """Show a plan of the queue, how long it took and when it was made."""
+        self.queue_duration.observe(duration_s)
+        self.queue_time.set(now_s)
+        self.queue_completion.clear()
+        counts = {"running": 0, "waiting": 0, "refused": sum(item.is_left_out for item in plan.refused)}
+        if plan.report is not None:
+            counts["running"] = int(plan.report.solution.columns.is_running.sum())
+            counts["waiting"] = len(plan.report.places) - counts["running"]
+            for way, totals in {"plan": plan.report.plan, **plan.report.references}.items():
+                self.queue_completion.labels(way).set(totals.completion_s)
+            gap = plan.report.solution.gap
+            self.queue_gap.set(math.nan if gap is None else gap)
+        for state, count in counts.items():
+            self.queue_jobs.labels(state).set(count)
 
     def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
         """Show the pools as they are now; what is gone goes, and what is not known is absent."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from tilecast.queue.policies import POLICIES
 from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
 
@@ -128,6 +129,16 @@ class Settings:
         "",
         "Namespaces whose runs count fully for everybody, with commas between; others have a bounded say.",
     )
+    queue: bool = _variable(
+        "TILECAST_QUEUE", False, "Whether all jobs are planned at once: which one on which pool, and when."
+    )
+    queue_policy: str = _variable(
+        "TILECAST_QUEUE_POLICY", "completion", "What that plan makes least: completion, makespan, cost or fairness."
+    )
+    queue_interval_s: float = _variable(
+        "TILECAST_QUEUE_INTERVAL_SECONDS", 2.0, "The least time between two of those plans."
+    )
+    queue_name: str = _variable("TILECAST_QUEUE_NAME", "cluster", "Name of the QueueAdvice that tells of the plan.")
     stall_s: float = _variable("TILECAST_STALL_SECONDS", 300.0, "/healthz fails when work waits this long untouched.")
     node_selector: str = _variable("TILECAST_NODE_SELECTOR", "", "Label selector of the nodes to watch; empty is all.")
 
@@ -151,7 +162,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     return settings
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {"kueue_admission_gate": ("auto", "present", "absent")}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "kueue_admission_gate": ("auto", "present", "absent"),
+    "queue_policy": tuple(POLICIES),
+}
 _LEASE = re.compile(r"[-a-z0-9]+/[-.a-z0-9]+")
 _MAY_BE_NOTHING = ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tilecast import nodes
-from tilecast.api import gpu_pool, pool_learning, training_job
+from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.jobs import JOB_KINDS
 from tilecast_operator.cluster import view
 from tilecast_operator.cluster.kinds import Key
@@ -153,6 +153,7 @@ class Cache:
         """None is one that is of no use here, and counted all the same."""
         self.pools: CacheTable[View] = CacheTable(View.of)
         self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of)
+        self.queue_advices: CacheTable[View] = CacheTable(View.of)
         self.training_jobs: CacheTable[View] = CacheTable(View.of)
         self.jobs: CacheTable[Document] = CacheTable(view.job_document)
         self.namespaces: CacheTable[Any] = CacheTable(view.labels)
@@ -164,6 +165,7 @@ class Cache:
             "ResourceSlice": self.slices,
             gpu_pool.KIND: self.pools,
             pool_learning.KIND: self.learnings,
+            queue_advice.KIND: self.queue_advices,
             training_job.KIND: self.training_jobs,
             "Namespace": self.namespaces,
             "LocalQueue": self.local_queues,

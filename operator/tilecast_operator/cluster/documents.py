@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tilecast.api import training_job
 from tilecast.api.base import API_VERSION, GROUP, StatusModel
+from tilecast.jobs import WEIGHT
 from tilecast_operator.cluster.kinds import KINDS, Key
 
 COMPONENT = f"{GROUP}/advisor"
@@ -19,7 +20,7 @@ MAX_NOTE = 1024
 
 STARTED = f"{GROUP}/started"
 OBSERVED = f"{GROUP}/observed-step-seconds"
-INPUT_KEYS = (STARTED, OBSERVED)
+INPUT_KEYS = (STARTED, OBSERVED, WEIGHT)
 """Annotations that are read: users, and what starts their jobs, write these."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast.api import gpu_pool, pool_learning, training_job
+from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP, VERSION
 from tilecast.jobs import JOB_KINDS
 
@@ -46,6 +46,7 @@ KINDS: Mapping[str, ResourceKind] = {
     "LocalQueue": ResourceKind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
     gpu_pool.KIND: ResourceKind(GROUP, VERSION, "gpupools"),
     pool_learning.KIND: ResourceKind(GROUP, VERSION, "poollearnings"),
+    queue_advice.KIND: ResourceKind(GROUP, VERSION, "queueadvices"),
     training_job.KIND: ResourceKind(GROUP, VERSION, "trainingjobs"),
     **{name: ResourceKind(kind.group, kind.version, kind.plural) for name, kind in JOB_KINDS.items()},
 }

@@ -28,7 +28,7 @@ MAX_NAMED = 320
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A TrainingJob or GPUPool."""
+    """A TrainingJob, GPUPool or QueueAdvice."""
 
     generation: int
     created: str

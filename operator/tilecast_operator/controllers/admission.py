@@ -37,6 +37,8 @@ log = logging.getLogger("tilecast")
 DECIDE_S = 5.0
 """How long it may take at most until it is known where a job goes, from when it is first seen; below the ten seconds
 that are promised by what the last writes take."""
+PLAN_S = 3.0
+"""How long a job waits for the plan of the whole queue to have it; then it goes where it is advised by itself."""
 OWNER_S = 3.0
 """How long a gated job that asks for nothing itself waits for the TrainingJob that names it."""
 MOST_WAIT_S = 5.0
@@ -217,6 +219,7 @@ class Admission:
             return _Decision("AlreadyStarted")
         while not self._advice.is_ready:
             await asyncio.sleep(POLL_S)
+        await self._advice.planned.wait(key, PLAN_S)
         answer, choice = await self._advice.answer(job, asked, is_placed=True)
         while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
             # At the start a job may be seen before its queue.

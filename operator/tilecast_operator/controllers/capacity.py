@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,9 +57,14 @@ class Capacity:
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
         self._shown: dict[Key, _Shown] = {}
+        self._listeners: list[Callable[[], None]] = []
         context.runtime.register(CAPACITY.kind, self._reconcile)
         context.cache.cluster_queues.listen(self._quota_changed)
         context.cache.flavors.listen(self._quota_changed)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call this whenever something else is free."""
+        self._listeners.append(listener)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
         """Take note of the GPUs that pods hold, by node; None where that is not known."""
@@ -116,6 +121,9 @@ class Capacity:
         for name in before.keys() | self._free.keys():
             if before.get(name) != self._free.get(name):
                 self._context.runtime.add(Key(gpu_pool.KIND, "", name))
+        if before != self._free:
+            for listener in self._listeners:
+                listener()
         for job, shown in self._shown.items():
             if shown.fit != self._fit(shown.place):
                 # A pool on the brink of being full would else have every job of it written again each time.

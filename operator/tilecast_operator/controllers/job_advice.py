@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilecast import jobs
+from tilecast.advise import Request
 from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor
+from tilecast_operator.advisor import Advisor, Question
 from tilecast_operator.answer import Answer, Declined, no_pools
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import applied_fields, asking
 from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers.learning import PoolLearnings
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -35,6 +37,17 @@ class Asked:
     """Name of the TrainingJob; empty where the job asks by its label."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobQuestion:
+    """What is asked about a job, as far as its pods and its queue leave it open."""
+
+    question: Question
+    request: Request
+    choice: candidates.Candidates
+    queue: str = ""
+    """Its ClusterQueue; empty where Kueue does not manage it."""
+
+
 MAX_RUNTIMES = 1024
 """Training runtimes that are remembered; whoever makes a TrainJob chooses the name."""
 
@@ -43,13 +56,21 @@ class JobAdvice:
     """Answers about jobs of other kinds. Belongs to one event loop."""
 
     def __init__(
-        self, context: SharedContext, advisor: Advisor, pools: Pools, requests: Requests, learning: PoolLearnings
+        self,
+        context: SharedContext,
+        advisor: Advisor,
+        pools: Pools,
+        requests: Requests,
+        learning: PoolLearnings,
+        planned: PlannedJobs,
     ) -> None:
         self._context = context
         self._learning = learning
         self._advisor = advisor
         self._pools = pools
         self._requests = requests
+        self.planned = planned
+        """Where jobs go by the plan of the whole queue."""
         self._runtimes: dict[str, tuple[float, Document | None]] = {}
 
     @property
@@ -82,6 +103,32 @@ class JobAdvice:
             return Declined("InvalidAnnotations", str(error))
         return Asked(asking(key.name, spec), mode)
 
+    async def ask(self, job: Job, asked: Asked, *, is_placed: bool) -> JobQuestion | Declined:
+        """What is asked about a job, or why there is no answer; arguments as of `answer`."""
+        kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
+        keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
+        question = await self._advisor.question(job.namespace, asked.question)
+        question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
+        if isinstance(question.request, Declined):
+            refusal = question.request
+            return refusal if asked.by else replace(refusal, message=jobs.in_words(refusal.message))
+        report = self._pools.report_of(job.namespace)
+        if report is None or not report.pools:
+            return no_pools(report)
+        try:
+            queue = self._queue(job)
+        except SpecError as error:
+            return Declined("QueueNotFound", str(error))
+        try:
+            jobs.require_gpus(job)
+            labels = [node.labels for node in self._context.cache.nodes.values() if node.gpus or node.other_devices]
+            pools = self._advisor.pools(question)
+            choice = candidates.candidates(job, pools, labels, queue, is_placed=is_placed)
+            request = candidates.request(question.request, job, choice, is_placed=is_placed)
+        except SpecError as error:
+            return Declined("InvalidSpec", str(error))
+        return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
+
     async def answer(self, job: Job, asked: Asked, *, is_placed: bool) -> tuple[Answer, candidates.Candidates | None]:
         """The answer about a job, and the pools that it may use.
 
@@ -90,34 +137,17 @@ class JobAdvice:
             asked: who asks, and what.
             is_placed: whether the job is to be placed, and not only advised.
         """
-        kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
-        keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._advisor.question(job.namespace, asked.question)
-        question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
-        if isinstance(question.request, Declined):
-            refusal = question.request
-            return (refusal if asked.by else replace(refusal, message=jobs.in_words(refusal.message))), None
-        report = self._pools.report_of(job.namespace)
-        if report is None or not report.pools:
-            return no_pools(report), None
-        try:
-            queue = self._queue(job)
-        except SpecError as error:
-            return Declined("QueueNotFound", str(error)), None
-        try:
-            jobs.require_gpus(job)
-            labels = [node.labels for node in self._context.cache.nodes.values() if node.gpus or node.other_devices]
-            pools = self._advisor.pools(question)
-            choice = candidates.candidates(job, pools, labels, queue, is_placed=is_placed)
-            request = candidates.request(question.request, job, choice, is_placed=is_placed)
-        except SpecError as error:
-            return Declined("InvalidSpec", str(error)), None
+        open_question = await self.ask(job, asked, is_placed=is_placed)
+        if isinstance(open_question, Declined):
+            return open_question, None
+        question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
         everything = repr((question.key, repr(request.constraints), repr(request.baseline), repr(usable)))
         answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, choice.pools)
         if isinstance(answer, Declined):
             return answer, None
-        return question.own.noted(candidates.settled(answer, choice)), choice
+        advice = question.own.noted(candidates.settled(answer, choice))
+        return self.planned.preferred(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     def forget(self, key: Key) -> None:
         """Let go of a job."""

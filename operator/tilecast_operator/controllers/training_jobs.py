@@ -22,8 +22,9 @@ from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools
-from tilecast_operator.controllers.requests import mode_of
+from tilecast_operator.controllers.requests import mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target, Targets
@@ -138,6 +139,7 @@ class TrainingJobs:
         scores: Scores,
         targets: Targets,
         learning: PoolLearnings,
+        planned: PlannedJobs,
     ) -> None:
         self._context = context
         self._advisor = advisor
@@ -147,6 +149,7 @@ class TrainingJobs:
         self._scores = scores
         self._targets = targets
         self._learning = learning
+        self._planned = planned
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
@@ -311,12 +314,14 @@ class TrainingJobs:
     async def _write(self, key: Key, seen: Stored[View], want: Desired) -> bool:
         """Write what differs; returns whether the status did."""
         is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
+        planned = target_of(key.namespace, asked.document) or key
+        status = self._planned.stated(planned, want.status, job_status.stored(asked.status))
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
             is_change = bool(asked.status.get("summary"))
             await self._context.writer.post(key, seen.uid, want.note, is_change=is_change)
-        document = want.status.document()
+        document = status.document()
         is_other = status_digest(document) != seen.value.digest
         if is_other:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)

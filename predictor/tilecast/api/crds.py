@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from tilecast import __version__
-from tilecast.api import gpu_pool, pool_learning, training_job
+from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP, VERSION, ApiModel
 from tilecast.api.status import TrainingJobStatus
 
@@ -91,6 +91,9 @@ TRAINING_JOB = Resource(
         ),
         _summary("Confidence", "confidence", "Half-width of the range.", wide=True),
         _summary("Target", "target", "The job this advice is for.", wide=True),
+        Column("Queue", ".status.queue.pool", "Pool by the plan of the whole queue.", wide=True),
+        Column("Position", ".status.queue.position", "Its place in line there.", wide=True, type="integer"),
+        Column("Starts", ".status.queue.start", "When it starts by that plan.", wide=True),
     ),
 )
 
@@ -125,7 +128,28 @@ POOL_LEARNING = Resource(
     columns=(_AGE,),
 )
 
-RESOURCES = (TRAINING_JOB, GPU_POOL, POOL_LEARNING)
+QUEUE_ADVICE = Resource(
+    kind=queue_advice.KIND,
+    plural="queueadvices",
+    short_names=("tqa",),
+    scope="Cluster",
+    description="The plan of the whole queue in numbers, beside what would be without it. Written by the operator.",
+    spec=queue_advice.QueueAdviceSpec,
+    status=queue_advice.QueueAdviceStatus,
+    columns=(
+        Column("Policy", ".status.policy", "What the plan makes least."),
+        _summary("Jobs", "jobs", "Jobs that wait and that run."),
+        _summary("Mean", "mean", "Mean completion time by the plan."),
+        _summary("Own-Best", "ownBest", "The same with every job on its own best pool."),
+        _summary("Flavors", "flavors", "The same by Kueue's order of flavors."),
+        _summary("Gap", "gap", "How far from the best plan it is at most."),
+        _summary("Reason", "reason", "Reason of the Ready condition."),
+        Column("Planned", ".status.plannedAt", "Time since the plan was made.", type="date"),
+        _AGE,
+    ),
+)
+
+RESOURCES = (TRAINING_JOB, GPU_POOL, POOL_LEARNING, QUEUE_ADVICE)
 
 
 def crd(resource: Resource) -> Schema:

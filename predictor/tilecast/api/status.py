@@ -251,6 +251,25 @@ class Summary(StatusModel):
     target: str | None = Field(default=None, max_length=253, description="The job this advice is for.")
 
 
+class QueuePosition(StatusModel):
+    """Where and when a job runs by the plan of the whole queue."""
+
+    pool: str | None = Field(
+        default=None, max_length=63, description="Pool that the plan gives it; absent where the plan leaves it out."
+    )
+    gpus: int | None = Field(default=None, ge=1, description="GPUs that it has there.")
+    position: int | None = Field(
+        default=None, ge=0, description="Its place among the jobs that wait for this pool, from 1; 0 once it runs."
+    )
+    start: str | None = Field(
+        default=None, max_length=32, description="When it starts.", json_schema_extra={"format": "date-time"}
+    )
+    finish: str | None = Field(
+        default=None, max_length=32, description="When it ends.", json_schema_extra={"format": "date-time"}
+    )
+    reason: str = Field(max_length=512, description="Why there and then, or why it is left out.")
+
+
 class TrainingJobStatus(StatusModel):
     """The answer. Written by the operator only."""
 
@@ -298,5 +317,8 @@ class TrainingJobStatus(StatusModel):
     model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
     inputs_hash: str | None = Field(
         default=None, max_length=64, description="Digest of everything that decided the advice."
+    )
+    queue: QueuePosition | None = Field(
+        default=None, description="Its part in the plan of the whole queue, where the operator makes one."
     )
     summary: Summary | None = Field(default=None, description="Flat strings for kubectl get.")

@@ -1,0 +1,194 @@
+"""Reads every job that waits or runs for the plan of the queue; what has not changed is not read again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+from tilecast import jobs
+from tilecast.advise import Request
+from tilecast.api.fields import mapping
+from tilecast.hardware import Pool
+from tilecast.queue.options import job_options
+from tilecast.queue.problem import JobOption, Unplanned
+from tilecast.spec import SpecError
+from tilecast_operator.advisor import Advisor, AnswerMemo, Question
+from tilecast_operator.answer import Answer, Declined, message
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import Document, View, seconds
+from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.job_advice import JobAdvice, JobQuestion
+from tilecast_operator.controllers.learning import PoolLearnings
+from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.requests import mode_of, target_of
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.queue_rows import QueueRow, name_of
+from tilecast_operator.report import job_status
+
+AT_ONCE = 64
+"""Jobs that are read before others have a turn."""
+MOST_TEXT = 400
+
+log = logging.getLogger("tilecast")
+
+
+class QueueJobs:
+    """The jobs of the queue. Belongs to one event loop."""
+
+    def __init__(
+        self, context: SharedContext, advisor: Advisor, pools: Pools, advice: JobAdvice, learning: PoolLearnings
+    ) -> None:
+        self._context = context
+        self._advisor = advisor
+        self._pools = pools
+        self._advice = advice
+        self._learning = learning
+        self._rows: dict[Key, tuple[Hashable, QueueRow | Unplanned | None]] = {}
+        """What was read of each job, and of what."""
+        self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
+        self._since: dict[Key, float] = {}
+        """When a job was first seen to run that does not say since when."""
+
+    def clear(self) -> None:
+        """Read everything anew: pools, quotas or namespaces are others."""
+        self._rows.clear()
+        self._options.clear()
+
+    def forget(self, key: Key) -> None:
+        """Read a job anew, or let go of one that is gone."""
+        self._rows.pop(key, None)
+
+    def release(self, key: Key) -> None:
+        """Let go of a job that is gone."""
+        self.forget(key)
+        self._since.pop(key, None)
+
+    async def read(self) -> tuple[list[QueueRow], list[Unplanned]]:
+        """Every job that waits or runs, and why not the others that ask for advice."""
+        rows, refused = list[QueueRow](), list[Unplanned]()
+        cache = self._context.cache
+        for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            row = await self._row(key)
+            if isinstance(row, QueueRow):
+                rows.append(row)
+            elif row is not None:
+                refused.append(row)
+        return rows, refused
+
+    async def _row(self, key: Key) -> QueueRow | Unplanned | None:
+        cache = self._context.cache
+        view, seen = cache.training_jobs.get(key), cache.jobs.get(key)
+        if view is not None:
+            made_of: Hashable = (view.uid, view.value.packed_document, view.value.inputs, view.value.digest)
+        elif seen is not None:
+            made_of = (seen.uid, seen.resource_version)
+        else:
+            return None
+        known = self._rows.get(key)
+        if known is not None and known[0] == made_of:
+            return known[1]
+        row: QueueRow | Unplanned | None
+        try:
+            row = await (self._training_job(key, view.value) if view is not None else self._job(key, seen))
+        except SpecError as error:
+            row = Unplanned(name_of(key), f"{error.field}: {error.problem}", error.remedy)
+        except (ApiError, *UNREACHABLE) as error:
+            log.warning("%s: left out of the queue: %s", key, error)
+            return Unplanned(name_of(key), "what it asks cannot be read now", "")
+        self._rows[key] = made_of, row
+        return row
+
+    async def _training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
+        """A TrainingJob that names no job of another kind, which would be planned in its place."""
+        document, before = view.document, job_status.stored(view.status)
+        if mode_of(document) == "Off" or target_of(key.namespace, document) is not None:
+            return None
+        question = await self._advisor.question(key.namespace, document)
+        question = await self._advisor.measured(question, partial(self._learning.runs_of, key.namespace, [key]))
+        if isinstance(question.request, Declined):
+            return Unplanned(name_of(key), question.request.message[:MOST_TEXT], "")
+        options = await self._priced(question, question.request, self._advisor.pools(question))
+        if not options:
+            return _nowhere(key, await self._advisor.answer(question))
+        forecast, best = before.forecast, before.recommendation
+        place = None
+        if forecast is not None and best is not None:
+            place = forecast.pool or best.pool, forecast.gpus or best.gpus
+        return QueueRow(
+            key,
+            options,
+            seconds(view.created) or self._context.clock(),
+            jobs.weight(dict(view.inputs)),
+            question.request.deadline_s,
+            place=place,
+            began_s=None if forecast is None or place is None else seconds(forecast.frozen_at),
+            is_endless=True,
+        )
+
+    async def _job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
+        """A job of another kind, with the GPUs that it asks for."""
+        if seen is None:
+            return None
+        job = await self._advice.read(seen.value)
+        asked = None if job.is_finished or job.is_owned else self._advice.asked(key, job)
+        if asked is None or (not isinstance(asked, Declined) and asked.mode == "Off"):
+            return None
+        if isinstance(asked, Declined):
+            return Unplanned(name_of(key), asked.message[:MOST_TEXT], "")
+        question = await self._advice.ask(job, asked, is_placed=True)
+        if isinstance(question, Declined):
+            return Unplanned(name_of(key), question.message[:MOST_TEXT], "")
+        options = await self._priced(question.question, question.request, question.choice.pools)
+        if not options:
+            return _nowhere(key, (await self._advice.answer(job, asked, is_placed=True))[0])
+        baseline, is_placed = question.choice.baseline, job.annotations.get(jobs.APPLIED) in _PLACED
+        place = (baseline.pool, baseline.gpus) if baseline and (is_placed or job.has_started) else None
+        if job.has_started and place is None:
+            return Unplanned(name_of(key), "it runs, and nothing says on which pool", "select its nodes in its pods")
+        return QueueRow(
+            key,
+            options,
+            seconds(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
+            jobs.weight(job.annotations),
+            question.request.deadline_s,
+            question.queue,
+            _quotas(question),
+            place,
+            self._began(key, seen.value) if job.has_started else None,
+        )
+
+    def _began(self, key: Key, document: Document) -> float:
+        """When a job that runs started, or was first seen to run."""
+        start_s = seconds(mapping(document.get("status")).get("startTime"))
+        return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
+
+    async def _priced(self, question: Question, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
+        """The ways to run a job; equal jobs share them. The kernels were priced when the job was advised.
+
+        Raises:
+            SpecError: how long it runs is not known.
+        """
+        is_common = self._pools.report_of(question.namespace) is self._pools.report
+        shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
+        namespace = "" if is_common else question.namespace
+        key = (question.key, namespace, question.own.own, repr(request.constraints), shapes)
+        return await self._options.get(key, lambda: self._advisor.run(job_options, request, pools))
+
+
+_PLACED = (patches.PLACED, patches.QUEUED)
+
+
+def _quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
+    usable = question.choice.usable
+    return tuple((item.pool.name, item.flavor.quota) for item in usable if item.flavor is not None)
+
+
+def _nowhere(key: Key, answer: Answer) -> Unplanned:
+    """Why no pool can run a job, as its answer says."""
+    return Unplanned(name_of(key), message(answer)[:MOST_TEXT], "")

@@ -1,0 +1,201 @@
+"""The plan of the whole queue: jobs, pools and quotas in; where and when each job runs, and the QueueAdvice, out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tilecast.api import queue_advice, training_job
+from tilecast.api.queue_advice import QueueAdviceSpec
+from tilecast.api.status import QueuePosition
+from tilecast.jobs import kueue
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.documents import applied_fields
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import View, canonical, status_digest
+from tilecast_operator.controllers.capacity import Capacity
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
+from tilecast_operator.controllers.pools import UNSERVED_S, Pools
+from tilecast_operator.controllers.queue_jobs import QueueJobs
+from tilecast_operator.controllers.requests import Requests, target_of
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.queue_rows import (
+    Holdings,
+    PlannedQueue,
+    QueueRow,
+    QueueState,
+    capacities,
+    holdings,
+    name_of,
+    planned,
+)
+from tilecast_operator.report import queue_advice as report
+
+QUEUE = Key("Queue")
+"""The key of the whole queue."""
+
+log = logging.getLogger("tilecast")
+
+
+class QueuePlans:
+    """Plans the queue anew when a job comes or ends or a pool changes, and not too often. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        context: SharedContext,
+        pools: Pools,
+        capacity: Capacity,
+        requests: Requests,
+        queue_jobs: QueueJobs,
+        planned_jobs: PlannedJobs,
+    ) -> None:
+        self._context = context
+        self._pools = pools
+        self._capacity = capacity
+        self._requests = requests
+        self._jobs = queue_jobs
+        self._planned = planned_jobs
+        self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
+        self._plan: PlannedQueue | None = None
+        self._state: QueueState | None = None
+        """What the plan was made of."""
+        self._held: Holdings = {}
+        """What others held when it was looked last."""
+        self._last_s = float("-inf")
+        cache = context.cache
+        cache.training_jobs.listen(self._training_job_changed)
+        cache.jobs.listen(self._job_changed)
+        cache.namespaces.listen(self._namespace_changed)
+        for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
+            table.listen(self._quota_changed)
+        cache.queue_advices.listen(self._advice_changed)
+        pools.listen(self._pools_changed)
+        capacity.listen(self._due)
+        context.leadership.listen(lambda is_leading: self._due())
+        context.runtime.register(QUEUE.kind, self._reconcile)
+        context.runtime.register(queue_advice.KIND, self._write, self._gone)
+
+    def _due(self) -> None:
+        settings = self._context.settings
+        left_s = self._last_s + settings.queue_interval_s - time.monotonic()
+        self._context.runtime.add(QUEUE, max(left_s, settings.settle_s))
+
+    def _training_job_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+        for seen in (before, now):
+            target = None if seen is None else target_of(key.namespace, seen.value.document)
+            if target is not None:
+                self._jobs.forget(target)
+        self._changed(key, before, now)
+
+    def _job_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        self._changed(key, before, now)
+
+    def _changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        if now is None or (before is not None and before.uid != now.uid):
+            self._jobs.release(key)
+            self._planned.forget(key)
+        self._due()
+
+    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        if before is None or now is None or before.value != now.value:
+            self._jobs.clear()
+            self._due()
+
+    def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+        if before is None or now is None or before.value.get("spec") != now.value.get("spec"):
+            self._jobs.clear()
+        self._due()
+
+    def _pools_changed(self) -> None:
+        self._jobs.clear()
+        self._due()
+
+    def _advice_changed(self, key: Key, before: Stored[View] | None, now: Stored[View] | None) -> None:
+        if key == self._advice_key:
+            self._context.runtime.add(key)
+
+    async def _reconcile(self, _: Key) -> None:
+        """Plan the queue, if anything differs that decides it."""
+        settings = self._context.settings
+        if self._pools.report is None or not self._context.leadership.is_leader:
+            return  # it is due again once the nodes are read, or this replica leads
+        if self._last_s + settings.queue_interval_s > time.monotonic():
+            self._due()
+            return
+        self._last_s = began_s = time.monotonic()
+        state = await self._read()
+        if state == self._state:
+            return
+        now_s, names = self._context.clock(), {row.name: row.key for row in state.rows}
+        before = self._before(state.rows)
+        places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
+        plan = await asyncio.to_thread(planned, state, settings.queue_policy, places, now_s)
+        names |= {name_of(key): key for key in (*self._context.cache.training_jobs, *self._context.cache.jobs)}
+        shown = report.positions(
+            plan,
+            {row.name: row.began_s for row in state.rows if row.began_s is not None},
+            frozenset(row.name for row in state.rows if row.place is not None),
+            before,
+            now_s,
+        )
+        changed = self._planned.renew({names[name]: one for name, one in shown.items() if name in names})
+        self._state, self._plan = state, plan
+        for key in changed:
+            self._context.runtime.add(key)
+            self._requests.notify(key)
+        self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)
+        self._context.runtime.add(self._advice_key)
+
+    async def _read(self) -> QueueState:
+        """The queue as it is. What others hold counts once it was so at two looks: a job that has just been admitted or
+        has just ended is counted twice for a moment."""
+        rows, refused = await self._jobs.read()
+        entries = () if self._pools.report is None else self._pools.report.entries
+        free = {item.pool.name: known for item in entries if (known := self._capacity.free(item.pool.name)) is not None}
+        queues = {key.name: kueue.quotas(item) for key, item in self._context.cache.cluster_queues.items()}
+        now, before = holdings(entries, free, queues, rows), self._held
+        held = {place: min(count, before.get(place, 0)) for place, count in now.items()}
+        self._held = now
+        if held != now:
+            self._due()
+        held = {place: count for place, count in held.items() if count}
+        return QueueState(rows, refused, capacities(entries, held, rows))
+
+    def _before(self, rows: Sequence[QueueRow]) -> dict[str, QueuePosition]:
+        """What was planned for each job before: by this process, or by another as a TrainingJob says."""
+        before = dict[str, QueuePosition]()
+        for row in rows:
+            position = self._planned.get(row.key)
+            if position is None and self._plan is None:
+                first = self._requests.first(row.key)
+                key = row.key if first is None else Key(training_job.KIND, row.key.namespace, first[0])
+                seen = self._context.cache.training_jobs.get(key)
+                position = None if seen is None else report.stored_position(seen.value.status)
+            if position is not None:
+                before[row.name] = position
+        return before
+
+    async def _write(self, key: Key) -> None:
+        """Write the QueueAdvice where it says something else."""
+        if self._plan is None or key != self._advice_key:
+            return
+        settings, seen = self._context.settings, self._context.cache.queue_advices.get(key)
+        spec = QueueAdviceSpec.within(
+            policy=settings.queue_policy, interval_seconds=settings.queue_interval_s
+        ).document()
+        if seen is None or canonical(seen.value.document["spec"]) != canonical(spec):
+            body = await self._context.writer.apply(key, applied_fields(key, {}) | {"spec": spec})
+            seen = self._context.cache.queue_advices.keep(body, is_new=True)
+        before = report.stored_status(seen.value.status)
+        status = report.status(self._plan, settings.queue_policy, seen.value.generation, self._context.now(), before)
+        if status_digest(document := status.document()) != seen.value.digest:
+            is_conditional = self._context.runtime.is_conditional(key)
+            await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
+
+    def _gone(self, key: Key) -> None:
+        """The API server has no such object; or its CRD is not served, and may be later."""
+        self._context.cache.queue_advices.forget(key)
+        self._context.runtime.add(key, UNSERVED_S)

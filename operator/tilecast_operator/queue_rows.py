@@ -1,0 +1,171 @@
+"""The jobs of the cluster as the plan of the queue reads them, and the problem that they make at a moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from tilecast.jobs.kueue import Quotas
+from tilecast.nodes import FoundPool
+from tilecast.queue.options import capacity
+from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned, running
+from tilecast.queue.solver import solve
+from tilecast.queue.totals import QueueReport, report
+from tilecast.spec import SpecError
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.free_gpus import Free
+
+Place: TypeAlias = tuple[str, int]
+"""A pool and a number of GPUs."""
+Holdings: TypeAlias = Mapping[tuple[str, str], int]
+"""GPUs by pool and ClusterQueue; the queue is empty where pods are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """A job that waits or runs. Times are seconds since the epoch."""
+
+    key: Key
+    options: tuple[JobOption, ...]
+    """Of the whole run."""
+    created_s: float
+    weight: float = 1.0
+    deadline_s: float | None = None
+    """Seconds from its creation."""
+    queue: str = ""
+    """Its ClusterQueue."""
+    quotas: tuple[tuple[str, int], ...] = ()
+    """The most GPUs that the queue can have of each pool."""
+    place: Place | None = None
+    """Where it runs, or was placed; None where that is open."""
+    began_s: float | None = None
+    """When it started; None while it waits."""
+    is_endless: bool = False
+    """Whether nobody says when it ends: it counts as ended after the upper end of its forecast."""
+
+    @property
+    def name(self) -> str:
+        """Kind, namespace and name."""
+        return name_of(self.key)
+
+
+def name_of(key: Key) -> str:
+    """How the plan names a job."""
+    return f"{key.kind}/{key.namespace}/{key.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedQueue:
+    """A plan, and the jobs that it is without."""
+
+    report: QueueReport | None = None
+    """None where there is no job to plan."""
+    refused: tuple[Unplanned, ...] = ()
+    problem: str = ""
+    """Why there is no plan at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Everything that decides a plan but the clock and what was planned before."""
+
+    rows: Sequence[QueueRow] = ()
+    refused: Sequence[Unplanned] = ()
+    pools: Sequence[PoolCapacity] = field(default_factory=tuple)
+
+
+def holdings(
+    entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
+) -> dict[tuple[str, str], int]:
+    """The GPUs that are held by what is not among the jobs, where that is known and not none.
+
+    Args:
+        entries: the pools.
+        free: what nobody holds of each.
+        queues: GPUs of every ClusterQueue.
+        rows: the jobs; those that run hold theirs.
+    """
+    ours = Counter[tuple[str, str]]()
+    for row in rows:
+        if row.began_s is not None and row.place is not None:
+            ours[row.place[0], row.queue] += row.place[1]
+    others = Counter[tuple[str, str]]()
+    for item in entries:
+        name, known = item.pool.name, free.get(item.pool.name)
+        if known is None:
+            continue
+        if known.flavor:
+            for queue, quota in queues.items():
+                others[name, queue] = quota.reserved.get(known.flavor, 0) - ours[name, queue]
+        else:
+            own = sum(count for (pool, _), count in ours.items() if pool == name)
+            others[name, ""] = item.pool.max_nodes * item.pool.gpus_per_node - known.gpus - own
+    return dict(+others)
+
+
+def capacities(entries: Iterable[FoundPool], held: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
+    """The pools, and who may have how much of them."""
+    quotas = dict[str, dict[str, int]]()
+    for row in rows:
+        for pool, quota in row.quotas:
+            of_pool = quotas.setdefault(pool, {})
+            of_pool[row.queue] = max(of_pool.get(row.queue, 0), quota)
+    return tuple(
+        replace(
+            capacity(item.pool, sum(count for (pool, _), count in held.items() if pool == item.pool.name)),
+            quotas={
+                queue: max(quota - held.get((item.pool.name, queue), 0), 0)
+                for queue, quota in sorted(quotas.get(item.pool.name, {}).items())
+            },
+        )
+        for item in entries
+    )
+
+
+def planned(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
+    """The plan at a moment; takes seconds for thousands of jobs.
+
+    Args:
+        state: jobs and pools.
+        policy: a key of `POLICIES`.
+        before: where each job was planned before, by name.
+        now_s: seconds since the epoch.
+    """
+    jobs, refused = list[QueuedJob](), list(state.refused)
+    for row in state.rows:
+        try:
+            job = _job(row, before.get(row.name), now_s)
+        except SpecError as error:
+            refused.append(Unplanned(row.name, error.problem, error.remedy))
+        else:
+            jobs += [] if job is None else [job]
+    try:
+        solution = solve(QueueProblem(tuple(jobs), tuple(state.pools)), policy)
+    except SpecError as error:
+        return PlannedQueue(None, tuple(refused), str(error))
+    outcome = report(solution) if solution.option else None
+    return PlannedQueue(outcome, (*refused, *solution.refused))
+
+
+def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
+    """The job at a moment; None where it counts as ended."""
+    waits = row.began_s is None
+    is_open = waits and row.place is None
+    options = row.options if is_open else tuple(item for item in row.options if (item.pool, item.gpus) == row.place)
+    job = QueuedJob(
+        name=row.name,
+        options=options,
+        arrival_s=min(row.created_s - now_s, 0.0),
+        weight=row.weight,
+        deadline_s=None if row.deadline_s is None else row.created_s + row.deadline_s - now_s,
+        queue=row.queue,
+        present=before if is_open else row.place,
+    )
+    if row.began_s is None:
+        return job
+    ran_s = max(now_s - row.began_s, 0.0)
+    if row.is_endless and options and ran_s > options[0].upper_s:
+        return None
+    return running(job, ran_s)

@@ -1,0 +1,233 @@
+"""What a plan of the whole queue says: each job where and when it runs, the QueueAdvice what all of it comes to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from tilecast.api.queue_advice import (
+    MAX_REFUSED,
+    QueueAdviceStatus,
+    QueueCounts,
+    QueueNumbers,
+    QueueSummary,
+    ReferenceNumbers,
+    RefusedJob,
+)
+from tilecast.api.status import QueuePosition
+from tilecast.queue.problem import JobOption
+from tilecast.queue.references import own_best
+from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
+from tilecast.render import units
+from tilecast_operator.cluster.view import seconds, stamp
+from tilecast_operator.queue_rows import PlannedQueue
+from tilecast_operator.report.job_status import Aspect, condition
+
+LEAST_SHIFT_S = 60.0
+SHIFT = 0.1
+"""A time that was shown stays while the new one differs by less than this share of how far away it is, or by less than
+`LEAST_SHIFT_S`: forecasts are not that good, and the passing of time alone writes nothing."""
+SAME = 0.05
+"""Numbers of a plan stay while none differs by more than this ratio."""
+EXACT = 10
+"""Positions up to here are exact; of later ones the first digit is."""
+
+RUNS = "it runs there, and nothing that runs is moved"
+PLACED = "it was placed there, and waits in its queue"
+
+
+def positions(
+    plan: PlannedQueue,
+    began: Mapping[str, float],
+    placed: frozenset[str],
+    before: Mapping[str, QueuePosition],
+    now_s: float,
+) -> dict[str, QueuePosition]:
+    """What each job says of the plan, by the name of the job.
+
+    Args:
+        plan: the plan.
+        began: when each job that runs started, in seconds since the epoch.
+        placed: jobs that wait and cannot be moved any more.
+        before: what they said before.
+        now_s: seconds since the epoch.
+    """
+    why = {item.job: f"{item.problem}; {item.remedy}" if item.remedy else item.problem for item in plan.refused}
+    made = dict[str, QueuePosition]()
+    if plan.report is not None:
+        columns = plan.report.solution.columns
+        fastest = own_best(columns)
+        for row, place in _lines(plan.report):
+            item = columns.options[plan.report.solution.option[row.job]]
+            name = columns.problem.jobs[row.job].name
+            if name in began:
+                reason = RUNS
+            elif name in placed:
+                reason = PLACED
+            else:
+                reason = _why(item, columns.options[fastest[row.job]])
+            made[name] = QueuePosition.within(
+                pool=item.pool,
+                gpus=item.gpus,
+                position=0 if name in began else _rounded(place),
+                start=stamp(began[name] if name in began else now_s + row.start_s),
+                finish=stamp(now_s + row.finish_s),
+                reason=f"{reason}; {why[name]}" if name in why else reason,
+            )
+    for name, text in why.items():
+        made.setdefault(name, QueuePosition.within(reason=text))
+    return {name: _steady(position, before.get(name), now_s) for name, position in made.items()}
+
+
+def _lines(report: QueueReport) -> list[tuple[QueuedPlace, int]]:
+    """Each job with its times and its place in the line of its pool, from 1, by when it starts."""
+    columns, option = report.solution.columns, report.solution.option
+    waits = np.zeros(len(columns.pools), dtype=int)
+    order = sorted(report.places, key=lambda place: (place.start_s, place.job))
+    lines = []
+    for place in order:
+        pool = int(columns.pool[option[place.job]])
+        waits[pool] += not columns.is_running[place.job]
+        lines.append((place, int(waits[pool])))
+    return lines
+
+
+def _rounded(place: int) -> int:
+    step = 10 ** (len(str(place)) - 1)
+    return place if place <= EXACT else place // step * step
+
+
+def _why(item: JobOption, fastest: JobOption) -> str:
+    if (item.pool, item.gpus) == (fastest.pool, fastest.gpus):
+        return "nothing else runs it faster"
+    there = f"{fastest.gpus} GPUs of {fastest.pool}"
+    text = f"{item.seconds / fastest.seconds:.1f} times its run on {there}"
+    return f"{text}, from which others gain more or which are longer in use"
+
+
+def _steady(position: QueuePosition, before: QueuePosition | None, now_s: float) -> QueuePosition:
+    """A position with the times that were shown before, where nobody can tell the new ones from them."""
+    if before is None or (before.pool, before.gpus) != (position.pool, position.gpus):
+        return position
+    times = {name: _same_time(getattr(before, name), getattr(position, name), now_s) for name in ("start", "finish")}
+    return position.model_copy(update=times)
+
+
+def _same_time(before: str | None, time: str | None, now_s: float) -> str | None:
+    old_s, new_s = seconds(before), seconds(time)
+    if old_s is None or new_s is None:
+        return time
+    return before if abs(new_s - old_s) <= max(LEAST_SHIFT_S, SHIFT * (new_s - now_s)) else time
+
+
+def status(
+    plan: PlannedQueue, policy: str, generation: int, now: str, before: QueueAdviceStatus
+) -> QueueAdviceStatus:  # fmt: skip
+    """What the QueueAdvice says of a plan; `before` where that is as good as the same.
+
+    Args:
+        plan: the plan.
+        policy: what it makes least.
+        generation: of the QueueAdvice's spec.
+        now: RFC 3339.
+        before: what it says now.
+    """
+    aspect = _aspect(plan)
+    left_out = [item for item in plan.refused if item.is_left_out]
+    running = 0 if plan.report is None else int(plan.report.solution.columns.is_running.sum())
+    waiting = 0 if plan.report is None else len(plan.report.places) - running
+    made = QueueAdviceStatus.within(
+        observed_generation=generation,
+        conditions=[condition("Ready", aspect, generation, now, before.conditions)],
+        planned_at=now,
+        policy=policy,
+        jobs=QueueCounts(waiting=waiting, running=running, refused=len(left_out)),
+        totals=None if plan.report is None else QueueNumbers.within(**_numbers(plan.report.plan)),
+        references=[] if plan.report is None else _references(plan.report),
+        gap_ratio=None if plan.report is None else _gap(plan.report),
+        refused=[
+            RefusedJob.within(job=item.job, message=item.problem, remedy=item.remedy)
+            for item in plan.refused[:MAX_REFUSED]
+        ],
+        summary=_summary(plan, waiting, running, aspect.reason),
+    )
+    return before if _is_same(before.document(), made.document()) else made
+
+
+def _aspect(plan: PlannedQueue) -> Aspect:
+    if plan.problem:
+        return Aspect("False", "NotPlanned", plan.problem)
+    if plan.report is None:
+        return Aspect("True", "NoJobs", "no job waits or runs that could be planned")
+    return Aspect("True", "Planned", "every job that can be planned has its place")
+
+
+def _numbers(given: QueueTotals) -> dict[str, Any]:
+    values = {
+        "completion_seconds": given.completion_s,
+        "worst_completion_seconds": given.worst_completion_s,
+        "makespan_seconds": given.makespan_s,
+        "cost": given.cost,
+        "fairness": given.fairness,
+    }
+    finite = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
+    return {**{key: float(f"{max(value, 0.0):.4g}") for key, value in finite.items()}, "missed": given.missed}
+
+
+def _references(report: QueueReport) -> list[ReferenceNumbers]:
+    return [ReferenceNumbers.within(name=name, **_numbers(given)) for name, given in report.references.items()]
+
+
+def _gap(report: QueueReport) -> float | None:
+    gap = report.solution.gap
+    return None if gap is None else float(f"{gap:.3g}")
+
+
+def _summary(plan: PlannedQueue, waiting: int, running: int, reason: str) -> QueueSummary:
+    if plan.report is None:
+        return QueueSummary.within(reason=reason)
+    means = {name: units.duration(given.completion_s) for name, given in plan.report.references.items()}
+    gap = plan.report.solution.gap
+    return QueueSummary.within(
+        jobs=f"{waiting} wait, {running} run",
+        mean=units.duration(plan.report.plan.completion_s),
+        own_best=means.get("ownBest"),
+        flavors=means.get("flavors"),
+        gap=None if gap is None else f"{gap:.0%}",
+        reason=reason,
+    )
+
+
+_TIMES = ("plannedAt", "summary", "lastTransitionTime")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two documents say the same but for times, and for numbers that hardly differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = (one.keys() | other.keys()).difference(_TIMES)
+        return all(_is_same(one.get(key), other.get(key)) for key in keys)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= SAME * max(abs(one), abs(other))
+    return bool(one == other)
+
+
+def stored_position(document: Mapping[str, Any]) -> QueuePosition | None:
+    """What the status of a TrainingJob says of an earlier plan."""
+    try:
+        return QueuePosition.model_validate(document.get("queue"))
+    except ValidationError:
+        return None
+
+
+def stored_status(document: Mapping[str, Any]) -> QueueAdviceStatus:
+    """The status of a QueueAdvice as it was written; of one that somebody changed nothing."""
+    try:
+        return QueueAdviceStatus.model_validate(document)
+    except ValidationError:
+        return QueueAdviceStatus()

@@ -1,0 +1,356 @@
+"""The plan of the whole queue in the operator: what jobs say of it, when it is made anew, and what it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from job_store import JOBS as BATCH
+from job_store import PLACING, JobStore, serving
+from operator_store import JOBS, QUEUE_ADVICES, QUICK, Store, node, operator, settled
+from tilecast.advise import advise
+from tilecast.api.status import QueuePosition
+from tilecast.jobs import APPLIED, WEIGHT
+from tilecast.queue import solver
+from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned
+from tilecast.queue.totals import report as totals
+from tilecast_operator import queue_rows
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, holdings
+from tilecast_operator.report import queue_advice
+from tilecast_operator.settings import Settings, from_environment
+
+NOW_S = 1_767_225_600.0
+"""2026-01-01, which is when these jobs were created."""
+QUEUE = {"queue": True, "queue_interval_s": 0.01, "queue_policy": "completion"}
+NODES = (node("fast"), node("slow", "NVIDIA-A100-SXM4-80GB"))
+ADVICE = f"{QUEUE_ADVICES}/cluster"
+
+
+def training(name: str, steps: int | None = 20_000, annotations: dict[str, str] | None = None, **spec: Any) -> Any:
+    length = {} if steps is None else {"steps": steps}
+    body = {
+        "model": {"preset": "resnet-50"},
+        "training": {"globalBatchSize": 256, "precision": "fp16", **length},
+        "constraints": {"gpus": 8},
+        **spec,
+    }
+    metadata = {"name": name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {
+        "apiVersion": "tilecast.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {**metadata, "annotations": annotations or {}},
+        "spec": body,
+    }
+
+
+@asynccontextmanager
+async def planning(store: Store, nodes: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[Assembly]:
+    """An operator that plans the queue of a store, by a clock that stands still."""
+    store.clock_s = store.clock_s or NOW_S
+    async with operator(store, advise, nodes, **{**QUEUE, **settings}) as running:
+        await settled(running)
+        yield running
+
+
+def position(store: Store, name: str) -> dict[str, Any] | None:
+    status = store.objects[f"{JOBS}/{name}"].get("status", {})
+    return dict(status["queue"]) if "queue" in status else None
+
+
+def counts(store: Store) -> dict[str, int]:
+    return dict(store.objects[ADVICE]["status"]["jobs"])
+
+
+async def test_every_job_says_where_and_when_it_runs_and_one_object_what_all_come_to() -> None:
+    store = Store()
+    for name in "abcd":
+        store.put(f"{JOBS}/{name}", training(name))
+    async with planning(store) as running:
+        metrics = generate_latest(running.metrics.registry).decode()
+    places = [position(store, name) for name in "abcd"]
+    assert all(place is not None and place["gpus"] == 8 for place in places)
+    pools = [str(place and place["pool"]) for place in places]
+    assert set(pools) == {"h100-sxm", "a100-80"}, "not everybody waits for the fastest"
+    assert sorted(place["position"] for place in places if place and place["pool"] == "h100-sxm") == list(
+        range(1, pools.count("h100-sxm") + 1)
+    )
+    assert all(place and place["start"] < place["finish"] for place in places)
+    status = store.objects[ADVICE]["status"]
+    assert store.objects[ADVICE]["spec"] == {"policy": "completion", "intervalSeconds": 0.01}
+    assert status["jobs"] == {"waiting": 4, "running": 0, "refused": 0}
+    assert status["conditions"][0]["reason"] == "Planned" and status["plannedAt"] == "2026-01-01T00:00:00Z"
+    reference = {item["name"]: item["completionSeconds"] for item in status["references"]}
+    assert reference.keys() == {"ownBest", "earliest", "flavors", "cheapest"}
+    assert status["totals"]["completionSeconds"] <= min(reference.values())
+    assert 'tilecast_queue_advice_jobs{state="waiting"} 4.0' in metrics
+    assert 'tilecast_queue_advice_completion_seconds{way="ownBest"}' in metrics
+    assert "tilecast_queue_advice_timestamp_seconds 1.7672256e+09" in metrics
+
+
+async def test_without_the_setting_nothing_is_planned_and_what_was_said_goes() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", training("a"))
+    async with planning(store):
+        assert position(store, "a")
+    async with planning(store, queue=False):
+        assert position(store, "a") is None
+
+
+async def test_time_alone_another_operator_and_events_without_news_write_nothing() -> None:
+    store = Store()
+    for name in "abc":
+        store.put(f"{JOBS}/{name}", training(name))
+    store.put(f"{JOBS}/r", training("r", annotations={"tilecast.dev/started": "2026-01-01T00:00:00Z"}))
+    async with planning(store) as running:
+        store.writes.clear()
+        store.clock_s += 1.0
+        for path in sorted(store.objects):
+            body = copy.deepcopy(store.objects[path])
+            body["metadata"]["labels"] = {"somebody": "else"}
+            running.cache.see(store.put(path, body))
+        await settled(running)
+        assert store.writes == []
+    store.clock_s += 30.0
+    async with planning(store):
+        pass
+    assert store.writes == []
+
+
+async def test_a_job_that_comes_moves_nobody_without_need() -> None:
+    store = Store()
+    for name in "abcd":
+        store.put(f"{JOBS}/{name}", training(name))
+    async with planning(store) as running:
+        before = {name: position(store, name) for name in "abcd"}
+        late = training("e")
+        late["metadata"]["creationTimestamp"] = "2026-01-01T00:00:01Z"
+        running.cache.see(store.put(f"{JOBS}/e", late))
+        await settled(running)
+        assert position(store, "e") is not None and counts(store)["waiting"] == 5
+        for name, place in before.items():
+            now = position(store, name)
+            assert place and now and (now["pool"], now["gpus"]) == (place["pool"], place["gpus"])
+
+
+async def test_a_job_that_ends_frees_its_place_and_one_that_runs_stays() -> None:
+    store = Store()
+    store.put(f"{JOBS}/r", training("r", annotations={"tilecast.dev/started": "2026-01-01T00:00:00Z"}))
+    for name in "ab":
+        store.put(f"{JOBS}/{name}", training(name))
+    async with planning(store) as running:
+        runs = position(store, "r")
+        assert runs and runs["position"] == 0 and runs["reason"] == queue_advice.RUNS
+        assert runs["start"] == "2026-01-01T00:00:00Z"
+        assert counts(store) == {"waiting": 2, "running": 1, "refused": 0}
+        waits = [name for name in "ab" if (place := position(store, name)) and place["start"] > runs["start"]]
+        running.cache.lose(store.objects.pop(f"{JOBS}/r"))
+        await settled(running)
+        assert counts(store) == {"waiting": 2, "running": 0, "refused": 0}
+        for name in waits:
+            place = position(store, name)
+            assert place is not None and place["position"] == 1
+
+
+async def test_who_cannot_be_planned_is_named_and_the_others_are_planned() -> None:
+    store = Store()
+    store.put(f"{JOBS}/good", training("good"))
+    store.put(f"{JOBS}/endless", training("endless", None))
+    huge = {
+        "model": {"preset": "llama-3.1-405b"},
+        "training": {"sequenceLength": 8192, "globalBatchSize": 8, "steps": 9},
+    }
+    store.put(f"{JOBS}/huge", training("huge", **huge))
+    store.put(f"{JOBS}/late", training("late", objective="cheapestBeforeDeadline", deadlineSeconds=60))
+    store.put(f"{JOBS}/odd", training("odd", annotations={WEIGHT: "much"}))
+    store.put(f"{JOBS}/off", training("off", mode="Off"))
+    store.clock_s = NOW_S + 3600
+    async with planning(store):
+        pass
+    good, late, off = (position(store, name) for name in ("good", "late", "off"))
+    assert good and good["pool"] and late and late["pool"] and "its deadline is past" in late["reason"]
+    assert off is None
+    for name, text in (("endless", "training.steps"), ("huge", "no pool"), ("odd", "is no weight")):
+        place = position(store, name)
+        assert place is not None and "pool" not in place and text in place["reason"], (name, place)
+    assert counts(store) == {"waiting": 2, "running": 0, "refused": 3}
+    named = {item["job"] for item in store.objects[ADVICE]["status"]["refused"]}
+    assert named == {f"TrainingJob/default/{name}" for name in ("endless", "huge", "late", "odd")}
+
+
+async def test_a_policy_that_cannot_be_says_so_and_jobs_are_advised_by_themselves() -> None:
+    store = Store()
+    store.put(f"{JOBS}/a", training("a"))
+    async with planning(store, queue_policy="cost"):
+        pass
+    ready = store.objects[ADVICE]["status"]["conditions"][0]
+    assert (ready["status"], ready["reason"]) == ("False", "NotPlanned") and "price" in ready["message"]
+    assert position(store, "a") is None
+    assert store.objects[f"{JOBS}/a"]["status"]["summary"]["pool"] == "h100-sxm"
+
+
+async def test_no_plan_is_made_twice_for_one_queue_nor_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def counting(*arguments: Any) -> PlannedQueue:
+        plans.append(arguments)
+        return queue_rows.planned(*arguments)
+
+    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", counting)
+    store = Store()
+    store.put(f"{JOBS}/a", training("a"))
+    async with planning(store) as running:
+        assert len(plans) == 1
+        running.cache.see(copy.deepcopy(store.put(f"{JOBS}/a", store.objects[f"{JOBS}/a"])))
+        await settled(running)
+        assert len(plans) == 1
+    plans.clear()
+    async with planning(store, queue_interval_s=1e6) as running:
+        running.cache.see(store.put(f"{JOBS}/b", training("b")))
+        await asyncio.sleep(0.2)
+        assert len(plans) == 1, "the next one waits for the interval"
+
+
+async def test_a_failure_of_the_solver_keeps_nobody_from_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any) -> PlannedQueue:
+        raise ArithmeticError
+
+    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", failing)
+    store = Store()
+    store.put(f"{JOBS}/a", training("a"))
+    store.clock_s = NOW_S
+    async with operator(store, advise, NODES, **QUEUE) as running:
+        async with asyncio.timeout(30):
+            while "status" not in store.objects[f"{JOBS}/a"]:
+                await asyncio.sleep(0.02)
+        assert running.unhealthy() is None
+    assert store.objects[f"{JOBS}/a"]["status"]["summary"]["pool"] == "h100-sxm"
+
+
+PLANNING: Settings = replace(PLACING, queue=True, queue_interval_s=0.01)
+
+
+def held(store: JobStore, name: str, steps: int = 2000) -> None:
+    training = f'{{"globalBatchSize": 1024, "precision": "fp16", "steps": {steps}}}'
+    store.job("job", name, training=training)
+
+
+async def test_a_job_that_waits_for_us_is_placed_where_the_plan_says() -> None:
+    store, names = JobStore(), [f"j{number}" for number in range(12)]
+    for name in names:
+        held(store, name)
+    async with serving(store, PLANNING) as running:
+        for name in names:
+            running.cache.see(store.now(name))
+        await until_all_placed(store, names)
+    chosen = {name: store.now(name)["spec"]["template"]["spec"]["nodeSelector"] for name in names}
+    pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
+    assert len(pools) > 1, "by itself each would go to the fastest pool"
+    assert len({tuple(sorted(selector.items())) for selector in chosen.values()}) == len(pools)
+    assert all(store.now(name)["spec"]["suspend"] is False for name in names)
+
+
+async def until_all_placed(store: JobStore, names: Sequence[str], limit_s: float = 60.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not all(store.annotations(name).get(APPLIED) for name in names):
+            await asyncio.sleep(0.02)
+    assert {store.annotations(name)[APPLIED] for name in names} == {"Placed"}
+
+
+async def test_a_job_is_not_held_for_want_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilecast_operator.controllers.admission.PLAN_S", 0.05)
+    store = JobStore()
+    held(store, "a")
+    async with serving(store, replace(PLANNING, queue_interval_s=1e6)) as running:
+        await settled(running)
+        running.cache.see(store.now("a"))
+        await until_all_placed(store, ["a"])
+    assert store.annotations("a")["tilecast.dev/recommended-pool"] == "h100-sxm"
+
+
+async def test_a_job_whose_length_nobody_knows_is_placed_by_itself() -> None:
+    store = JobStore()
+    store.job("job", "a")
+    async with serving(store, PLANNING) as running:
+        running.cache.see(store.now("a"))
+        await until_all_placed(store, ["a"])
+    assert store.annotations("a")["tilecast.dev/recommended-pool"] == "h100-sxm"
+    assert BATCH in next(path for path in store.objects if path.endswith("/a"))
+
+
+def row(name: str, *options: JobOption, **facts: Any) -> QueueRow:
+    return QueueRow(Key("Job", "default", name), options, facts.pop("created_s", NOW_S), **facts)
+
+
+def option(pool: str, seconds: float, gpus: int = 8) -> JobOption:
+    return JobOption(pool, gpus, seconds, seconds * 0.9, seconds * 1.1)
+
+
+POOLS = (PoolCapacity("fast", 1, 8), PoolCapacity("slow", 1, 8))
+
+
+def test_a_job_that_was_placed_is_moved_no_more() -> None:
+    rows = [row("a", option("fast", 10.0), option("slow", 100.0), place=("slow", 8))]
+    plan = queue_rows.planned(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
+    assert plan.report is not None
+    (place,) = queue_advice.positions(plan, {}, frozenset({rows[0].name}), {}, NOW_S).values()
+    assert (place.pool, place.position, place.reason) == ("slow", 1, queue_advice.PLACED)
+
+
+def test_a_training_job_that_nobody_ends_holds_its_place_for_as_long_as_its_forecast() -> None:
+    runs = row("a", option("fast", 100.0), place=("fast", 8), began_s=NOW_S, is_endless=True)
+    for later_s, jobs in ((50.0, 1), (109.0, 1), (111.0, 0)):
+        plan = queue_rows.planned(QueueState([runs], (), POOLS), "completion", {}, NOW_S + later_s)
+        assert (len(plan.report.places) if plan.report else 0) == jobs
+
+
+def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
+    rows = [
+        row("a", option("fast", 10.0), queue="team", quotas=(("fast", 4),)),
+        row("b", option("fast", 10.0), option("slow", 20.0)),
+    ]
+    pools = queue_rows.capacities([], {}, rows)
+    assert pools == ()
+    own = (replace(POOLS[0], quotas={"team": 4}), POOLS[1])
+    plan = queue_rows.planned(QueueState(rows, (), own), "completion", {}, NOW_S)
+    places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
+    assert "may have 4 GPUs of fast" in places["Job/default/a"].reason
+    assert places["Job/default/b"].pool == "fast"
+
+
+def test_positions_beyond_ten_say_the_first_digit() -> None:
+    rows = [row(f"{number:03}", option("fast", 10.0), created_s=NOW_S - 500 + number) for number in range(123)]
+    plan = queue_rows.planned(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
+    places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
+    numbers = [places[item.name].position for item in rows]
+    assert numbers[:10] == list(range(1, 11)) and numbers[10:20] == [10] * 9 + [20] and numbers[-1] == 100
+
+
+def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
+    solution = solver.solve(QueueProblem((QueuedJob("a", (option("fast", 1000.0),)),), POOLS))
+    plan = PlannedQueue(totals(solution), (Unplanned("b", "no", "yes"),))
+    shown = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
+    assert queue_advice.positions(plan, {}, frozenset(), shown, NOW_S + 50) == shown
+    later = queue_advice.positions(plan, {}, frozenset(), shown, NOW_S + 200)
+    assert later["a"].start != shown["a"].start and later["b"] == QueuePosition(reason="no; yes")
+    status = queue_advice.status(plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.QueueAdviceStatus())
+    assert queue_advice.status(plan, "completion", 1, "2026-01-02T00:00:00Z", status) is status
+
+
+def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
+    assert holdings([], {}, {}, []) == {}
+
+
+def test_the_policy_is_one_of_four() -> None:
+    settings = from_environment({"TILECAST_QUEUE": "true", "TILECAST_QUEUE_POLICY": "fairness"})
+    assert settings.queue and settings.queue_policy == "fairness" and not QUICK.queue
+    with pytest.raises(ValueError, match="TILECAST_QUEUE_POLICY"):
+        from_environment({"TILECAST_QUEUE_POLICY": "luck"})
