@@ -12,19 +12,22 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from job_store import EXAMPLES, H100, PLACING, JobStore, serving, training_job, until
 from job_store import JOBS as BATCH
-from job_store import PLACING, JobStore, serving
 from operator_store import JOBS, QUEUE_ADVICES, QUICK, Store, node, operator, settled
+from tilecast import nodes
 from tilecast.advise import advise
 from tilecast.api.status import QueuePosition
 from tilecast.jobs import APPLIED, WEIGHT
+from tilecast.jobs.kueue import Quotas
 from tilecast.queue import solver
 from tilecast.queue.problem import JobOption, PoolCapacity, QueuedJob, QueueProblem, Unplanned
 from tilecast.queue.totals import report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, holdings
+from tilecast_operator.free_gpus import Free
+from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities, holdings
 from tilecast_operator.report import queue_advice
 from tilecast_operator.settings import Settings, from_environment
 
@@ -53,10 +56,10 @@ def training(name: str, steps: int | None = 20_000, annotations: dict[str, str] 
 
 
 @asynccontextmanager
-async def planning(store: Store, nodes: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[Assembly]:
+async def planning(store: Store, every_node: Sequence[Any] = NODES, **settings: Any) -> AsyncIterator[Assembly]:
     """An operator that plans the queue of a store, by a clock that stands still."""
     store.clock_s = store.clock_s or NOW_S
-    async with operator(store, advise, nodes, **{**QUEUE, **settings}) as running:
+    async with operator(store, advise, every_node, **{**QUEUE, **settings}) as running:
         await settled(running)
         yield running
 
@@ -317,8 +320,6 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
         row("a", option("fast", 10.0), queue="team", quotas=(("fast", 4),)),
         row("b", option("fast", 10.0), option("slow", 20.0)),
     ]
-    pools = queue_rows.capacities([], {}, rows)
-    assert pools == ()
     own = (replace(POOLS[0], quotas={"team": 4}), POOLS[1])
     plan = queue_rows.planned(QueueState(rows, (), own), "completion", {}, NOW_S)
     places = queue_advice.positions(plan, {}, frozenset(), {}, NOW_S)
@@ -346,7 +347,132 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
 
 
 def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:
-    assert holdings([], {}, {}, []) == {}
+    every_node, own, slices = nodes.parse((EXAMPLES / "clusters" / "mixed.yaml").read_text())
+    entries = nodes.pools([nodes.node(item) for item in every_node], own, slices).entries
+    runs = row("a", option("t4", 10.0, 4), place=("t4", 4), began_s=NOW_S, queue="team")
+    by_pods = {"t4": Free(8, "Pods"), "l4": Free(32, "Pods")}
+    assert holdings(entries, by_pods, {}, [replace(runs, queue="")]) == {("t4", ""): 4}
+    flavor = {"t4": Free(2, "Kueue", "first-t4")}
+    queues = {"everything": Quotas({"first-t4": 16}, {}, {"first-t4": 6}), "team": Quotas({}, {}, {"first-t4": 4})}
+    assert holdings(entries, flavor, queues, [runs]) == {("t4", "everything"): 6}
+    shared = {"t4": Free(2, "Kueue", "any"), "l4": Free(2, "Kueue", "any")}
+    held = holdings(entries, shared, {"all": Quotas({"any": 48}, {}, {"any": 24})}, [])
+    assert held == {("t4", "all"): 8, ("l4", "all"): 16}, "by their sizes, where a flavor has several pools"
+    (pool,) = (
+        item for item in capacities(entries, held, [replace(runs, queue="all", quotas=(("t4", 12),))]) if item.quotas
+    )
+    assert (pool.name, pool.held_gpus, pool.quotas) == ("t4", 8, {"all": 4})
+
+
+def kueue(running: Assembly, reserved: int = 0) -> None:
+    """Two flavors, four GPUs of the second of which others may hold."""
+    quotas = {"first-t4": ("Tesla-T4", 8), "second-h100": (H100, 8)}
+    for name, (product, _) in quotas.items():
+        metadata, spec = {"name": name}, {"nodeLabels": {"nvidia.com/gpu.product": product}}
+        running.cache.see({"kind": "ResourceFlavor", "metadata": metadata, "spec": spec})
+    flavors = [
+        {"name": name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": quota}]}
+        for name, (_, quota) in quotas.items()
+    ]
+    group = {"coveredResources": ["nvidia.com/gpu"], "flavors": flavors}
+    usage = {"name": "second-h100", "resources": [{"name": "nvidia.com/gpu", "total": reserved}]}
+    cluster_queue = {
+        "kind": "ClusterQueue",
+        "metadata": {"name": "everything"},
+        "spec": {"resourceGroups": [group]},
+        "status": {"flavorsReservation": [usage]},
+    }
+    local_queue = {
+        "kind": "LocalQueue",
+        "metadata": {"name": "team", "namespace": "default"},
+        "spec": {"clusterQueue": "everything"},
+    }
+    running.cache.see(cluster_queue)
+    running.cache.see(local_queue)
+
+
+def queued(store: JobStore, name: str, steps: int = 2000) -> dict[str, Any]:
+    training = f'{{"globalBatchSize": 1024, "precision": "fp16", "steps": {steps}}}'
+    document = store.job("job-kueue", name, training=training)
+    store.workload(document)
+    return document
+
+
+async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() -> None:
+    store, names = JobStore(), [f"j{number:02}" for number in range(32)]
+    async with serving(store, replace(PLANNING, read_kueue=True)) as running:
+        kueue(running)
+        for name in names:
+            running.cache.see(queued(store, name))
+        await until(lambda: all(store.annotations(name).get(APPLIED) == "Queued" for name in names), "all to be let go")
+        pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
+        assert pools == {"t4", "h100-sxm"}
+        before = {name: running.planned.get(Key("Job", "default", name)) for name in names}
+        running.cache.see(queued(store, "late"))
+        await until(lambda: store.annotations("late").get(APPLIED) == "Queued", "the late one to be let go")
+        await settled(running)
+        for name, place in before.items():
+            now = running.planned.get(Key("Job", "default", name))
+            assert place and now and now.pool == place.pool and now.reason == queue_advice.PLACED
+        store.admit(running, names[0])
+        await settled(running)
+        started = running.planned.get(Key("Job", "default", names[0]))
+        assert started and started.position == 0 and started.reason == queue_advice.RUNS
+    assert all(store.now(name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team" for name in names)
+
+
+async def test_what_others_hold_counts_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def noting(state: QueueState, *arguments: Any) -> PlannedQueue:
+        held.append({pool.name: pool.held_gpus for pool in state.pools}["h100-sxm"])
+        return queue_rows.planned(state, *arguments)
+
+    monkeypatch.setattr("tilecast_operator.controllers.queue_plans.planned", noting)
+    store = JobStore()
+    async with serving(store, replace(PLANNING, read_kueue=True)) as running:
+        kueue(running, reserved=4)
+        await until(lambda: held and held[-1] == 4, "others to be seen")
+        kueue(running, reserved=0)
+        await until(lambda: held[-1] == 0, "them to be gone")
+    assert held[0] == 0
+
+
+async def test_a_training_job_says_where_the_job_goes_that_it_names() -> None:
+    store = JobStore()
+    store.put(f"{JOBS}/for-a", named("for-a"))
+    async with serving(store, PLANNING) as running:
+        running.cache.see(copy.deepcopy(store.objects[f"{JOBS}/for-a"]))
+        document = store.job("job", "a", mode=None, model=None, training=None)
+        document["metadata"]["labels"] = {}
+        running.cache.see(store.put(f"{BATCH}/a", document))
+        await until(lambda: "queue" in store.objects[f"{JOBS}/for-a"].get("status", {}), "the plan to be told")
+        await settled(running)
+    status = store.objects[f"{JOBS}/for-a"]["status"]
+    assert status["queue"]["pool"] == status["recommendation"]["pool"] == "h100-sxm"
+    assert counts(store) == {"waiting": 1, "running": 0, "refused": 0}, "one job, not two"
+
+
+def named(name: str) -> dict[str, Any]:
+    """A TrainingJob that names Job a, and says how long it runs."""
+    return training_job(name, training={"globalBatchSize": 1024, "precision": "fp16", "steps": 100})
+
+
+async def test_an_operator_that_is_killed_leaves_every_job_to_the_next() -> None:
+    store, names = JobStore(), [f"j{number}" for number in range(6)]
+    for name in names:
+        held(store, name)
+    slow = replace(PLANNING, queue_interval_s=1e6)
+    async with serving(store, slow) as running:
+        await settled(running)
+        for name in names:
+            running.cache.see(store.now(name))
+        await asyncio.sleep(0.1)
+    async with serving(store, replace(PLANNING, queue=False)) as next_one:
+        for name in names:
+            next_one.cache.see(copy.deepcopy(store.now(name)))
+        await until_all_placed(store, names)
+    assert all(store.now(name)["spec"]["suspend"] is False for name in names)
 
 
 def test_the_policy_is_one_of_four() -> None:

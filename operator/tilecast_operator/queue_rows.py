@@ -91,17 +91,21 @@ def holdings(
     for row in rows:
         if row.began_s is not None and row.place is not None:
             ours[row.place[0], row.queue] += row.place[1]
-    others = Counter[tuple[str, str]]()
-    for item in entries:
-        name, known = item.pool.name, free.get(item.pool.name)
-        if known is None:
-            continue
-        if known.flavor:
-            for queue, quota in queues.items():
-                others[name, queue] = quota.reserved.get(known.flavor, 0) - ours[name, queue]
-        else:
+    sizes = {item.pool.name: item.pool.max_nodes * item.pool.gpus_per_node for item in entries}
+    others, of_flavor = Counter[tuple[str, str]](), dict[str, list[str]]()
+    for name, size in sizes.items():
+        known = free.get(name)
+        if known is not None and known.flavor:
+            of_flavor.setdefault(known.flavor, []).append(name)
+        elif known is not None:
             own = sum(count for (pool, _), count in ours.items() if pool == name)
-            others[name, ""] = item.pool.max_nodes * item.pool.gpus_per_node - known.gpus - own
+            others[name, ""] = size - known.gpus - own
+    for flavor, names in of_flavor.items():
+        total = sum(sizes[name] for name in names)
+        for queue, quota in queues.items():
+            held = quota.reserved.get(flavor, 0) - sum(ours[name, queue] for name in names)
+            for name in names:  # where several pools share a flavor, nobody says which of them is held
+                others[name, queue] = held * sizes[name] // max(total, 1)
     return dict(+others)
 
 

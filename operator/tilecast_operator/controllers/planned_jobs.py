@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,6 +24,8 @@ class PlannedJobs:
         self.is_on = is_on
         self._positions: dict[Key, QueuePosition] = {}
         self._is_made = False
+        self.on_write: Callable[[], None] = lambda: None
+        """Called once a TrainingJob says something else: it may have started, which no watch tells of what we write."""
         self._renewed = asyncio.Event()
 
     def get(self, key: Key) -> QueuePosition | None:

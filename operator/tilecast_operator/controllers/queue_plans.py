@@ -58,6 +58,7 @@ class QueuePlans:
         self._requests = requests
         self._jobs = queue_jobs
         self._planned = planned_jobs
+        planned_jobs.on_write = self._due
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None

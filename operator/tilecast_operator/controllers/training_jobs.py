@@ -325,6 +325,7 @@ class TrainingJobs:
         is_other = status_digest(document) != seen.value.digest
         if is_other:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
+            self._planned.on_write()
         if not seen.value.asks_as(asked):
             self._context.runtime.add(key)
         return is_other
