@@ -103,7 +103,7 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
     option, finish = [-1] * count, np.full(count, math.inf)
     coming = sorted((max(float(at), 0.0), job) for job, at in enumerate(columns.arrival))
     waiting, running = dict[int, list[int]](), list[tuple[float, int, list[int]]]()
-    wishes = {kind: _wish(columns, job) for job, kind in enumerate(columns.kind.tolist())}
+    line_of, wishes = _wish_lines(columns)
     place = 0
     while place < count or running:
         moment = min(coming[place][0] if place < count else math.inf, running[0][0] if running else math.inf)
@@ -115,23 +115,23 @@ def flavors(columns: QueueColumns) -> QueueOutcome:
             opened.add(int(columns.pool[item]))
         while place < count and coming[place][0] <= moment:
             job = coming[place][1]
-            heapq.heappush(waiting.setdefault(int(columns.kind[job]), []), job)
+            heapq.heappush(waiting.setdefault(line_of[int(columns.kind[job])], []), job)
             place, opened = place + 1, set(range(len(rooms)))
         # Pools that nothing left have no more room than when the jobs that wait outcome none there.
-        able = {kind: [wish for wish in wishes[kind] if wish[0] in opened] for kind, line in waiting.items() if line}
+        able = {line: [wish for wish in wishes[line] if wish[0] in opened] for line, jobs in waiting.items() if jobs}
         while able:
-            kind = min(able, key=lambda item: waiting[item][0])
-            job = waiting[kind][0]
+            line = min(able, key=lambda item: waiting[item][0])
+            job = waiting[line][0]
             queue = columns.problem.jobs[job].queue
-            taken = next((wish for wish in able[kind] if rooms[wish[0]].has(queue, wish[1])), None)
+            taken = next((wish for wish in able[line] if rooms[wish[0]].has(queue, wish[1])), None)
             if taken is not None:
                 pool, gpus, place_ = taken
                 option[job] = item = int(columns.first[job]) + place_
                 finish[job] = moment + columns.seconds[item]
                 heapq.heappush(running, (float(finish[job]), job, rooms[pool].take(queue, gpus)))
-                heapq.heappop(waiting[kind])
-            if taken is None or not waiting[kind]:
-                del able[kind]
+                heapq.heappop(waiting[line])
+            if taken is None or not waiting[line]:
+                del able[line]
     return QueueOutcome(option, finish)
 
 
@@ -154,6 +154,20 @@ class _Room:
         if queue in self.quotas:
             self.quotas[queue] += gpus
         self.nodes.give(gpus, nodes)
+
+
+def _wish_lines(columns: QueueColumns) -> tuple[dict[int, int], list[list[tuple[int, int, int]]]]:
+    """The line that each class of jobs stands in, and what the jobs of each line wish: of those that wish the same of
+    the same queue none can start while the first cannot."""
+    lines, line_of, wishes = dict[tuple[object, ...], int](), dict[int, int](), list[list[tuple[int, int, int]]]()
+    for kind, job in zip(*np.unique(columns.kind, return_index=True), strict=True):
+        wish = _wish(columns, int(job))
+        place = (columns.problem.jobs[int(job)].queue, *wish)
+        if place not in lines:
+            lines[place] = len(wishes)
+            wishes.append(wish)
+        line_of[int(kind)] = lines[place]
+    return line_of, wishes
 
 
 def _wish(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
