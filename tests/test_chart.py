@@ -328,6 +328,12 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
             ["list", "watch", "create", "patch"],
             "TILECAST_QUEUE=true",
         ),
+        (
+            ["queue.enabled=true", "jobs.enabled=true", "capacity.readKueue=true"],
+            ("kueue.x-k8s.io", "workloadpriorityclasses"),
+            ["list", "watch"],
+            "TILECAST_QUEUE=true",
+        ),
         (["jobs.enabled=true"], ("batch", "jobs"), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true"),
         (
             ["jobs.enabled=true", "jobs.place=true", "capacity.readKueue=true"],

@@ -408,9 +408,15 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
         pools = {store.annotations(name)["tilecast.dev/recommended-pool"] for name in names}
         assert pools == {"t4", "h100-sxm"}
         before = {name: running.planned.get(Key("Job", "default", name)) for name in names}
-        running.cache.see(queued(store, "late"))
+        urgent = {"kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 7}
+        running.cache.see(urgent)
+        late = queued(store, "late")
+        late["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+        running.cache.see(store.put(f"{BATCH}/late", late))
         await until(lambda: store.annotations("late").get(APPLIED) == "Queued", "the late one to be let go")
         await settled(running)
+        first = running.planned.get(Key("Job", "default", "late"))
+        assert first and first.position == 1, "it has the highest priority"
         for name, place in before.items():
             now = running.planned.get(Key("Job", "default", name))
             assert place and now and now.pool == place.pool and now.reason == queue_advice.PLACED

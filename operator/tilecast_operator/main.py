@@ -110,6 +110,8 @@ def watched(settings: Settings) -> Iterable[str]:
         yield "ResourceSlice"
     if settings.read_kueue:
         yield from ("ClusterQueue", "ResourceFlavor", *(("LocalQueue",) if settings.jobs else ()))
+        if settings.jobs and settings.queue:
+            yield "WorkloadPriorityClass"
 
 
 for _name in watched(OWN):

@@ -32,6 +32,7 @@ class QueueRow:
     """Of the whole run."""
     created_s: float
     weight: float = 1.0
+    priority: int = 0
     deadline_s: float | None = None
     """Seconds from its creation."""
     queue: str = ""
@@ -149,7 +150,7 @@ def planned(state: QueueState, policy: str, before: Mapping[str, Place], now_s: 
         solution = solve(QueueProblem(tuple(jobs), tuple(state.pools)), policy)
     except SpecError as error:
         return PlannedQueue(None, tuple(refused), str(error))
-    outcome = report(solution) if solution.option else None
+    outcome = report(solution, has_payers=False) if solution.option else None
     return PlannedQueue(outcome, (*refused, *solution.refused))
 
 
@@ -163,6 +164,7 @@ def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
         options=options,
         arrival_s=min(row.created_s - now_s, 0.0),
         weight=row.weight,
+        priority=row.priority,
         deadline_s=None if row.deadline_s is None else row.created_s + row.deadline_s - now_s,
         queue=row.queue,
         present=before if is_open else row.place,

@@ -160,6 +160,7 @@ class Cache:
         self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)
+        self.priorities: CacheTable[int] = CacheTable(view.priority)
         self._tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,
@@ -171,6 +172,7 @@ class Cache:
             "LocalQueue": self.local_queues,
             "ClusterQueue": self.cluster_queues,
             "ResourceFlavor": self.flavors,
+            "WorkloadPriorityClass": self.priorities,
             **dict.fromkeys(JOB_KINDS, self.jobs),
         }
 
@@ -181,6 +183,11 @@ class Cache:
     def lose(self, body: Document) -> None:
         """Take note of an object that is gone."""
         self._table(body).lose(body)
+
+    def priority(self, name: str) -> int:
+        """The value of Kueue's priority class of that name; 0 where there is none."""
+        seen = self.priorities.get(Key("WorkloadPriorityClass", "", name))
+        return 0 if seen is None else seen.value
 
     def table(self, key: Key) -> CacheTable[Any]:
         """The table that an object is in."""

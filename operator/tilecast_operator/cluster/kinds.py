@@ -43,6 +43,7 @@ KINDS: Mapping[str, ResourceKind] = {
     "ResourceSlice": ResourceKind("resource.k8s.io", "v1", "resourceslices", is_any_version=True),
     "ClusterQueue": ResourceKind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
     "ResourceFlavor": ResourceKind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
+    "WorkloadPriorityClass": ResourceKind(KUEUE, "v1beta2", "workloadpriorityclasses", is_any_version=True),
     "LocalQueue": ResourceKind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
     gpu_pool.KIND: ResourceKind(GROUP, VERSION, "gpupools"),
     pool_learning.KIND: ResourceKind(GROUP, VERSION, "poollearnings"),

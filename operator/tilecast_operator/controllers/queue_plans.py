@@ -69,9 +69,10 @@ class QueuePlans:
         cache = context.cache
         cache.training_jobs.listen(self._training_job_changed)
         cache.jobs.listen(self._job_changed)
-        cache.namespaces.listen(self._namespace_changed)
+        cache.namespaces.listen(self._meaning_changed)
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.listen(self._quota_changed)
+        cache.priorities.listen(self._meaning_changed)
         cache.queue_advices.listen(self._advice_changed)
         pools.listen(self._pools_changed)
         capacity.listen(self._due)
@@ -100,7 +101,7 @@ class QueuePlans:
             self._planned.forget(key)
         self._due()
 
-    def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
+    def _meaning_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         if before is None or now is None or before.value != now.value:
             self._jobs.clear()
             self._due()
@@ -135,7 +136,8 @@ class QueuePlans:
         places = {name: (one.pool, one.gpus) for name, one in before.items() if one.pool and one.gpus}
         plan = await asyncio.to_thread(planned, state, settings.queue_policy, places, now_s)
         names |= {name_of(key): key for key in (*self._context.cache.training_jobs, *self._context.cache.jobs)}
-        shown = report.positions(
+        shown = await asyncio.to_thread(
+            report.positions,
             plan,
             {row.name: row.began_s for row in state.rows if row.began_s is not None},
             frozenset(row.name for row in state.rows if row.place is not None),

@@ -23,7 +23,6 @@ from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
 
 _PRIORITIES = ("WorkloadPriorityClass", "PriorityClass")
-_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
@@ -183,7 +182,7 @@ class QueueReader:
             options=self._options(asked, pools),
             arrival_s=arrival,
             weight=jobs.weight(_metadata(document, "annotations")),
-            priority=self.given.priorities.get(str(_metadata(document, "labels").get(_PRIORITY_LABEL)), 0),
+            priority=self.given.priorities.get(str(_metadata(document, "labels").get(jobs.PRIORITY_CLASS)), 0),
             deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
             queue=queue,
             present=present,

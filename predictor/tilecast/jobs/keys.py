@@ -22,6 +22,7 @@ ADVISOR = f"{GROUP}/advisor"
 """Our name in lists of gates and of managers."""
 ADMISSION_GATES = "kueue.x-k8s.io/admission-gated-by"
 QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 HOLD_QUEUE = "tilecast-hold"
 """The LocalQueue that the chart's policy has jobs wait in."""
 

@@ -77,8 +77,13 @@ class QueueReport:
 MOST_PAYERS = 3
 
 
-def report(solution: QueueSolution) -> QueueReport:
-    """Everything that is said of a plan of at least one job."""
+def report(solution: QueueSolution, *, has_payers: bool = True) -> QueueReport:
+    """Everything that is said of a plan of at least one job.
+
+    Args:
+        solution: the plan.
+        has_payers: whether to say who pays for whom, which takes time with the square of the jobs.
+    """
     columns = solution.columns
     outcomes = {name: find(columns) for name, (_, find) in REFERENCES.items()}
     wish = outcomes["ownBest"]
@@ -94,7 +99,7 @@ def report(solution: QueueSolution) -> QueueReport:
             float(lower[job]),
             float(upper[job]),
             float(gain[job]),
-            _payers(solution, wish, gain, start, job),
+            _payers(solution, wish, gain, start, job) if has_payers else (),
         )
         for job in range(len(gain))
     )
