@@ -168,6 +168,25 @@ def test_a_job_that_runs_stays_and_has_less_left(tmp_path: Path, capsys: pytest.
     assert after["finishSeconds"]["target"] == pytest.approx(before["finishSeconds"]["target"] - 60, abs=1)
 
 
+def test_gpus_of_pods_that_are_of_none_of_the_jobs_are_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def pod(number: int, node: str, phase: str = "Running") -> dict[str, Any]:
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        spec = {"nodeName": node, "containers": [limits]}
+        return {"kind": "Pod", "metadata": {"name": f"pod-{number}"}, "spec": spec, "status": {"phase": phase}}
+
+    names = [item["metadata"]["name"] for item in yaml.safe_load(Path(MIXED).read_text())["items"] if is_h100(item)]
+    job = training_job("only", constraints={"gpus": 1, "allowedPools": ["h100-sxm"]})
+    ended = [pod(number, name, "Succeeded") for number, name in enumerate(names)]
+    assert planned(capsys, written(tmp_path, job, *ended), "--nodes", MIXED)["jobs"][0]["startSeconds"] == 0
+    others = [pod(number, name) for number, name in enumerate(names)]
+    assert main(["queue", written(tmp_path, job, *others), "--nodes", MIXED]) == 3
+    assert "h100-sxm has no GPU free of others" in capsys.readouterr().out
+
+
+def is_h100(document: dict[str, Any]) -> bool:
+    return "H100" in document["metadata"]["labels"].get("nvidia.com/gpu.product", "")
+
+
 def test_jobs_of_one_name_are_told_apart_and_what_ended_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

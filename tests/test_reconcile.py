@@ -22,8 +22,8 @@ from tilecast.advise.incumbent import MARGIN, Incumbent, hold
 from tilecast.api.gpu_pool import DISCOVERED
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
+from tilecast.jobs.quantities import pod_gpus
 from tilecast.render import document
-from tilecast_operator import free_gpus
 from tilecast_operator.cluster import lists
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS, POOL
@@ -468,9 +468,9 @@ def test_a_pod_holds_what_its_containers_do_together_or_its_largest_init_contain
         return {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
 
     pod = {"spec": {"containers": [container("2"), container(1), {}], "initContainers": [container("4")]}}
-    assert free_gpus.requested(pod) == 4
-    assert free_gpus.requested({"spec": {"containers": [container("2"), container("8")]}}) == 10
-    assert free_gpus.requested({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
+    assert pod_gpus(pod) == 4
+    assert pod_gpus({"spec": {"containers": [container("2"), container("8")]}}) == 10
+    assert pod_gpus({"spec": {"containers": [container("x"), {"resources": None}]}}) == 0
 
 
 async def test_a_watch_that_lost_objects_is_unhealthy() -> None:

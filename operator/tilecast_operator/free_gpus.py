@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tilecast.api.fields import items, mapping
 from tilecast.jobs.kueue import Quotas
-from tilecast.nodes import RESOURCE_SLICE, FoundPool, Node, gpu_resource
-from tilecast.nodes.quantities import whole
+from tilecast.nodes import RESOURCE_SLICE, FoundPool, Node
 
 Document: TypeAlias = Mapping[str, Any]
 
@@ -34,16 +32,6 @@ class Free:
         if nodes * gpus_per_node > self.gpus:
             return False
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
-
-
-def requested(pod: Document) -> int:
-    """GPUs that a pod holds: those of its containers, or of an init container that asks for more."""
-    spec = mapping(pod.get("spec"))
-    every = [
-        [whole(mapping(mapping(item.get("resources")).get("limits")).get(gpu_resource())) for item in containers]
-        for containers in (items(spec.get("containers")), items(spec.get("initContainers")))
-    ]
-    return max(sum(every[0]), max(every[1], default=0))
 
 
 @dataclass(frozen=True, slots=True)

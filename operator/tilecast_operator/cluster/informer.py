@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from tilecast.jobs.quantities import pod_gpus
 from tilecast_operator.cluster.api import Api, ApiError, retry_s
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.cluster.view import Document
-from tilecast_operator.free_gpus import requested
 
 log = logging.getLogger("tilecast")
 
@@ -154,7 +154,7 @@ class PodInformer(Informer):
         self._seen = {}
 
     def _see(self, item: Document) -> None:
-        if gpus := requested(item):
+        if gpus := pod_gpus(item):
             self._seen[item["metadata"]["uid"]] = (item["spec"]["nodeName"], gpus)
 
     def _listed(self) -> None:
@@ -162,7 +162,7 @@ class PodInformer(Informer):
         self._tell()
 
     def _take(self, kind: str, item: Document, line: bytes) -> None:
-        uid, gpus = item["metadata"]["uid"], requested(item)
+        uid, gpus = item["metadata"]["uid"], pod_gpus(item)
         before = self._held.get(uid)
         now = (str(item["spec"].get("nodeName", "")), gpus) if gpus and kind != "DELETED" else None
         if before == now:

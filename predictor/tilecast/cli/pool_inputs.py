@@ -113,6 +113,13 @@ def _shape(pool: Pool) -> str:
     return ", ".join([f"{pool.name} {count} of {pool.gpus_per_node}", *reached, *typed])
 
 
+def pool_of_node(options: argparse.Namespace) -> dict[str, str]:
+    """The pool of each node; none where pools are named by `--gpus`."""
+    if options.gpus:
+        return {}
+    return {node: item.pool.name for item in nodes_report(options).entries for node in item.members}
+
+
 def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
     """Labels of the nodes that have GPUs; none where pools are named by `--gpus`."""
     if options.gpus:

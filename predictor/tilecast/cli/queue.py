@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     given = QueueDocuments.of(listed(options.jobs))
     read = QueueReader(given, widest, pool_inputs.node_labels(options), _now(options.at)).read()
-    problem = _problem(read, pools, horizon)
+    problem = _problem(read, pools, horizon, given.held(pool_inputs.pool_of_node(options)) if given.pods else {})
     solution = solve(problem, options.policy)
     unplanned = (*read.unplanned, *solution.refused)
     if not solution.option:
@@ -75,9 +76,19 @@ def _now(text: str | None) -> datetime:
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _problem(read: ReadQueue, pools: Sequence[Pool], horizon: float | None) -> QueueProblem:
-    held = [replace(capacity(pool), quotas=read.quotas.get(pool.name, {})) for pool in pools]
-    return QueueProblem(read.jobs, tuple(held), horizon)
+def _problem(
+    read: ReadQueue, pools: Sequence[Pool], horizon: float | None, held: Mapping[str, int]
+) -> QueueProblem:  # fmt: skip
+    """The problem; of the GPUs that pods hold, those of the jobs that run are their own."""
+    ours = Counter[str]()
+    for job in read.jobs:
+        if job.is_running and job.present is not None:
+            ours[job.present[0]] += job.present[1]
+    others = {name: max(count - ours[name], 0) for name, count in held.items()}
+    capacities = (
+        replace(capacity(pool, others.get(pool.name, 0)), quotas=read.quotas.get(pool.name, {})) for pool in pools
+    )
+    return QueueProblem(read.jobs, tuple(capacities), horizon)
 
 
 def _changed(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, int]:

@@ -13,11 +13,13 @@ from tilecast.advise import Request, advise
 from tilecast.api import documents, training_job
 from tilecast.api.base import API_VERSION
 from tilecast.api.documents import Document
+from tilecast.api.fields import mapping
 from tilecast.cli.reading import read_text, shown_name
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
+from tilecast.jobs.quantities import pod_gpus
 from tilecast.queue.options import job_options
 from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
@@ -53,6 +55,7 @@ class QueueDocuments:
     config_maps: Mapping[str, Document]
     priorities: Mapping[str, int]
     kueue: kueue.Objects
+    pods: tuple[Document, ...] = ()
 
     @classmethod
     def of(cls, results: Sequence[Document]) -> QueueDocuments:
@@ -85,7 +88,21 @@ class QueueDocuments:
                 if isinstance(item.get("value", 0), int)
             },
             kueue.Objects(local, cluster, flavors),
+            tuple(by_kind.get("Pod", {}).values()),
         )
+
+    def held(self, pool_of: Mapping[str, str]) -> Counter[str]:
+        """GPUs that pods hold of each pool.
+
+        Args:
+            pool_of: the pool of each node.
+        """
+        held = Counter[str]()
+        for pod in self.pods:
+            spec, status = (mapping(pod.get(part)) for part in ("spec", "status"))
+            if status.get("phase") not in ("Succeeded", "Failed") and (pool := pool_of.get(str(spec.get("nodeName")))):
+                held[pool] += pod_gpus(pod)
+        return held
 
 
 def _target(document: Document) -> tuple[str, str]:
