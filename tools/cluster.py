@@ -153,6 +153,7 @@ class Cluster(Access):
         nodes: a YAML file of Node objects to create; kwok keeps them Ready.
         audit_policy: a file with an audit policy; the log is then `audit_log`.
         components: the programs to start; all of them where None is given.
+        stages: a YAML file of kwok's Stages, which replace those that end every pod of a Job at once.
 
     Raises:
         ClusterError: from every method, when a program fails.
@@ -166,6 +167,7 @@ class Cluster(Access):
         nodes: Path | None = None,
         audit_policy: Path | None = None,
         components: Sequence[str] | None = None,
+        stages: Path | None = None,
     ) -> None:
         self.name = name or f"{DEFAULT_NAME}-{os.getpid()}-{time.monotonic_ns() % 10**9}"
         super().__init__(_clusters_folder() / self.name)
@@ -174,6 +176,7 @@ class Cluster(Access):
         self._nodes = nodes
         self._audit_policy = audit_policy
         self._only = components
+        self._stages = stages
 
     def start(self, *, detached: bool = False) -> None:
         """Starts every program and waits until the API server serves the `default` namespace.
@@ -193,7 +196,8 @@ class Cluster(Access):
             (self.folder / "owner").write_text("" if detached else str(os.getpid()))
             (self.folder / "programs").symlink_to(programs)
             config = self.folder / "kwokctl.yaml"
-            config.write_text(yaml.safe_dump(self._configuration()))
+            stages = "" if self._stages is None else f"---\n{self._stages.read_text()}"
+            config.write_text(yaml.safe_dump(self._configuration()) + stages)
             waited = f"--wait={START_TIMEOUT_S}s"
             self._kwokctl("create", "cluster", f"--config={config}", f"--kubeconfig={self.kubeconfig}", waited)
             self._await_api()
