@@ -327,6 +327,16 @@ def test_quotas_that_contradict_a_job_name_it_and_the_rest_is_planned() -> None:
     assert places["Job/default/b"].pool == "fast"
 
 
+def test_what_kueue_would_do_alone_is_not_what_was_planned_before() -> None:
+    rows = [row(name, option("fast", 10.0, 1), option("fast", 2.0, 8), option("slow", 11.0, 1)) for name in "abc"]
+    plans = [
+        queue_rows.planned(QueueState(rows, (), POOLS), "completion", before, NOW_S)
+        for before in ({}, {item.name: ("fast", 1) for item in rows})
+    ]
+    first, second = (plan.report.references["flavors"] if plan.report else None for plan in plans)
+    assert first is not None and first == second
+
+
 def test_positions_beyond_ten_say_the_first_digit() -> None:
     rows = [row(f"{number:03}", option("fast", 10.0), created_s=NOW_S - 500 + number) for number in range(123)]
     plan = queue_rows.planned(QueueState(rows, (), POOLS), "completion", {}, NOW_S)
@@ -344,6 +354,10 @@ def test_a_time_that_was_shown_stays_within_what_forecasts_can_tell() -> None:
     assert later["a"].start != shown["a"].start and later["b"] == QueuePosition(reason="no; yes")
     status = queue_advice.status(plan, "completion", 1, "2026-01-01T00:00:00Z", queue_advice.QueueAdviceStatus())
     assert queue_advice.status(plan, "completion", 1, "2026-01-02T00:00:00Z", status) is status
+    for gap, is_news in ((0.04, False), (0.2, True)):
+        before = status.model_copy(update={"gap_ratio": gap})
+        now = queue_advice.status(plan, "completion", 1, "2026-01-02T00:00:00Z", before)
+        assert (now is not before) is is_news, "a plan that goes on from where it is finds another gap"
 
 
 def test_what_others_hold_is_what_is_not_free_and_not_ours() -> None:

@@ -168,6 +168,7 @@ def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
         deadline_s=None if row.deadline_s is None else row.created_s + row.deadline_s - now_s,
         queue=row.queue,
         present=before if is_open else row.place,
+        is_advised=is_open,
     )
     if row.began_s is None:
         return job

@@ -32,7 +32,7 @@ SHIFT = 0.1
 """A time that was shown stays while the new one differs by less than this share of how far away it is, or by less than
 `LEAST_SHIFT_S`: forecasts are not that good, and the passing of time alone writes nothing."""
 SAME = 0.05
-"""Numbers of a plan stay while none differs by more than this ratio."""
+"""Numbers of a plan stay while none differs by more than this ratio, or by more than this where it is below 1."""
 EXACT = 10
 """Positions up to here are exact; of later ones the first digit is."""
 
@@ -213,7 +213,7 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= SAME * max(abs(one), abs(other))
+        return abs(one - other) <= SAME * max(abs(one), abs(other), 1.0)
     return bool(one == other)
 
 

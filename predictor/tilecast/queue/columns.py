@@ -130,7 +130,7 @@ def _present(job: QueuedJob, options: Sequence[JobOption], start: int) -> int:
 
 def _kind(job: QueuedJob) -> tuple[object, ...]:
     """What makes jobs with equal options equal."""
-    return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_running
+    return job.weight, job.priority, job.queue, job.deadline_s, job.present, job.is_advised, job.is_running
 
 
 def alone_s(options: Sequence[JobOption], pools: Sequence[PoolCapacity], jobs: int) -> float:

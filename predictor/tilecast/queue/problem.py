@@ -48,6 +48,8 @@ class QueuedJob:
     """The queue whose quotas it takes from."""
     present: tuple[str, int] | None = None
     """Pool and GPUs that it runs on, was advised before, or would take unadvised; None where nothing says so."""
+    is_advised: bool = False
+    """Whether an earlier plan put it where it is at present, which says nothing of where it would go by itself."""
     is_running: bool = False
     """Whether it runs where it is at present; its options say what is left."""
     move_s: float | None = None

@@ -174,7 +174,8 @@ def _wish(columns: QueueColumns, job: int) -> list[tuple[int, int, int]]:
     """Pool, GPUs and place among the job's options of what Kueue tries, in the order of pools."""
     options = columns.of(job)
     present = int(columns.present[job])
-    own = present if present >= 0 else min(options, key=lambda item: columns.seconds[item])
+    is_own = present >= 0 and not columns.problem.jobs[job].is_advised
+    own = present if is_own else min(options, key=lambda item: columns.seconds[item])
     asked = columns.gpus[own]
     nearest = dict[int, int]()
     for item in [own] if columns.is_running[job] else options:
