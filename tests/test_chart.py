@@ -20,7 +20,7 @@ from conftest import Helm, HelmError, ensure_or_fail
 from operator_process import Operator
 from test_releases import RELEASES, crds_of, crds_of_today
 from tilecast.jobs import ADMISSION_GATES, HOLD_QUEUE, JOB_KINDS
-from tilecast_operator.settings import Settings, from_environment
+from tilecast_operator.settings import Settings
 
 pytestmark = pytest.mark.cluster
 
@@ -246,21 +246,6 @@ def test_without_learning_it_sees_no_namespace_and_no_run(helm: Helm) -> None:
     assert environment(trusting)["TILECAST_TRUSTED_NAMESPACES"] == "bench,ml-infra"
 
 
-def test_the_queue_is_planned_where_that_is_asked_for(helm: Helm) -> None:
-    documents = rendered(helm, "--set=queue.enabled=true,queue.policy=fairness", "--set-json=queue.intervalSeconds=1.5")
-    (role,) = of_kind(documents, "ClusterRole")
-    rights = {name: sorted(rule["verbs"]) for rule in role["rules"] for name in rule["resources"]}
-    assert rights["queueadvices"] == ["create", "list", "patch", "watch"]
-    assert rights["queueadvices/status"] == ["patch"]
-    variables = environment(documents)
-    assert variables["TILECAST_QUEUE"] == "true" and variables["TILECAST_QUEUE_NAME"] == "cluster"
-    settings = from_environment({key: value for key, value in variables.items() if key.startswith("TILECAST_QUEUE")})
-    assert (settings.queue, settings.queue_policy, settings.queue_interval_s) == (True, "fairness", 1.5)
-    assert "TILECAST_QUEUE" not in environment(rendered(helm))
-    with pytest.raises(HelmError, match=r"queue[./]policy"):
-        rendered(helm, "--set=queue.policy=luck")
-
-
 def environment(documents: Sequence[Any]) -> dict[str, str]:
     """Variables of the operator by name."""
     (deployment,) = of_kind(documents, "Deployment")
@@ -322,18 +307,6 @@ def test_config_maps_can_be_kept_from_it(helm: Helm) -> None:
         ),
         (["discovery.enabled=false"], ("tilecast.dev", "gpupools"), ["list", "watch"], "TILECAST_DISCOVERY=false"),
         (["capacity.readPods=true"], ("", "pods"), ["list", "watch"], "TILECAST_READ_PODS=true"),
-        (
-            ["queue.enabled=true"],
-            ("tilecast.dev", "queueadvices"),
-            ["list", "watch", "create", "patch"],
-            "TILECAST_QUEUE=true",
-        ),
-        (
-            ["queue.enabled=true", "jobs.enabled=true", "capacity.readKueue=true"],
-            ("kueue.x-k8s.io", "workloadpriorityclasses"),
-            ["list", "watch"],
-            "TILECAST_QUEUE=true",
-        ),
         (["jobs.enabled=true"], ("batch", "jobs"), ["get", "list", "watch", "patch"], "TILECAST_JOBS=true"),
         (
             ["jobs.enabled=true", "jobs.place=true", "capacity.readKueue=true"],
