@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,14 @@ async def one_by_one(api: ApiServer, count: int) -> None:
           f"p95 {cuts[18]:.2f} s, worst {max(times):.2f} s", flush=True)  # fmt: skip
 
 
+def wait_s(job: dict[str, Any]) -> float:
+    """From the creation of a job to its answer, in seconds; both are told in whole ones."""
+    (ready,) = (item for item in job["status"]["conditions"] if item["type"] == "Ready")
+    times = (ready["lastTransitionTime"], job["metadata"]["creationTimestamp"])
+    answered, created = (datetime.fromisoformat(text).timestamp() for text in times)
+    return answered - created
+
+
 async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: int) -> None:
     """Create all jobs as fast as the API server takes them; print how long until the last is answered."""
     before, writes = metric(operator, "tilecast_recommendations_total"), await api.writes()
@@ -187,15 +196,17 @@ async def all_at_once(api: ApiServer, operator: Operator, count: int, distinct: 
             raise SystemExit(f"not all jobs were advised within {LIMIT_S:.0f} s")
         await asyncio.sleep(POLL_S)
     took_s = time.monotonic() - began
-    counts = Counter[str]()
+    counts, waits = Counter[str](), list[float]()
     async for page in api.pages(JOBS):
         counts.update(item["status"]["summary"]["reason"] if is_answered(item) else "Unanswered" for item in page)
+        waits += [wait_s(item) for item in page if is_answered(item) and item["metadata"]["name"].startswith("bulk-")]
+    cuts = statistics.quantiles(waits, n=20)
     after = await api.writes()
     per_job = sum(after[kind] - writes[kind] for kind in ("jobs", "events")) / count
     spent_s = processor_s(operator) - spent_s
     now, most = resident_mb(operator)
     print(f"all at once    {count} jobs of {distinct} workloads: created in {created_s:.0f} s, all advised after "
-          f"{took_s:.0f} s", flush=True)  # fmt: skip
+          f"{took_s:.0f} s; each after p50 {cuts[9]:.0f} s, p95 {cuts[18]:.0f} s", flush=True)  # fmt: skip
     print(f"answers        {', '.join(f'{count} {reason}' for reason, count in counts.most_common())}")
     print(f"processor      {1e3 * spent_s / count:.0f} ms a job")
     print(f"writes         {per_job:.2f} a job, Events included; {after['pools']:.0f} to pools in all")

@@ -36,13 +36,19 @@ LEFTOVERS_S = 10.0
 """How long processes may take to end that were asked to."""
 
 
+def _left() -> dict[int, str]:
+    """What the tests have started and is still there; a tracker of multiprocessing ends with whom it belongs to."""
+    started = processes.marked(os.environ[processes.MARK])
+    return {pid: command for pid, command in started.items() if "multiprocessing.resource_tracker" not in command}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """No process outlives the tests; a worker of pytest-xdist leaves the look to the one that started it."""
     if hasattr(session.config, "workerinput"):
         return
     ends_s = time.monotonic() + LEFTOVERS_S
-    while (left := processes.marked(os.environ[processes.MARK])) and time.monotonic() < ends_s:
+    while (left := _left()) and time.monotonic() < ends_s:
         time.sleep(0.2)
     for pid, command in left.items():
         sys.stderr.write(f"\nleft behind by the tests: {pid} {command[:200]}\n")

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
@@ -31,8 +31,8 @@ from tilecast_operator.answer import Answer, Declined, internal_error, is_passin
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
+from tilecast_operator.searches import Advise, Searches
 
-Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("tilecast")
@@ -97,12 +97,19 @@ class Advisor:
     """
 
     def __init__(
-        self, reader: Api, advise: Advise, counted: Callable[[Advice, float], None], threads: int, size: int
+        self,
+        reader: Api,
+        advise: Advise,
+        counted: Callable[[Advice, float], None],
+        threads: int,
+        size: int,
+        processes: int = 0,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given."""
         self._reader = reader
         self._advise = advise
+        self._searches = Searches(advise, threads, processes)
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
@@ -136,7 +143,7 @@ class Advisor:
         if self.problem is None:
             return
         try:
-            await self.run(self._advise, *_small_job())
+            await self._searches.run(*_small_job())
         except SpecError as error:
             self.problem = str(error)
             raise
@@ -145,6 +152,7 @@ class Advisor:
     def stop(self) -> None:
         """End the threads once they are done with what they do."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._searches.stop()
 
     async def question(self, namespace: str, asked: Document) -> Question:
         """What a TrainingJob document asks.
@@ -283,7 +291,7 @@ class Advisor:
     async def _search(self, request: Request, pools: Sequence[Pool]) -> Answer:
         began = time.monotonic()
         try:
-            advice = await self.run(self._advise, request, pools)
+            advice = await self._searches.run(request, pools)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tilecast.advise import advise
 from tilecast.api import gpu_pool, training_job
-from tilecast_operator.advisor import Advise, Advisor
+from tilecast_operator.advisor import Advisor
 from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.cache import Cache, CacheTable
 from tilecast_operator.cluster.discovery import ServedApis
@@ -39,8 +39,12 @@ from tilecast_operator.controllers.training_jobs import TrainingJobs
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
+from tilecast_operator.searches import Advise
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
+
+WORKERS = 256
+"""Keys that are worked on at once: jobs that ask the same wait for one search together, and behind no other."""
 
 
 class Assembly:
@@ -68,7 +72,9 @@ class Assembly:
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
         cache = Cache()
-        writer = Writer(client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance)
+        writer = Writer(
+            client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance, settings.writers
+        )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics)
         answers = AnswerTimes(metrics.answers, clock)
@@ -76,7 +82,10 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
-        self.advisor = advisor = Advisor(client, search, metrics.count_search, settings.advisors, settings.advice_cache)
+        self.advisor = advisor = Advisor(
+            client, search, metrics.count_search, settings.advisors, settings.advice_cache,
+            settings.search_processes,
+        )  # fmt: skip
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
@@ -105,8 +114,8 @@ class Assembly:
         leadership.listen(self._lead)
 
     def start(self) -> None:
-        """Load the model and start the workers: as many again where jobs of other kinds are advised."""
-        self.runtime.start(self.settings.writers * (2 if self.settings.jobs else 1))
+        """Load the model and start the workers."""
+        self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
             self.runtime.add_task(self.kueue.run(), "kueue-check")

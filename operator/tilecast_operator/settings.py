@@ -44,8 +44,11 @@ class Settings:
     )
     lease_s: int = _variable("TILECAST_LEASE_SECONDS", 10, "How long others wait for a leader that says nothing more.")
     pod_ip: str = _variable("TILECAST_POD_IP", "", "IP address at which other replicas reach this one.")
-    writers: int = _variable("TILECAST_WRITERS", 4, "Jobs handled at once; each has at most one request under way.")
+    writers: int = _variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
     advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
+    search_processes: int = _variable(
+        "TILECAST_SEARCH_PROCESSES", 0, "Processes that search in place of the threads; each takes some 120 MB."
+    )
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
     settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
     request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")
@@ -167,7 +170,9 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "queue_policy": tuple(POLICIES),
 }
 _LEASE = re.compile(r"[-a-z0-9]+/[-.a-z0-9]+")
-_MAY_BE_NOTHING = ("listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s")
+_MAY_BE_NOTHING = (
+    "listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s", "search_processes",
+)  # fmt: skip
 
 
 def _value(item: Field[Any], text: str) -> int | float | str | bool:

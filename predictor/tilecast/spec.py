@@ -80,6 +80,9 @@ class SpecError(ValueError):
         self.problem = problem
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
+        return type(self), (self.field, self.problem, self.remedy)
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -18,7 +18,6 @@ from tilecast_operator.cluster.view import Document
 log = logging.getLogger("tilecast")
 
 AnswerT = TypeVar("AnswerT")
-MOST_AT_ONCE = 16
 
 
 class Writer:
@@ -32,6 +31,7 @@ class Writer:
         count: called with resource and outcome of each write: `ok`, an HTTP status, or `unreachable`.
         now: the time as Kubernetes writes it.
         instance: who writes, as Events say it.
+        at_once: requests under way.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Writer:
         count: Callable[[str, str], None],
         now: Callable[[], str],
         instance: str,
+        at_once: int,
     ) -> None:
         self._client = client
         self._cache = cache
@@ -49,7 +50,7 @@ class Writer:
         self._count = count
         self._now = now
         self._instance = instance
-        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+        self._slots = asyncio.Semaphore(at_once)
 
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True

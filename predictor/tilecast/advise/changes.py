@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from tilecast.advise.values import Change, Request
 from tilecast.hardware import Link, Pool
 from tilecast.search import divisors
@@ -95,21 +97,16 @@ def _gpus(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
 
 def grown(pool: Pool, gpus: int) -> Pool:
     """The pool with so many GPUs: a part of a node grows to a whole one before there are more of them."""
-    per_node, nodes = _shape(pool, gpus)
-    return replace(pool, gpus_per_node=per_node, max_nodes=nodes)
-
-
-def _shape(pool: Pool, gpus: int) -> tuple[int, int]:
-    """GPUs of a node and nodes of the pool with so many GPUs."""
     per_node = max(pool.gpus_per_node, min(gpus, pool.usual_gpus_per_node))
-    return per_node, -(-gpus // per_node)
+    return replace(pool, gpus_per_node=per_node, max_nodes=-(-gpus // per_node))
 
 
 def leaps(pool: Pool, possible: Sequence[int]) -> list[int]:
     """Places of the sizes of a pool that are tried first: parts of a node, a node, and so many times its nodes."""
-    nodes = [_shape(pool, gpus)[1] for gpus in possible]
-    tried = {times * pool.max_nodes for times in (1, *FURTHER)}
-    return [place for place, count in enumerate(nodes) if place and count in tried]
+    gpus = np.array(possible)
+    per_node = np.maximum(pool.gpus_per_node, np.minimum(gpus, pool.usual_gpus_per_node))
+    tried = np.array([1, *FURTHER]) * pool.max_nodes
+    return [place for place in np.flatnonzero(np.isin(-(-gpus // per_node), tried)).tolist() if place]
 
 
 FURTHER = (2, 4, 8)
@@ -122,7 +119,7 @@ def sizes(pool: Pool) -> list[int]:
     whole, most = (pool.usual_gpus_per_node if pool.is_part else pool.gpus_per_node), FURTHER[-1] * pool.max_nodes
     parts = [part for part in divisors(whole) if pool.max_gpus < part < whole]
     own = [pool.max_gpus, *parts] if pool.is_part else []
-    return [*own, *(whole * nodes for nodes in range(pool.max_nodes, most + 1))]
+    return [*own, *range(whole * pool.max_nodes, whole * most + 1, whole)]
 
 
 def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:

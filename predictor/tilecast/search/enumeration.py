@@ -11,6 +11,7 @@ The order of rows is fixed, so that equal prices always choose the same plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
@@ -92,11 +93,16 @@ def _splits(workload: Workload, pool: Pool, limits: Limits, digits: int) -> _Tab
     able = 1 if pool.gpu.mig else pool.max_gpus  # slices do not reach each other
     most = min(able, limits.max_gpus or able, limits.gpus or able)
     widest = most if limits.tensor_across_nodes else min(most, pool.domain)
-    tensors = [t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t)]
-    pipelines = [p for p in range(1, most + 1) if p == 1 or stages_are_full(workload, p)]
+
+    def able_to(degrees: Iterable[int]) -> list[int]:
+        return [degree for degree in degrees if limits.gpus is None or limits.gpus % degree == 0]
+
+    tensors = able_to(t for t in range(1, min(limits.max_tensor or widest, widest) + 1) if splits_heads(workload, t))
+    stages = range(1, min(most, _most_stages(workload)) + 1)
+    pipelines = able_to(p for p in stages if p == 1 or stages_are_full(workload, p))
     contexts = [c for c in divisors(workload.sequence_length) if c <= most]
-    contexts = [c for c in contexts if c == 1 or _splits_sequence(workload, c)]
-    datas = [d for d in divisors(workload.global_batch) if d <= most]
+    contexts = able_to(c for c in contexts if c == 1 or _splits_sequence(workload, c))
+    datas = able_to(d for d in divisors(workload.global_batch) if d <= most)
     grid = np.meshgrid(tensors, contexts, pipelines, datas, indexing="ij")
     tensor, context, pipeline, data = (column.ravel() for column in grid)
     gpus = tensor * context * pipeline * data
@@ -138,6 +144,12 @@ def _splits_sequence(workload: Workload, context: int) -> bool:
         return False
     pieces = 2 * context if model.causal else context
     return workload.sequence_length % pieces == 0 and workload.sequence_length // context >= MIN_CONTEXT_TOKENS
+
+
+def _most_stages(workload: Workload) -> int:
+    """More stages than this are never full."""
+    model = workload.model
+    return max(traced.pieces(model.trace) if model.trace is not None else model.layers, 1)
 
 
 def stages_are_full(workload: Workload, pipeline: int) -> bool:
