@@ -243,7 +243,7 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
         began = time.monotonic()
         await api.create_all("/api/v1/nodes", nodes(arguments.nodes))
         print(f"nodes          {arguments.nodes} created in {time.monotonic() - began:.0f} s", flush=True)
-        with Operator(cluster) as operator:
+        with Operator(cluster, settings=dict(text.split("=", 1) for text in arguments.setting)) as operator:
             await idle(operator)
             await one_by_one(api, arguments.one_by_one)
             await all_at_once(api, operator, arguments.jobs, arguments.distinct)
@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=5_000, help="GPU nodes")
     parser.add_argument("--one-by-one", type=int, default=200, help="jobs applied one after the other beforehand")
     parser.add_argument("--node-events", type=int, default=2_000, help="changes of nodes afterwards")
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
     arguments = parser.parse_args()
     with Cluster(components=("etcd", "kube-apiserver")) as cluster:
         cluster.apply(ROOT / "crds")

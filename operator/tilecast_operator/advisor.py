@@ -51,6 +51,8 @@ class AnswerMemo(Generic[ResultT]):
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
+            # Whoever asked may be gone by the time it fails.
+            result.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             while len(self._results) > self._size:
                 self._results.popitem(last=False)
         self._results.move_to_end(key)
