@@ -19,6 +19,7 @@ from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
 from tilecast_operator.report import better_placement
+from tilecast_operator.report.better_placement import BetterPlace, Moving
 from tilecast_operator.report.job_status import Aspect
 
 NODES = (node("n1"), node("n2", "NVIDIA-A100-SXM4-80GB"))
@@ -127,7 +128,9 @@ async def test_a_better_place_that_is_free_is_said_once() -> None:
         await running.observations.put("team", "a", "team@n2", sent)
         await until(running, store, lambda: placement(store).get("status") == "True")
         assert store.status("team", "a")["forecast"]["pool"] == slow["pool"]
-        assert "h100-sxm would take" in placement(store)["message"] and "restart" in placement(store)["message"]
+        assert (
+            "h100-sxm would take" in placement(store)["message"] and "a restart of 300s" in placement(store)["message"]
+        )
         store.clock_s += 60
         running.see_pods({"n1": 1, "n2": 8})
         await until(running, store, lambda: placement(store)["status"] == "False")
@@ -162,6 +165,17 @@ def gains(
 ) -> list[float]:
     """What a job of 1 s and 1 USD for 1000 steps would save where they take so long and cost so much, and its own step
     is so many times its forecast."""
+    return [one.gain for one in better(seconds, cost, known, objective, slower)]
+
+
+def better(
+    seconds: float,
+    cost: float,
+    known: Condition | None = None,
+    objective: str = "time",
+    slower: float = 1.0,
+    moving: Moving | None = None,
+) -> list[BetterPlace]:
     first = offer()
     pool = first.pool
     step = StepSeconds(target=seconds, lower_bound=seconds, upper_bound=seconds)
@@ -186,7 +200,8 @@ def gains(
         **{name: getattr(pool, name) for name in pool.__dataclass_fields__} | {"price_per_gpu_hour": 0.45}
     )
     goal, least = OBJECTIVES[objective], better_placement.least_gain(known)
-    return [one.gain for one in better_placement.places(status, score, goal, {"a": priced, "b": priced}, least)]
+    pools = {"a": priced, "b": priced}
+    return better_placement.places(status, score, goal, pools, least, moving or Moving())
 
 
 def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_percent() -> None:
@@ -202,6 +217,63 @@ def test_a_better_place_saves_a_fifth_and_stays_one_while_it_saves_fifteen_perce
 def test_a_job_that_is_slow_wherever_it_runs_has_no_better_place() -> None:
     assert gains(0.7, 0.7, None, slower=1.0) == pytest.approx([0.3])
     assert gains(0.7, 0.7, None, slower=1.5) == [], "plainly scaled it takes 0.95 s there"
+
+
+@pytest.mark.parametrize(
+    ("objective", "checkpoint_s", "steps"),
+    [
+        # 300 s over the 0.5 s that a step saves, then 600 s with 600 steps to repeat; by price a second there costs
+        # 0.75 / 500 USD and a step saves 0.25 / 1000.
+        ("time", None, 600),
+        ("time", 1200.0, 1200),
+        ("cost", None, 1800),
+        ("cost", 1200.0, 3600),
+    ],
+)
+def test_moving_costs_a_restart_and_half_of_the_time_between_checkpoints(
+    objective: str, checkpoint_s: float | None, steps: int
+) -> None:
+    (place,) = better(0.5, 0.75, None, objective, moving=Moving(checkpoint_s=checkpoint_s))
+    assert place.pays_after == pytest.approx(steps, abs=1)
+    assert "a restart of 300s" in place.text and ("half of the 20min" in place.text) == (checkpoint_s is not None)
+    few, many = (
+        better(0.5, 0.75, None, objective, moving=Moving(checkpoint_s=checkpoint_s, left=steps + more))[0]
+        for more in (-2, 2)
+    )
+    assert many.is_worth_it and not few.is_worth_it
+    assert few.text == many.text == place.text, "or the message would change with every step"
+    assert better_placement.aspect(None, None, [few]).reason == "NotWorthMoving"
+    assert better_placement.aspect(condition("True", "PlaceFree"), None, [few]).reason == "NoLongerBetter"
+
+
+def test_what_remains_is_what_the_time_since_the_start_leaves_at_the_measured_pace() -> None:
+    best = Recommendation(**document.recommendation(offer()))
+    best = best.model_copy(update={"finish_seconds": 1000 * best.step_seconds.target})
+    forecast = ScoredForecast(
+        frozen_at="2027-01-15T08:00:00Z", pool="a", gpus=8, plan="dp8", raw_seconds=1.0,
+        step_seconds=best.step_seconds, group=["g"] * 5, followed=True,
+    )  # fmt: skip
+    score, start_s = Score(forecast, Window((2.0,), 1, "", StepReport(2.0, "put"))), 1_800_000_000.0
+    status = TrainingJobStatus(recommendation=best)
+    stated = {"checkpointSeconds": 600, "restartSeconds": 60}
+    assert Moving.of(stated, status, score, start_s + 600) == Moving(60, 600, pytest.approx(700))
+    assert Moving.of({}, status, score, start_s + 1e6) == Moving(300, None, 0)
+    assert Moving.of({}, status, score, start_s - 60).left == pytest.approx(1000)
+    unknown = TrainingJobStatus(recommendation=best.model_copy(update={"finish_seconds": None}))
+    assert Moving.of({}, unknown, score, start_s).left is None
+
+
+async def test_what_moving_costs_decides_no_answer() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        store.add("team", "a")
+        asked = store.objects[f"{TRAINING_JOBS.format('team')}/a"]
+        keys = set()
+        for stated in ({}, {"checkpointSeconds": 600}, {"restartSeconds": 60}, {"globalBatchSize": 32}):
+            training = asked["spec"]["training"] | stated
+            document = asked | {"spec": asked["spec"] | {"training": training}}
+            keys.add((await running.advisor.question("team", document)).key)
+    assert len(keys) == 2
 
 
 def test_no_event_on_flutter_within_ten_minutes() -> None:

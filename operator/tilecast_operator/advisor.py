@@ -37,6 +37,9 @@ ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("tilecast")
 
+UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
+"""Fields of a spec on which no answer depends."""
+
 
 class AnswerMemo(Generic[ResultT]):
     """Results by key, each computed once even when many ask at the same time; the least recently used go first, and a
@@ -176,9 +179,7 @@ class Advisor:
                 stored = training_job.content(reference, config_map)
             except SpecError as error:
                 return Question(b"", Declined("ModelNotFound", str(error)), True)
-        everything = (
-            canonical(spec.model_dump(exclude={"mode", "observation_query"})) + hashlib.sha256(stored or b"").digest()
-        )
+        everything = canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
         request = await self._requests.get(key, lambda: self._read(spec, stored))
         return Question(key, request, reference is not None, namespace)

@@ -9,6 +9,7 @@ from functools import partial
 
 from tilecast.advise import Advice
 from tilecast.api import training_job
+from tilecast.api.fields import mapping
 from tilecast.api.status import Summary, TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
 from tilecast_operator.advisor import Advisor, Question
@@ -31,7 +32,7 @@ from tilecast_operator.controllers.targets import Target, Targets
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.advice import advice_annotations, note, recommendation_annotations
-from tilecast_operator.report.better_placement import BetterPlace
+from tilecast_operator.report.better_placement import BetterPlace, Moving
 from tilecast_operator.report.job_status import Aspect, Fit
 
 log = logging.getLogger("tilecast")
@@ -294,8 +295,11 @@ class TrainingJobs:
             spec = seen.value.document.get("spec") or {}
             goal = OBJECTIVES[str(spec.get("objective") or "time")]
             least = better_placement.least_gain(known)
-            places = better_placement.places(status, score, goal, {pool.name: pool for pool in report.pools}, least)
-            free = next((item for item in places if self._capacity.fit(key, _destination(item)).fits), None)
+            moving = Moving.of(mapping(spec.get("training")), before, score, self._context.clock())
+            pools = {pool.name: pool for pool in report.pools}
+            places = better_placement.places(status, score, goal, pools, least, moving)
+            worth = [item for item in places if item.is_worth_it]
+            free = next((item for item in worth if self._capacity.fit(key, _destination(item)).fits), None)
             if free is None:
                 self._capacity.fit(key, _destination(places[0]) if places else None)
             aspect = better_placement.aspect(known, free, places)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilecast import cost
 from tilecast.api.status import Alternative, Condition, TrainingJobStatus
+from tilecast.api.training import RESTART_S
 from tilecast.hardware import Pool
 from tilecast.objectives import ObjectiveRecord
 from tilecast.render import units
@@ -22,7 +25,57 @@ FLUTTER_S = 600.0
 UNKNOWN = Aspect(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
-MOVING = "moving costs a restart and the steps since the last checkpoint, neither of which is known here"
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """What a job gives up when it moves, and how much of it is left to gain by that."""
+
+    restart_s: float = RESTART_S
+    checkpoint_s: float | None = None
+    """Between two checkpoints; None where that is not known."""
+    left: float | None = None
+    """Steps that remain; None where nobody said how many there are."""
+
+    @classmethod
+    def of(cls, training: Mapping[str, Any], status: TrainingJobStatus, score: Score, clock_s: float) -> Moving:
+        """That of a job. Since its forecast was frozen it has run at the pace that was measured.
+
+        Args:
+            training: `spec.training` of the job.
+            status: with its recommendation, which says when it would finish where its steps are known.
+            score: its measured step.
+            clock_s: now, in seconds since 1970.
+        """
+        restart_s, checkpoint_s = training.get("restartSeconds"), training.get("checkpointSeconds")
+        best, since_s, left = status.recommendation, seconds(score.forecast.frozen_at), None
+        if best is not None and best.finish_seconds is not None and since_s is not None:
+            done = (clock_s - since_s) / score.window.seconds
+            left = max(best.finish_seconds / best.step_seconds.target - max(done, 0.0), 0.0)
+        return cls(
+            RESTART_S if restart_s is None else float(restart_s),
+            None if checkpoint_s is None else float(checkpoint_s),
+            left,
+        )
+
+    def seconds(self, step_s: float, measured_s: float) -> float:
+        """What moving takes: the restart, and the steps since the last checkpoint once more, on average half of those
+        between two.
+
+        Args:
+            step_s: a step at the other place.
+            measured_s: a step where the job runs.
+        """
+        return self.restart_s + (self.checkpoint_s or 0.0) / 2 / measured_s * step_s
+
+    def text(self, moving_s: float, steps: int) -> str:
+        """What moving costs, for people."""
+        lost = "the steps since the last checkpoint, which training.checkpointSeconds would tell"
+        if self.checkpoint_s is not None:
+            lost = f"half of the {units.duration(self.checkpoint_s)} between checkpoints on average"
+        beside = "and" if self.checkpoint_s is not None else "beside"
+        restart = f"a restart of {units.duration(self.restart_s)} {beside} {lost}"
+        return f"moving costs {units.duration(moving_s)} ({restart}), which {units.count(steps)} steps make up for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +86,10 @@ class BetterPlace:
     gain: float
     """What it saves of what the job's objective makes least, as a share."""
     text: str
+    pays_after: int
+    """Steps after which the job has saved what moving costs."""
+    is_worth_it: bool = True
+    """Whether so many steps remain, as far as is known."""
 
 
 def least_gain(known: Condition | None) -> float:
@@ -41,12 +98,18 @@ def least_gain(known: Condition | None) -> float:
 
 
 def places(
-    status: TrainingJobStatus, score: Score, goal: ObjectiveRecord, pools: Mapping[str, Pool], least: float
+    status: TrainingJobStatus,
+    score: Score,
+    goal: ObjectiveRecord,
+    pools: Mapping[str, Pool],
+    least: float,
+    moving: Moving,
 ) -> list[BetterPlace]:
     """The alternatives on other pools that save at least so much by the objective and are no worse otherwise, best
-    first. A sample's seconds and price are compared, for an alternative may have another global batch. A step counts as
-    what the job's runs make of it, or as one that is as far off its forecast as the measured one if that is longer: a
-    job that is slow for reasons of its own is no better off elsewhere.
+    first; those where what remains saves more than moving costs come before the rest. A sample's seconds and price are
+    compared, for an alternative may have another global batch. A step counts as what the job's runs make of it, or as
+    one that is as far off its forecast as the measured one if that is longer: a job that is slow for reasons of its
+    own is no better off elsewhere.
 
     Args:
         status: with alternatives that the job's own runs correct.
@@ -54,6 +117,7 @@ def places(
         goal: its objective.
         pools: those of the cluster.
         least: what has to be saved, as a share.
+        moving: what it takes to go there.
     """
     ran, best, pool = score.forecast, status.recommendation, pools.get(score.forecast.pool)
     batch = None if best is None else best.global_batch_size
@@ -74,8 +138,15 @@ def places(
         gain, rest = (cheaper, faster) if goal.is_price else (faster, cheaper)
         is_small = not goal.fewest_gpus or item.gpus <= ran.gpus
         if item.pool != ran.pool and is_small and gain is not None and gain >= least and (rest is None or rest >= 0):
-            better.append(BetterPlace(item, gain, _text(item, step_s, score, faster, cheaper)))
-    return sorted(better, key=lambda place: -place.gain)
+            own_s = step_s * share
+            moving_s = moving.seconds(own_s, measured_s)
+            # By price, a second there costs what a step there costs over what it takes.
+            gained = gain * (measured_s if not goal.is_price else own_s * (price or 0.0) / (spent * share))
+            pays_after = math.ceil(moving_s / gained)
+            text = f"{_text(item, step_s, score, faster, cheaper)}; {moving.text(moving_s, pays_after)}"
+            is_worth_it = moving.left is None or pays_after < moving.left
+            better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))
+    return sorted(better, key=lambda place: (not place.is_worth_it, -place.gain))
 
 
 def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[BetterPlace]) -> Aspect:
@@ -83,13 +154,16 @@ def aspect(known: Condition | None, free: BetterPlace | None, better: Sequence[B
 
     Args:
         known: the condition as it is.
-        free: the best place whose GPUs are known to be free now.
+        free: the best place whose GPUs are known to be free now, and where moving is worth it.
         better: all that are better.
     """
     if free is not None:
-        return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now; {MOVING}")
+        return Aspect("True", "PlaceFree", f"{free.text}; those GPUs are free now")
     was_true = known is not None and (known.status == "True" or known.reason == "NoLongerBetter")
     reason = "NoLongerBetter" if was_true else "NoneBetter"
+    if better and not better[0].is_worth_it:
+        text = f"{better[0].text}, and fewer remain"
+        return Aspect("False", reason if was_true else "NotWorthMoving", text)
     if better:
         return Aspect("False", reason, f"{better[0].text}, but those GPUs are not known to be free now")
     return Aspect("False", reason, "no alternative saves enough and is no worse otherwise")

@@ -20,6 +20,9 @@ from tilecast.spec import (
     ServerUpdates,
 )
 
+RESTART_S = 300.0
+"""What the restart of a job takes that does not say it."""
+
 
 class BatchRange(ApiModel):
     """The global batches that a job may be given."""
@@ -149,6 +152,20 @@ class Training(ApiModel):
         description="Optimizer steps of the whole run; with them time and cost to finish appear.",
     )
     tokens: int | None = Field(default=None, ge=1, le=10**18, description="Tokens of the whole run, instead of steps.")
+    checkpoint_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=10**7,
+        description="Time between two checkpoints. A job that moves repeats half of that on average, which "
+        "BetterPlacementAvailable weighs; no forecast depends on it.",
+    )
+    restart_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=10**6,
+        description="Time from the end of the job's pods to its next step, wherever it is restarted; "
+        f"{RESTART_S:.0f} if absent. BetterPlacementAvailable weighs it; no forecast depends on it.",
+    )
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(
