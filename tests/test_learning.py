@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from tilecast.cli import main
 from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.controllers import pools
+from tilecast_operator.observed.learner import Taught
 from tilecast_operator.observed.run_store import RunStore
 
 TRAINING_JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -116,6 +120,33 @@ async def test_a_hostile_namespace_moves_nobody_and_is_shown() -> None:
         assert "tilecast_learning_bounded_namespaces 1.0" in metrics(running)
     conditions = store.objects[f"{POOLS}/h100-sxm"]["status"]["conditions"]
     assert next(item for item in conditions if item["type"] == "Drifted")["status"] == "False"
+
+
+async def test_jobs_are_answered_while_runs_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, begun, may_end = SharedStore(), threading.Event(), threading.Event()
+    was_let: list[bool] = []
+
+    def slow(*question: Any) -> Taught:
+        if question[0]:
+            begun.set()
+            was_let.append(may_end.wait(20))
+        return Taught.by(*question)
+
+    monkeypatch.setattr(pools, "Taught", SimpleNamespace(by=slow))
+    async with operator(store, advise, discovery=True, advisors=1) as running:
+        try:
+            await measure(running, store, "team", 1.2, {"a": 16})
+            while not begun.is_set():
+                await asyncio.sleep(0.02)
+            store.add("other", "b", 24)
+            path = f"{TRAINING_JOBS.format('other')}/b"
+            running.cache.see(store.objects[path])
+            while not store.status("other", "b").get("recommendation") and not was_let:
+                await asyncio.sleep(0.02)
+        finally:
+            may_end.set()
+        await settled(running)
+    assert all(was_let), "the answer came only once the learning gave up waiting for it"
 
 
 async def test_trusted_namespaces_teach_everybody_and_none_does_without_learning() -> None:

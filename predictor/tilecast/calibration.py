@@ -148,8 +148,10 @@ class Calibration:
 
     def at(self, key: Key) -> Correction:
         """What applies to a group."""
-        by_group = {item.group: item for item in self.corrections}
-        return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
+        return _finest(self._by_group(), key)
+
+    def _by_group(self) -> dict[Key, Correction]:
+        return {item.group: item for item in self.corrections}
 
     def of(self, gpu: str, workload: Workload, gpus: int) -> Correction:
         """What applies to a workload on so many GPUs of a kind."""
@@ -177,11 +179,18 @@ class Calibration:
 
     def differs(self, other: Calibration, tolerance: float = 0.01) -> bool:
         """Whether a forecast or its range would change by more than the tolerance, or runs became twice as many."""
+        if self is other:
+            return False
         names = {item.group for item in (*self.software, *other.software)}
         if any(abs(math.log(self.crossed(*name) / other.crossed(*name))) > tolerance for name in names):
             return True
-        keys = {item.group for item in (*self.corrections, *other.corrections)}
-        return any(_differ(self.at(key), other.at(key), tolerance) for key in keys)
+        mine, theirs = self._by_group(), other._by_group()
+        return any(_differ(_finest(mine, key), _finest(theirs, key), tolerance) for key in {**mine, **theirs})
+
+
+def _finest(by_group: Mapping[Key, Correction], key: Key) -> Correction:
+    """What applies to a group: its own correction, or that of the next coarser which has one."""
+    return next((by_group[key[:depth]] for _, depth in reversed(LEVELS) if key[:depth] in by_group), Correction())
 
 
 def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
@@ -379,14 +388,16 @@ class RunFit:
             return np.ones(0), np.ones(0)
         asked = np.zeros((len(self.index), len(effects)))
         local = np.zeros((len(self.runs), len(effects)))
-        groups = [group(run) for run in self.runs]
+        rows_of: dict[_Effect, list[int]] = {}
+        for row, run in enumerate(self.runs):
+            for effect in _groups(group(run)):
+                rows_of.setdefault(effect, []).append(row)
         for column, (level, key) in enumerate(effects):
             for effect in ((level, key),) if level == SOFTWARE else _groups(key):
                 if effect in self.index:
                     asked[self.index[effect], column] = self.known[effect[0]]
                 elif effect[0] not in _SHARED and self.counts.get(effect, 0) >= LEAST:
-                    alike = [own[: len(effect[1])] == effect[1] for own in groups]
-                    local[:, column] += self.known[effect[0]] ** 2 * np.array(alike)
+                    local[rows_of[effect], column] += self.known[effect[0]] ** 2
         left = self.covariance @ asked
         shared = self.shares @ left + local
         expected = asked.T @ self.mean + shared.T @ (self.inverse @ self.drawn)

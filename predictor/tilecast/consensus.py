@@ -59,6 +59,11 @@ class Party:
         seen = rotation.T @ whitened[:, -1]
         return cls(tuple(names), directions[enough], size[enough] ** 2, seen[enough])
 
+    def pull(self, mean: Floats, shift: float) -> float:
+        """Length of the party's pull where its effects are (k,) and its own shift has a variance."""
+        apart = np.sqrt(self.information) * self.seen - self.information * (self.directions @ mean)
+        return float(np.linalg.norm(apart / (1.0 + shift * self.information)))
+
 
 @dataclass(frozen=True, slots=True)
 class Consensus:
@@ -91,20 +96,15 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
     count = len(index)
     if not parties:
         return Consensus(index, np.zeros(count), np.eye(count), np.zeros(0))
-    owner: Ints = np.repeat(np.arange(len(everyone)), [len(one.information) for one in everyone])
-    directions = np.zeros((len(owner), count))
-    for number, one in enumerate(everyone):
-        directions[np.ix_(owner == number, [index[name] for name in one.names])] = one.directions
-    information = np.concatenate([one.information for one in everyone])
-    seen = np.concatenate([one.seen for one in everyone])
-    shifts, mean = np.zeros(len(everyone)), np.zeros(count)
+    columns: list[Ints] = [np.array([index[name] for name in one.names], dtype=np.int64) for one in everyone]
+    shifts: Floats = np.zeros(len(everyone))
+    mean: Floats = np.zeros(count)
     bounds = np.array([limit] * len(parties) + [np.inf] * (len(everyone) - len(parties)))
     for number in range(ROUNDS):
-        left = 1.0 / (1.0 + shifts[owner] * information)
-        precision = np.eye(count) + (directions * (information * left)[:, None]).T @ directions
-        before, mean = mean, np.linalg.solve(precision, directions.T @ (np.sqrt(information) * left * seen))
-        pull = (np.sqrt(information) * seen - information * (directions @ mean)) * left
-        length = np.sqrt(np.bincount(owner, pull**2, len(everyone)))
+        before, mean = mean, _solved(*_normal(everyone, columns, shifts, count))
+        length = np.array(
+            [one.pull(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+        )
         is_within = (length <= bounds * (1 + TIGHT)).all()
         if is_within and (number == 0 or np.abs(mean - before).max(initial=0.0) < CLOSE):
             break
@@ -112,8 +112,22 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
             shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, SMALL)
         else:
             shifts = shifts * length / bounds
-    others = owner < len(parties)
-    left, directions = left[others], directions[others]
-    precision = np.eye(count) + (directions * (information[others] * left)[:, None]).T @ directions
-    mean = np.linalg.solve(precision, directions.T @ (np.sqrt(information[others]) * left * seen[others]))
-    return Consensus(index, mean, np.linalg.inv(precision), shifts[: len(parties)])
+    shifts = shifts[: len(parties)]
+    precision, seen = _normal(parties, columns[: len(parties)], shifts, count)
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    return Consensus(index, _solved(precision, seen), covariance, shifts)
+
+
+def _solved(precision: Floats, seen: Floats) -> Floats:
+    return np.asarray(np.linalg.solve(precision, seen), dtype=np.float64)
+
+
+def _normal(parties: Sequence[Party], columns: Sequence[Ints], shifts: Floats, count: int) -> tuple[Floats, Floats]:
+    """Inverse covariance of the effects and what was seen in their units, (m, m) and (m,); a party's effects stand in
+    its columns, (k,)."""
+    precision, seen = np.eye(count), np.zeros(count)
+    for one, own, shift in zip(parties, columns, shifts, strict=True):
+        left = 1.0 / (1.0 + shift * one.information)
+        precision[np.ix_(own, own)] += (one.directions.T * (one.information * left)) @ one.directions
+        seen[own] += (np.sqrt(one.information) * left * one.seen) @ one.directions
+    return precision, seen

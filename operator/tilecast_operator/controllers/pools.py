@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -171,7 +172,8 @@ class Pools:
         """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
         learner = self._learning.learner
         await self._learning.forget_gone()
-        if self._learning.adopt(await self._advisor.run(Taught.by, *learner.question())):
+        # Beside the searches, which would otherwise wait for as long as many runs of many namespaces take.
+        if self._learning.adopt(await asyncio.to_thread(Taught.by, *learner.question())):
             self.changed()
         self._add_pools(self._learning.due())
         self._context.metrics.show_calibration(learner)

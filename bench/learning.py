@@ -1,0 +1,101 @@
+"""What ten thousand observed jobs cost the operator: the store of their runs, what it teaches, and one report more.
+
+python bench/learning.py [--runs 10000] [--namespaces 50] [--gpus 10] [--families 8] [--precisions 2]
+
+`loop` is what the event loop does itself, during which nobody is answered; `thread` is beside it.
+"""
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+sys.path += [str(Path(__file__).resolve().parent.parent / "operator")]
+
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast.calibration import SCALES, Run
+from tilecast_operator.observed.learner import Learner, Taught
+from tilecast_operator.observed.run_store import RunStore
+
+CLUSTER, NOISE = 0.12, 0.1
+"""Standard deviations of what a namespace's runs share, and of each alone."""
+ResultT = TypeVar("ResultT")
+
+
+def observed(options: argparse.Namespace) -> list[Seen]:
+    """Runs of many jobs, oldest first."""
+    rng = np.random.default_rng(0)
+    shift = rng.normal(0.0, CLUSTER, options.namespaces)
+    runs = []
+    for number in range(options.runs):
+        namespace, gpu = number % options.namespaces, f"gpu-{rng.integers(options.gpus)}"
+        predicted_s = float(rng.uniform(0.1, 5.0))
+        run = Run(
+            pool=gpu,
+            gpu=gpu,
+            precision=("bf16", "fp16", "tf32")[rng.integers(options.precisions)],
+            family=f"family-{rng.integers(options.families)}",
+            scale=SCALES[rng.integers(len(SCALES))][1],
+            workload=f"{rng.integers(500):08x}",
+            predicted_s=predicted_s,
+            observed_s=predicted_s * float(np.exp(shift[namespace] + rng.normal(0.0, NOISE))),
+            observations=int(rng.integers(1, 9)),
+            framework="fsdp2",
+            namespace=f"team-{namespace}",
+        )
+        time_ = f"2027-01-{1 + number // 1440:02d}T{number // 60 % 24:02d}:{number % 60:02d}:00Z"
+        runs.append(Seen(f"uid-{number}", time_, run, f"job-{number}", "trainer", "put", "", 8, "dp8"))
+    return runs
+
+
+def timed(name: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Call a function and print how long it took."""
+    began = time.perf_counter()
+    result = function(*arguments)
+    print(f"{name:<46}{time.perf_counter() - began:9.3f} s")
+    return result
+
+
+def main() -> None:
+    """Print a line for each part."""
+    parser = argparse.ArgumentParser()
+    for name, value in (("runs", 10000), ("namespaces", 50), ("gpus", 10), ("families", 8), ("precisions", 2)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    runs = observed(parser.parse_args())
+    store = RunStore()
+    learner = Learner(store)
+    timed("loop: every run taken", lambda: [store.take(item) for item in runs])
+    question = timed("loop: what is to be learnt", learner.question)
+    learner.adopt(timed("thread: learning it all", Taught.by, *question))
+    timed("loop: runs in doubt and standing", learner.standing)
+    newest = runs[-1]
+    longer = replace(newest, run=replace(newest.run, observed_s=newest.run.observed_s * 1.1, observations=9))
+    timed("loop: one report more", store.take, longer)
+    question = timed("loop: what is to be learnt", learner.question)
+    taught = timed("thread: learning what changed", Taught.by, *question)
+    timed("loop: whether forecasts change", learner.adopt, taught)
+    timed("loop: runs in doubt and standing", learner.standing)
+    timed("loop: runs in doubt again, for every pool", lambda: [learner.quarantined() for _ in store.pools()])
+    documents = {
+        pool: timed("loop: the PoolLearning of a pool", store.document, pool) for pool in sorted(store.pools())[:1]
+    }
+    documents |= {pool: store.document(pool) for pool in store.pools()}
+    again = RunStore()
+    for pool, document in documents.items():
+        again.recall(pool, pool_learning.runs(pool, document), pool_learning.forgotten(document))
+    same = {(item.uid, item.run.workload) for item in again.ordered()} == {
+        (item.uid, item.run.workload) for item in store.ordered()
+    }
+    print(f"{len(store.ordered())} runs kept, a restart has {'the same' if same else 'others'}")
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB resident at most")
+
+
+if __name__ == "__main__":
+    main()
