@@ -121,10 +121,11 @@ _PREDICTION_ERROR = Board(
         ),
         "By GPU": (
             Panel(
-                "Absolute error by GPU, calibrated", "Median and 90th percentile.", "bars", "percentunit",
+                "Absolute error by GPU, raw and calibrated", "Median and 90th percentile; raw is before.",
+                "bars", "percentunit",
                 {
-                    "{{gpu}} median": _quantile(0.5, _ABSOLUTE, "gpu", f'stage="calibrated", {_KIND}'),
-                    "{{gpu}} P90": _quantile(0.9, _ABSOLUTE, "gpu", f'stage="calibrated", {_KIND}'),
+                    "{{gpu}} median, {{stage}}": _quantile(0.5, _ABSOLUTE, "gpu, stage", _KIND),
+                    "{{gpu}} P90, {{stage}}": _quantile(0.9, _ABSOLUTE, "gpu, stage", _KIND),
                 },
             ),
             Panel(
