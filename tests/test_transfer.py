@@ -89,6 +89,17 @@ def test_a_run_moves_the_more_the_more_it_shares() -> None:
     assert moved[-1] > 0.9 * 0.3, "its own step is what was measured"
 
 
+def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None:
+    own = JobRun(A100, PLAN, 0.3, reports=20)
+    for place in (A100, H100):
+        moved, width = at(JobRuns((replace(own, is_relative=True),)), place)
+        in_full, narrow = at(JobRuns((own,)), place)
+        assert 0 < -math.log(moved) < -0.6 * math.log(in_full)
+        assert narrow < width < 1
+    _, other = at(JobRuns((replace(own, is_relative=True),)), H100, replace(PLAN, tensor=2, data=4))
+    assert other == at(JobRuns((replace(own, is_relative=True),)), H100)[1], "whatever the plan"
+
+
 def test_runs_that_agree_say_more_than_one() -> None:
     one = JobRun(A100, PLAN, 0.3)
     more = (one, JobRun(replace(A100, gpu="l4", architecture="ada-lovelace"), PLAN, 0.3))

@@ -18,6 +18,7 @@ from tilecast.render import document
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import ScoredForecast, StepReport, Window
+from tilecast_operator.observed.run_store import template
 from tilecast_operator.report import better_placement
 from tilecast_operator.report.better_placement import BetterPlace, Moving
 from tilecast_operator.report.job_status import Aspect
@@ -83,6 +84,34 @@ async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forg
         await settled(off)
         assert "your run" not in store.status("team", "a")["recommendation"]["reason"]
         assert all("ownRunsRatio" not in row for row in store.status("team", "a")["alternatives"])
+
+
+async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "nightly-1", 32))["recommendation"]["stepSeconds"]["target"]
+        target_s = (await advised(running, store, "team", "nightly-2"))["recommendation"]["stepSeconds"]["target"]
+        other = await advised(running, store, "team", "weekly-1", 32)
+        await report(running, "team", "nightly-2", 1.5 * target_s)
+        await until(running, store, lambda: "alternativesHash" in store.status("team", "nightly-2"))
+        await until(running, store, lambda: store.step_s("team", "nightly-1") > 1.005 * raw_s)
+        await settled(running)
+        later = await advised(running, store, "team", "nightly-bcd24", 48)
+        same = await advised(running, store, "team", "nightly-3")
+    reason = later["recommendation"]["reason"]
+    assert "from the run of nightly-2, another workload" in reason
+    assert all(1 < row["ownRunsRatio"] < 1.2 for row in later["alternatives"])
+    assert same["recommendation"]["stepSeconds"]["target"] > 1.05 * target_s, "its own workload counts in full"
+    assert "your run on 8 h100-sxm" in same["recommendation"]["reason"]
+    assert store.status("team", "weekly-1")["recommendation"] == other["recommendation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "made_from"),
+    [("train", "train"), ("train-7", "train"), ("train-x2k9b", "train"), ("gpt2-large", "gpt2-large"), ("", "")],
+)
+def test_the_template_of_a_name(name: str, made_from: str) -> None:
+    assert template(name) == made_from
 
 
 async def test_an_impossible_step_corrects_nothing() -> None:

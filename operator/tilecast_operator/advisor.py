@@ -205,7 +205,7 @@ class Advisor:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._key(question), tuple(runs))
         own = await self._own.get(key, lambda: self.run(OwnRuns.of, request, pools, meant, runs))
-        return replace(question, own=own, runs_hash=digest if own.items else "")
+        return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def inputs_hash(self, question: Question) -> str | None:
         """Digest of all that would decide the advice now, without searching for it; None where there is none."""

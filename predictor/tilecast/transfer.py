@@ -65,6 +65,8 @@ class JobRun:
     gpus_per_node: int = 1
     fields: tuple[str, ...] = WHOLE
     """Columns of its plan that are known; in the others any plan may be as it was."""
+    is_relative: bool = False
+    """Whether it is of another workload under the job's name; what goes with its plan or shape tells nothing then."""
 
 
 def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
@@ -106,7 +108,11 @@ class JobRuns:
         ran = Plans.of(*(one.plan for one in self.runs))
         among = np.stack([self._alike(one.place, ran.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1)
         deviation, reports = (np.array([getattr(one, name) for one in self.runs]) for name in ("deviation", "reports"))
-        return corrected(known or deviations(), among[:, :, 0], self._alike(place, plans), deviation, reports)
+        shared = self._alike(place, plans)
+        held = [name in ("job", "architecture") for name in LEVELS]
+        relative = np.array([one.is_relative for one in self.runs])
+        shared &= np.array(held)[:, None, None] | ~relative[:, None]
+        return corrected(known or deviations(), among[:, :, 0], shared, deviation, reports)
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""

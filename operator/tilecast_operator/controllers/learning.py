@@ -21,7 +21,7 @@ from tilecast_operator.cluster.view import Learning as LearningView
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed.learner import Learner, Score, Taught
 from tilecast_operator.observed.own_runs import rounded
-from tilecast_operator.observed.run_store import RunStore
+from tilecast_operator.observed.run_store import RunStore, template
 
 log = logging.getLogger("tilecast")
 
@@ -44,7 +44,7 @@ class PoolLearnings:
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events told of."""
         self._relatives: dict[Key, frozenset[tuple[str, str]]] = {}
-        """Namespace and workloads of the jobs that asked for runs."""
+        """Namespace and workloads of the jobs that asked for runs, and namespace and templates of their names."""
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
         context.runtime.register(pool_learning.KIND, self.write)
@@ -67,17 +67,20 @@ class PoolLearnings:
         self._store.recall(score.forecast.pool, [score.seen(key.namespace, key.name, uid)])
 
     def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[Seen]:
-        """The runs of these workloads in a namespace, newest first; once one of them says something else, what asked is
-        due again.
+        """The runs of these workloads in a namespace, newest first, or where there are none, those of other workloads
+        of jobs with the same name or template; once one of them says something else, what asked is due again.
 
         Args:
             namespace: that of the job.
             keys: what asks.
             workloads: their digests.
         """
+        names = {template(key.name) for key in keys}
         for key in keys:
-            self._relatives[key] = frozenset((namespace, workload) for workload in workloads)
-        runs = (item for workload in workloads for item in self._store.of_workload(namespace, workload).values())
+            self._relatives[key] = frozenset((namespace, one) for one in (*workloads, *(f"{name}/" for name in names)))
+        runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
+        if not runs:
+            runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         return sorted(runs, key=lambda one: (one.time, one.uid), reverse=True)
 
     def release(self, key: Key) -> None:
@@ -85,9 +88,10 @@ class PoolLearnings:
         self._relatives.pop(key, None)
 
     def _notify(self, item: Seen) -> None:
-        """All jobs of a run's workload are due."""
-        for key, workloads in self._relatives.items():
-            if (item.run.namespace, item.run.workload) in workloads:
+        """All jobs of a run's workload are due, and those of its name or template."""
+        of_run = {(item.run.namespace, one) for one in (item.run.workload, f"{template(item.job)}/")}
+        for key, asked in self._relatives.items():
+            if not of_run.isdisjoint(asked):
                 self._context.runtime.add(key, self._context.settings.observe_settle_s)
 
     def recall_status(self, pool: str, status: Any) -> None:

@@ -1,4 +1,5 @@
-"""What earlier runs of one job say of its forecasts: its own, and those of jobs of its namespace that are the same."""
+"""What earlier runs of one job say of its forecasts: its own, those of jobs of its namespace that are the same, and for
+want of both the newest of another workload under its name."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from tilecast import calibration
 from tilecast.advise import Advice, Request
-from tilecast.advise.measured import Measurement, OwnRun, own_runs, with_notes
+from tilecast.advise.measured import SLIP, Measurement, OwnRun, own_runs, with_note, with_notes
 from tilecast.advise.rank import variants
 from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
-from tilecast.spec import SpecError, Stated, Workload
-from tilecast.transfer import JobRuns
+from tilecast.spec import Plan, SpecError, Stated, Workload
+from tilecast.transfer import JobRun, JobRuns, Place
 
 log = logging.getLogger("tilecast")
 
@@ -45,6 +46,8 @@ class OwnRuns:
     items: tuple[OwnRun, ...] = ()
     own: JobRuns = field(default_factory=JobRuns)
     """The same for transfer."""
+    relative: str = ""
+    """Name of the job whose run of another workload counts a little, for want of one of this."""
 
     @classmethod
     def of(
@@ -56,6 +59,10 @@ class OwnRuns:
         for run in runs[:MOST_RUNS]:
             pool = named.get(run.run.pool)
             if pool is None or pool.gpu.name != run.run.gpu or run.gpus is None or run.plan is None:
+                continue
+            if run.run.workload not in known:
+                if (alike := _relative(request, pool, run)) is not None:
+                    return cls((), JobRuns((alike,)), run.job)
                 continue
             meant = replace(request, workload=known[run.run.workload])
             try:
@@ -70,11 +77,26 @@ class OwnRuns:
 
     def corrected(self, pools: Sequence[Pool]) -> Sequence[Pool]:
         """The pools as these runs correct them."""
-        return [replace(pool, own=self.own) for pool in pools] if self.items else pools
+        return [replace(pool, own=self.own) for pool in pools] if self.own.runs else pools
 
     def noted(self, advice: Advice) -> Advice:
         """An advice on those pools with what the runs did to it."""
-        return with_notes(advice, self.items)
+        return with_note(advice, self.relative) if self.relative else with_notes(advice, self.items)
+
+
+def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
+    """A run of another workload of the same name, for transfer, held against what was forecast of it then; None where
+    it is of another kind of model, another precision, or a unit that cannot be meant."""
+    seen, workload, spent = run.run, request.workload, run.run.observed_s - run.waited_s
+    if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
+        return None
+    known = pool.calibration
+    ratio = known.at(calibration.group(seen)).ratio * known.crossed(seen.framework, seen.family)
+    deviation = math.log(seen.predicted_s * ratio / spent)
+    if abs(deviation) > math.log(SLIP):
+        return None
+    place = Place.of(pool.gpu.name, pool.gpu.architecture, workload)
+    return JobRun(place, Plan(data=run.gpus or 1), deviation, seen.observations, is_relative=True)
 
 
 def facts(pools: Sequence[Pool]) -> str:

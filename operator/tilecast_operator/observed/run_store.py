@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,14 @@ from typing import Any
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, Seen, seen
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
+
+GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
+"""What the API server appends to `generateName`, or people to the name of a job that they run again."""
+
+
+def template(name: str) -> str:
+    """What the names of a job and of its successors have in common."""
+    return GENERATED.sub("", name)
 
 
 class RunStore:
@@ -26,6 +35,8 @@ class RunStore:
         """What was forgotten of each pool, and when."""
         self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
         """The same runs by namespace and workload, and UID of the job."""
+        self._of_template: dict[tuple[str, str], dict[str, Seen]] = {}
+        """The same runs by namespace and what the job's name was made from, and UID of the job."""
 
     def recall(self, pool: str, runs: Iterable[Seen], forgotten: Sequence[tuple[Forget, str]] = ()) -> None:
         """Take note of runs of a pool that were written down, where they are not known better."""
@@ -59,6 +70,7 @@ class RunStore:
         members = self._runs.setdefault(item.run.pool, {})
         members[item.uid] = item
         self._of_workload.setdefault((item.run.namespace, item.run.workload), {})[item.uid] = item
+        self._of_template.setdefault((item.run.namespace, template(item.job)), {})[item.uid] = item
         counts = Counter(one.run.namespace for one in members.values())
         largest = counts.most_common(1)[0][0] if len(members) > MAX_KEPT else item.run.namespace
         if counts[largest] > (0 if len(members) > MAX_KEPT else MAX_RUNS):
@@ -118,6 +130,10 @@ class RunStore:
         """The runs of a workload in a namespace, by UID of the job."""
         return self._of_workload.get((namespace, workload), {})
 
+    def of_template(self, namespace: str, name: str) -> Mapping[str, Seen]:
+        """The runs in a namespace of jobs whose names were made from this `template`, by UID of the job."""
+        return self._of_template.get((namespace, name), {})
+
     def ordered(self) -> list[Seen]:
         """The runs of every pool, oldest first."""
         return sorted(
@@ -128,10 +144,11 @@ class RunStore:
         """Let go of a run among those of a pool; returns whether it was there."""
         if (item := members.pop(uid, None)) is None:
             return False
-        place = (item.run.namespace, item.run.workload)
-        self._of_workload[place].pop(uid, None)
-        if not self._of_workload[place]:
-            del self._of_workload[place]
+        namespace = item.run.namespace
+        for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
+            known[namespace, name].pop(uid, None)
+            if not known[namespace, name]:
+                del known[namespace, name]
         return True
 
     def _knows(self, uid: str) -> bool:

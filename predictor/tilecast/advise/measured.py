@@ -125,6 +125,16 @@ def with_notes(advice: Advice, items: Sequence[OwnRun]) -> Advice:
     )
 
 
+def with_note(advice: Advice, job: str) -> Advice:
+    """The advice with what a run of another workload did to every offer in its reason."""
+
+    def offer(one: Offer) -> Offer:
+        return replace(one, reason=f"{one.reason}; x{one.carried:.2f} from the run of {job}, another workload")
+
+    offers, baseline = tuple(offer(one) for one in advice.offers), advice.baseline
+    return replace(advice, offers=offers, baseline=offer(baseline) if baseline else None)
+
+
 def _note(item: OwnRun) -> str:
     waited = item.measurement.waited_s
     loader = f" beside {waited:.3g} s of waiting for its loader, which stay on every pool" if waited else ""
