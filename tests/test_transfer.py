@@ -189,4 +189,11 @@ def test_one_run_corrects_the_published_runs_on_other_gpus_and_counts() -> None:
     assert lines["other count"].gain < 0.72
     assert lines["other plan"].gain < 0.9
     assert all(item.covered[1] >= 0.85 for item in lines.values())
+    for item in lines.values():
+        resampled = (
+            (item.interval, item.gain),
+            (item.covered_interval, item.covered[1]),
+            (item.width_interval, item.width),
+        )
+        assert all(low <= figure <= high for (low, high), figure in resampled)
     assert np.isfinite(other.interval).all()

@@ -218,6 +218,9 @@ class Line:
     """Of the gain, when sources are drawn anew."""
     width: float
     covered: tuple[float, float]
+    width_interval: tuple[float, float]
+    covered_interval: tuple[float, float]
+    """Of what the corrected range covers."""
 
 
 def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
@@ -227,11 +230,13 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
     mean = Macro.of(asked, subjects)
     errors = {name: mean(column[rows]) for name, column in item.errors.items()}
     rng = np.random.default_rng(0)
-    gains = []
+    resampled = []
     for _ in range(DRAWS):
         drawn = mean.drawn(rng)
-        gains.append(mean(item.errors["corrected"][rows], drawn) / mean(item.errors["raw"][rows], drawn))
-    low, high = np.quantile(gains, (0.05, 0.95))
+        ratio = mean(item.errors["corrected"][rows], drawn) / mean(item.errors["raw"][rows], drawn)
+        resampled.append((ratio, mean(item.width[rows], drawn), mean(item.covered[1][rows], drawn)))
+    low, high = np.quantile(resampled, (0.05, 0.95), axis=0).tolist()
+    gain, width, held = zip(low, high, strict=True)
     raw, corrected = (mean(column[rows]) for column in item.covered)
     return Line(
         item.kind,
@@ -241,9 +246,11 @@ def line(subjects: Subjects, item: PairErrors, table: str = "") -> Line:
         len(mean.sources),
         errors,
         errors["corrected"] / errors["raw"],
-        (float(low), float(high)),
+        gain,
         mean(item.width[rows]),
         (raw, corrected),
+        width,
+        held,
     )
 
 
@@ -310,11 +317,14 @@ _COLUMNS: tuple[tuple[str, Callable[[Line], str]], ...] = (
     ("gain", lambda item: f"{item.gain:6.2f}"),
     ("90 %", lambda item: f"{item.interval[0]:6.2f}-{item.interval[1]:.2f}"),
     ("in range", lambda item: f"{item.covered[0]:7.0%} {item.covered[1]:5.0%}"),
+    ("90 %", lambda item: f"{item.covered_interval[0]:7.0%}-{item.covered_interval[1]:<4.0%}"),
     ("range", lambda item: f"{item.width:6.2f}x"),
+    ("90 %", lambda item: f"{item.width_interval[0]:6.2f}-{item.width_interval[1]:.2f}"),
 )
 """The table's columns. `gain` is the corrected error over the raw one, `in range` the share of the steps that the raw
-and the corrected range hold, `range` how wide the latter is against the former."""
-_WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 7)
+and the corrected range hold, `range` how wide the latter is against the former. `90 %` is the interval of what stands
+before it (of the corrected range, where there are two) when sources are drawn anew."""
+_WIDTHS = (7, 7, 8, 10, 10, 10, 10, 10, 6, 11, 13, 12, 7, 11)
 _TITLES = f"{'a run on':<22}" + "".join(f"{name:>{width}}" for (name, _), width in zip(_COLUMNS, _WIDTHS, strict=True))
 
 
