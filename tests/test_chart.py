@@ -602,7 +602,7 @@ def test_install_upgrade_uninstall(installer: Helm, own_cluster: Cluster) -> Non
     (container,) = json.loads(
         own_cluster.kubectl("--namespace", NAMESPACE, "get", "deployment", "tilecast", "-o", "json")
     )["spec"]["template"]["spec"]["containers"]
-    assert container["env"][-2:] == [
+    assert container["env"][-3:-1] == [
         {"name": "TILECAST_ADVICE_CACHE", "value": "2000000"},
         {"name": "TILECAST_NODE_SELECTOR", "value": "gpu"},
     ]
