@@ -47,7 +47,7 @@ class Settings:
     writers: int = _variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
     advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
     search_processes: int = _variable(
-        "TILECAST_SEARCH_PROCESSES", 0, "Processes that search in place of the threads; each takes some 120 MB."
+        "TILECAST_SEARCH_PROCESSES", 0, "Processes that search in place of the threads; each takes some 165 MB."
     )
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
     settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
