@@ -40,7 +40,7 @@ def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from switches(f"{path}.{key}" if path else key, item)
-    elif value in (True, False, "auto") and not path.startswith("jobs."):
+    elif (isinstance(value, bool) or value == "auto") and not path.startswith("jobs."):
         yield f"{path}=false", f"{path}=true"
 
 
