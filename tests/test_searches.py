@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def die(asked: Request, pools: Sequence[Pool]) -> Advice:
     marker = Path(os.environ["DEAD"])
     if not marker.exists():
         marker.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return advising.advise(asked, pools)
+
+
+DEADLY = 16
+
+
+def die_of(asked: Request, pools: Sequence[Pool]) -> Advice:
+    """A search that some job kills whenever it is made."""
+    if asked.workload.global_batch == DEADLY:
         os.kill(os.getpid(), signal.SIGKILL)
     return advising.advise(asked, pools)
 
@@ -72,6 +83,18 @@ async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeyp
         assert [advice.request.name for advice in advices] == ["job-8", "job-16", "job-24"]
     finally:
         searches.stop()
+
+
+async def test_a_search_that_kills_every_process_fails_alone() -> None:
+    searches = Searches(die_of, 1, 1)
+    try:
+        batches = [8 * (1 + number) for number in range(6)]
+        tried = (searches.run(request(batch), [POOL]) for batch in batches)
+        answers = dict(zip(batches, await asyncio.gather(*tried, return_exceptions=True), strict=True))
+    finally:
+        searches.stop()
+    assert isinstance(answers.pop(DEADLY), BrokenProcessPool)
+    assert all(isinstance(answer, Advice) for answer in answers.values())
 
 
 def test_no_process_outlives_an_operator_that_was_killed() -> None:

@@ -133,7 +133,8 @@ class Advisor:
         if before != (report.pools, _pools(of_namespace)) or not report.pools:
             for memo in (self._answers, self._standing, self._hashes, self._own):
                 memo.clear()
-        self._report, self._of_namespace, self._facts = report, of_namespace, facts(report.pools)
+            self._facts = facts(report.pools)
+        self._report, self._of_namespace = report, of_namespace
 
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in one of the threads."""

@@ -36,26 +36,41 @@ class Searches:
     def __init__(self, advise: Advise, threads: int, processes: int) -> None:
         self._advise = advise
         self._processes = processes
-        self._executor: Executor = self._started() if processes else ThreadPoolExecutor(threads, "search")
+        self._executor: Executor = _started(processes) if processes else ThreadPoolExecutor(threads, "search")
+        self._slots = asyncio.Semaphore(processes + 1)
+        """Of processes: each has its next search at hand, and one that dies had no more than these."""
 
     async def run(self, request: Request, pools: Sequence[Pool]) -> Advice:
-        """The advice; raises as the search does. A process that dies takes no search along: another does it."""
-        loop, executor = asyncio.get_running_loop(), self._executor
-        try:
-            return await loop.run_in_executor(executor, self._advise, request, tuple(pools))
-        except BrokenProcessPool:
-            if self._executor is executor:
-                log.warning("a process that searches has ended; another is started")
-                self._executor = self._started()
-        return await loop.run_in_executor(self._executor, self._advise, request, tuple(pools))
+        """The advice; raises as the search does. A process that dies takes no search along, for another does it; only
+        one that dies again, alone, raises BrokenProcessPool."""
+        if not self._processes:
+            return await self._search(self._executor, request, pools)
+        async with self._slots:
+            executor = self._executor
+            try:
+                return await self._search(executor, request, pools)
+            except BrokenProcessPool:
+                if self._executor is executor:
+                    log.warning("a process that searches has ended; another is started")
+                    executor.shutdown(wait=False)
+                    self._executor = _started(self._processes)
+            alone = _started(1)
+            try:
+                return await self._search(alone, request, pools)
+            finally:
+                alone.shutdown(wait=False)
 
     def stop(self) -> None:
         """End the threads or processes once they are done with what they do."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _started(self) -> Executor:
-        # A fork would carry over locks that other threads hold.
-        return ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"), _prepare)
+    async def _search(self, executor: Executor, request: Request, pools: Sequence[Pool]) -> Advice:
+        return await asyncio.get_running_loop().run_in_executor(executor, self._advise, request, tuple(pools))
+
+
+def _started(processes: int) -> Executor:
+    # A fork would carry over locks that other threads hold.
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare)
 
 
 def _prepare() -> None:
