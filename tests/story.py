@@ -198,9 +198,11 @@ def fill_the_dashboards(scene: Scene) -> None:
     token = scene.token()
     cheapest = {"objective": "cost", "constraints": {"maxGpus": 8}}
     pool = scene.apply("thrifty", **cheapest)["recommendation"]["pool"]
+    planned = {"sequenceLength": 1024, "globalBatchSize": 64, "precision": "bf16", "steps": 1000}
     for turn in range(3):
         # Prometheus must see a series before it can see it grow.
         scene.create(f"refused-{turn}", **refused)
+        scene.create(f"planned-{turn}", training=planned)
         price = 1e-3 if turn % 2 == 0 else 1e3
         document = {
             "apiVersion": "tilecast.dev/v1alpha1", "kind": "GPUPool", "metadata": {"name": "bargain"},

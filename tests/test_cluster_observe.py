@@ -29,13 +29,18 @@ UNKNOWN_GPU = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVID
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """The operator with the rights of the chart, which writes and learns without delay."""
-    only = [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
+    chosen = ["--set=queue.enabled=true"]
+    chosen += [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     cluster.kubectl("create", "namespace", SYSTEM)
     cluster.kubectl("create", "namespace", TEAM)
-    cluster.apply(helm("template", "observes", str(CHART), f"--namespace={SYSTEM}", *only))
+    cluster.apply(helm("template", "observes", str(CHART), f"--namespace={SYSTEM}", *chosen))
     path = tmp_path_factory.mktemp("account") / "kubeconfig.yaml"
     kubeconfig_of(cluster, "observes-tilecast", SYSTEM, path)
-    settings = {"TILECAST_OBSERVE_SETTLE_SECONDS": "0.2", "TILECAST_CALIBRATE_SETTLE_SECONDS": "0.5"}
+    settings = {
+        "TILECAST_OBSERVE_SETTLE_SECONDS": "0.2",
+        "TILECAST_CALIBRATE_SETTLE_SECONDS": "0.5",
+        "TILECAST_QUEUE": "true",
+    }
     with Operator(cluster, kubeconfig=path, settings=settings) as started:
         yield started
         assert "is forbidden" not in started.log_tail(100_000), "the chart's role lacks a verb that the operator needs"

@@ -66,7 +66,7 @@ class Metrics:
         self.absolute = histogram("tilecast_prediction_absolute_relative_error_ratio", text, staged, buckets=_RATIOS)
         text = "Accepted reports, by whether the 90 % range of the forecast holds them."
         self.interval = counter("tilecast_prediction_interval_observations", text, [*group, "covered"])
-        text = "Jobs, by whether the 90 % range of the forecast holds the median of their first three reports."
+        text = "Jobs with three reports, by whether the 90 % range of the forecast holds their median."
         self.interval_runs = counter("tilecast_prediction_interval_runs", text, [*group, "covered"])
         text = "Reports of measured steps, by source and what became of them."
         self.observations = counter("tilecast_observations", text, ["source", "outcome"])

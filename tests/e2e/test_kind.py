@@ -117,7 +117,7 @@ def test_the_story_in_a_cluster_with_kubelets(kind: KindCluster, helm: Helm, tmp
     connection = [f"--kubeconfig={kind.kubeconfig}", f"--namespace={NAMESPACE}"]
     repository, _, tag = IMAGE.rpartition(":")
     quick = "settings.TILECAST_OBSERVE_SETTLE_SECONDS=0.2,settings.TILECAST_CALIBRATE_SETTLE_SECONDS=0.5"
-    given = f"image.repository={repository},image.tag={tag},image.pullPolicy=Never,{quick}"
+    given = f"image.repository={repository},image.tag={tag},image.pullPolicy=Never,queue.enabled=true,{quick}"
     for namespace in (NAMESPACE, TEAM):
         kind.kubectl("create", "namespace", namespace)
     kind.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
