@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import ssl
@@ -28,7 +29,7 @@ from tilecast.spec import SpecError
 from tilecast_operator import server
 from tilecast_operator import settings as settings_module
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster.api import Api, Connection
+from tilecast_operator.cluster.api import UNREACHABLE, Api, Connection
 from tilecast_operator.cluster.leadership import Election, Leadership, NotLeaderError
 from tilecast_operator.relay import CLIENT, RELAYED, Relay
 
@@ -186,6 +187,16 @@ async def test_nothing_is_sent_by_a_process_that_was_stopped_while_it_waited_for
         api.fence = fence
         for write in (api.apply("/a", {}), api.patch("/a", []), api.create("/a", {}), api.delete("/a", "u", "1")):
             with pytest.raises(NotLeaderError):
+                await write
+        looks = itertools.count()
+
+        def later() -> None:
+            if next(looks) % 2:
+                raise NotLeaderError
+
+        api.fence = later
+        for write in (api.apply("/a", {}), api.patch("/a", []), api.create("/a", {}), api.delete("/a", "u", "1")):
+            with pytest.raises((NotLeaderError, *UNREACHABLE)):
                 await write
         await api.get("/a")
         await api.create("/a", {}, is_fenced=False)

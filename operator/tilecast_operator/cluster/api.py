@@ -194,6 +194,7 @@ class Api:
         if self._session is None:
             tracing = aiohttp.TraceConfig()
             tracing.on_request_headers_sent.append(self._before_sending)
+            tracing.on_request_chunk_sent.append(self._before_sending)
             self._session = aiohttp.ClientSession(timeout=self._timeout, trace_configs=[tracing])
         return self._session.request(
             method,
@@ -208,7 +209,8 @@ class Api:
         )
 
     async def _before_sending(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        """Called with the headers made and, with them, the body still in the buffer."""
+        """Called with the headers made, and again as they are about to be sent with the body: the process may have been
+        stopped in between."""
         if context.trace_request_ctx:
             self.fence()
 
