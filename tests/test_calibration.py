@@ -225,5 +225,5 @@ def test_errors_of_the_measured_runs_fall_with_observations_and_ranges_hold() ->
     assert three.width < 0.8 * none.width
     points = curves.curve(runs, (0, 3, 10, 30), least=35, draws=10)
     assert points[0].error > points[2].error > points[3].error
-    assert points[3].error < 0.9 * points[0].error
+    assert points[3].error < 0.92 * points[0].error
     assert all(point.coverage >= 0.9 for point in [none, three, *points])

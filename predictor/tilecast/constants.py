@@ -46,6 +46,8 @@ class Constants:
     irregular: float
     implicit: float
     jitter: float
+    """Relative spread of step times between ranks that are fed samples alike, and between those that are not."""
+    uneven_jitter: float
     attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
     memory: Mapping[str, float]
@@ -66,6 +68,7 @@ class Constants:
             table["alignment"]["irregular"],
             table["implicit"]["convolution"],
             table["scale"]["jitter"],
+            table["scale"]["uneven_jitter"],
             tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
             table["optimizer"]["efficiency"],
             table["memory"],

@@ -97,6 +97,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("overlap.pipelined_share",), 0.8, 0.1, 0.4, 0.98),
     Prior(("overlap.expert_share",), 0.3, 0.5, 0.02, 0.9),
     Prior(("scale.jitter",), 0.012, 0.4, 0.002, 0.05),
+    Prior(("scale.uneven_jitter",), 0.04, 0.4, 0.002, 0.15),
     # The host: Python, operator by operator; C++ for the rest.
     Prior(("launch_us.eager.forward",), 50.0, 0.08, 4.0, 120.0),
     Prior(("launch_us.eager.backward",), 60.0, 0.08, 3.0, 120.0),

@@ -200,6 +200,11 @@ def reads_images(model: Model) -> bool:
     return FAMILIES[model.family].reads_images
 
 
+def feeds_alike(model: Model) -> bool:
+    """Whether all ranks are fed sequences of one length, cut from a stream of tokens; of a trace that is not known."""
+    return model.trace is None and FAMILIES[model.family].packs
+
+
 def auto(model: Model) -> str | None:
     """What follows Transformers' `AutoModel` in the name of the class that returns a model's loss; empty if none does,
     None if Transformers builds no such model."""

@@ -46,6 +46,8 @@ class Family:
     """Whether a pipeline can cut its layers."""
     reads_images: bool = False
     """Whether a sample is decoded from pictures."""
+    packs: bool = False
+    """Whether samples are cut from one stream of tokens, so that all ranks are fed alike."""
     recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
     """What of its activations can be recomputed, to whose profit in memory."""
     auto: str | None = ""
@@ -63,7 +65,7 @@ _NETWORKS = {
     "wav2vec2": "ForPreTraining",
 }
 """What follows `AutoModel` of the networks that Transformers builds."""
-_DECODER = Family(transformer.build, adapts=True, splits_sequence=True, auto="ForCausalLM")
+_DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
     diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
 )
@@ -73,7 +75,7 @@ _NETWORK = Family(cnn.build, recomputes=("none",), auto=None)
 
 FAMILIES: Mapping[str, Family] = {
     "decoder": _DECODER,
-    "encoder": replace(_DECODER, auto="ForMaskedLM"),
+    "encoder": replace(_DECODER, packs=False, auto="ForMaskedLM"),
     "moe": replace(_DECODER, needs=(*_TRANSFORMER, "experts")),
     "encdec": replace(
         _DECODER,
@@ -83,8 +85,8 @@ FAMILIES: Mapping[str, Family] = {
         auto="ForSeq2SeqLM",
     ),
     "deepseek": replace(_DECODER, build=deepseek.build, needs=(*_TRANSFORMER, "latent", "rotary_dim", "value_dim")),
-    "hybrid": Family(hybrid.build, adapts=True, auto="ForCausalLM"),
-    "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length")),
+    "hybrid": Family(hybrid.build, adapts=True, packs=True, auto="ForCausalLM"),
+    "transformer-xl": Family(transformer_xl.build, (*_TRANSFORMER, "memory_length"), packs=True),
     "albert": Family(albert.build, auto="ForMaskedLM"),
     "electra": Family(electra.build, (*_TRANSFORMER, "generator_hidden")),
     "relative-encoder": Family(relative.build),

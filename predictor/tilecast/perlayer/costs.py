@@ -55,7 +55,7 @@ def block_costs(
     """Each block of the graph, once, under each plan: `step`'s and `memory`'s prices of a graph of that block alone."""
     graph = sharded.graph
     repeats = plans.gradient_accumulation
-    straggle = replicas.straggle(plans, fitted)
+    straggle = replicas.straggle(workload, plans, fitted)
     copied_bytes_per_s, reshards = (
         weights.copied_bytes_per_s(pool.gpu, fitted),
         weights.reshards_weights(workload, plans),
@@ -114,7 +114,7 @@ def exposed_seconds(
         for times, busy in ((1, costs.once[index][block]), (plans.gradient_accumulation, costs.each[index][block])):
             visible = np.maximum(busy - room, 0.0)
             total = total + times * (visible + slowdown * (busy - visible))
-    return np.asarray(total * replicas.straggle(plans, fitted))
+    return np.asarray(total * replicas.straggle(workload, plans, fitted))
 
 
 def resharding_seconds(plans: Plans, moved_bytes: Floats, pool: Pool) -> Floats:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast import collectives, frameworks, overlap
+from tilecast import collectives, frameworks, models, overlap
 from tilecast.collectives import Group
 from tilecast.constants import Constants
 from tilecast.hardware import Pool, find_link
@@ -122,9 +122,11 @@ _LEAST_UNITS = 4
 """Blocks of a graph without repeated layers, which is gathered, or reduced, in parts of about equal size."""
 
 
-def straggle(plans: Plans, fitted: Constants) -> Floats:
-    """Factor by which all wait for the slowest of the ranks, (n,): the expected largest of so many normal deviates."""
-    return np.asarray(1.0 + fitted.jitter * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
+def straggle(workload: Workload, plans: Plans, fitted: Constants) -> Floats:
+    """Factor by which all wait for the slowest of the ranks, (n,): the expected largest of so many normal deviates,
+    which spread more where ranks are fed unequal samples."""
+    spread = fitted.jitter if models.feeds_alike(workload.model) else fitted.uneven_jitter
+    return np.asarray(1.0 + spread * np.sqrt(2 * np.log(np.maximum(plans.gpus, 1))))
 
 
 def at_stage(zero_stage: int, plans: Plans) -> Plans:
@@ -158,7 +160,7 @@ def shared_by_degrees(
         units,
         update_seconds(workload, trained, active, pool.gpu, fitted),
         update_seconds(workload, own, np.zeros_like(active), pool.gpu, fitted),
-        straggle(plans, fitted),
+        straggle(workload, plans, fitted),
     )
 
 
