@@ -131,6 +131,14 @@ def test_the_worked_gpu_and_model_are_read(tmp_path: Path) -> None:
     assert models.model_from({"name": name, **table}).layers == 12
 
 
+def test_every_collective_of_nccl_has_a_row_in_concepts() -> None:
+    text = (ROOT / "docs" / "concepts.md").read_text()
+    (rows,) = re.findall(r"^\| collective \| algorithms .*\n((?:\|.*\n)+)", text, re.M)
+    first = {name.strip() for row in rows.splitlines() for name in row.split("|")[1].split(",")}
+    named = {re.sub(r"[-/]", "_", name) for name in first}
+    assert set(collectives.PROGRAMS.values()) <= named
+
+
 def test_the_worked_collective_is_a_chain() -> None:
     space = dict(vars(collectives))
     exec(worked("collective"), space)  # noqa: S102

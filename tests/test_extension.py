@@ -203,6 +203,13 @@ def test_a_kind_of_job_is_one_module_and_one_line(house: House) -> None:
     output = house.tilecast("advise", house.write("job.yaml", job), "--gpus", "a100-80:8", "-o", "yaml")
     (written,) = [item for item in yaml.safe_load_all(output) if item["kind"] == "ZetaJob"]
     assert written["spec"]["replicas"] == 1
+    program = """
+import sys, yaml
+from tilecast import jobs
+job = yaml.safe_load(open("job.yaml"))
+print([jobs.read({**job, "status": {"state": state}}).is_finished for state in ("Done", "Failed", "Running")])
+"""
+    assert house.python(program) == "[True, True, False]"
     assert "ZetaJob" in house.run("-m", "tilecast", "advise", house.write("no.yaml", {"kind": "Pod"})).stderr
     house.python("from tilecast.api import crds; import sys; sys.argv = ['', '--output-dir', 'crds']; crds.main()")
     assert "ZetaJob" in (house.folder / "crds" / "trainingjobs.yaml").read_text()

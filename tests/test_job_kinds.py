@@ -16,6 +16,7 @@ import yaml
 from test_docs import worked
 from tilecast.api.job_kinds import JOB_APIS, listed
 from tilecast.jobs import JOB_KINDS
+from tilecast.jobs.interface import JobKind
 
 ROOT = Path(__file__).resolve().parent.parent
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
@@ -184,3 +185,4 @@ def test_every_line_of_the_table_names_the_module_of_its_kind() -> None:
     for name, kind in JOB_KINDS.items():
         assert kind.kind == name
         assert type(kind).__module__ == JOB_APIS[name].module
+        assert kind.finished or type(kind).is_finished is not JobKind.is_finished, f"{name} never ends"

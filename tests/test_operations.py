@@ -11,7 +11,10 @@ from tilecast_operator.settings import Settings
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 OPERATOR = ROOT / "operator" / "tilecast_operator"
-NAMES = "answer advisor controllers/capacity controllers/pools report/job_status report/pools report/advice"
+NAMES = (
+    "answer advisor controllers/capacity controllers/pools report/job_status report/better_placement report/pools "
+    "report/advice"
+)
 SOURCES = [OPERATOR / f"{name}.py" for name in NAMES.split()]
 WORD = r'"([A-Z][a-z]+(?:[A-Z][a-z]+)+)"'
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from advice_values import advice, offer, pool, refused
 from tilecast import constants, models, nodes
 from tilecast.advise import Advice, Request, advise
+from tilecast.api.calibration import PoolCalibration
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition, Summary, TrainingJobStatus
 from tilecast.calibration import Calibration, Correction
@@ -33,7 +34,7 @@ from tilecast_operator.cluster.documents import (
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.report import job_status, pools
+from tilecast_operator.report import better_placement, job_status, pools
 from tilecast_operator.report.advice import MAX_BYTES, advice_annotations, note, size_bytes
 
 FREE = job_status.Fit(job_status.Aspect("True", "GpusFree", "the GPUs are free now, as Kueue shows"), True)
@@ -61,6 +62,17 @@ def test_every_condition_is_always_there(verdict: Answer) -> None:
     assert [item.type for item in conditions] == TYPES
     assert {item.observed_generation for item in conditions} == {3}
     assert all(item.reason.isalnum() and item.message for item in conditions)
+
+
+def test_the_crds_name_every_condition() -> None:
+    of_jobs, of_pools = (
+        model.model_fields["conditions"].description or "" for model in (TrainingJobStatus, GPUPoolStatus)
+    )
+    assert [name for name in (*TYPES, better_placement.KIND) if name not in of_jobs] == []
+    entry = nodes.pools([], [_gpu_pool(nodeType="p5.48xlarge", maxNodes=4)]).entries[0]
+    written = pools.pool_status(entry, 1, NOW, (), learnt=(PoolCalibration(), None)).conditions
+    assert len(written) == 4
+    assert [item.type for item in written if item.type not in of_pools] == []
 
 
 def test_conditions_keep_their_time_while_their_status_stays() -> None:

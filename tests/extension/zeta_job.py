@@ -12,11 +12,13 @@ class ZetaJob(JobKind):
 
     kind = "ZetaJob"
     plural = "zetajobs"
-    finished = ("Done",)
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         spec = document["spec"]
         yield template("", ("spec", "template", "spec"), whole_count(spec.get("replicas", 1)), spec["template"]["spec"])
+
+    def is_finished(self, status: Document) -> bool:
+        return status.get("state") in ("Done", "Failed")
 
     def is_active(self, status: Document) -> bool:
         return bool(status.get("active"))

@@ -292,7 +292,8 @@ class GPUPoolStatus(StatusModel):
         default_factory=list,
         max_length=8,
         description="Ready: whether jobs can be advised onto the pool. ScaledDown: whether fewer nodes exist than it "
-        "can have. CapacityKnown: whether something says what is free.",
+        "can have. CapacityKnown: whether something says what is free. Drifted, of a pool that has had runs: whether "
+        "its newest runs contradict older ones.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     calibration: PoolCalibration | None = Field(

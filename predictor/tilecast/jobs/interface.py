@@ -141,8 +141,8 @@ class JobKind(ABC):
 
     kind: ClassVar[str]
     plural: ClassVar[str]
-    finished: ClassVar[tuple[str, ...]]
-    """Conditions that end it."""
+    finished: ClassVar[tuple[str, ...]] = ()
+    """Conditions that end it; a kind whose status has none overrides `is_finished`."""
     suspend: ClassVar[Path] = ("spec", "suspend")
     processes: ClassVar[Path | None] = None
     """Where the number of processes of a pod is written; None where the kind has no such field."""
@@ -175,6 +175,11 @@ class JobKind(ABC):
     @abstractmethod
     def is_active(self, status: Document) -> bool:
         """Whether the status tells of pods that run or ran."""
+
+    def is_finished(self, status: Document) -> bool:
+        """Whether the status says that the job has ended."""
+        states = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
+        return any(states.get(name) == "True" for name in self.finished)
 
     @abstractmethod
     def resize(self, document: Document, pods: int) -> list[FieldChange]:

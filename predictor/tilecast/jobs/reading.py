@@ -55,7 +55,6 @@ def _read(kind: JobKind, document: Document, runtime: Document | None) -> Job:
 def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_countable: bool) -> Job:
     metadata = _mapping(document, "metadata", "job")
     status = _mapping(document, "status", "job")
-    done = {str(item.get("type")): item.get("status") for item in status.get("conditions") or ()}
     is_suspended = value_at(document, kind.suspend) is True
     owners = metadata.get("ownerReferences") or ()
     return Job(
@@ -68,7 +67,7 @@ def _about(kind: JobKind, document: Document, pods: tuple[Pods, ...], *, is_coun
         pods=pods,
         is_suspended=is_suspended,
         has_started=not is_suspended or kind.is_active(status),
-        is_finished=any(done.get(name) == "True" for name in kind.finished),
+        is_finished=kind.is_finished(status),
         is_owned=any(owner.get("controller") and owner.get("kind") in JOB_KINDS for owner in owners),
         is_resizable=is_countable and kind.is_resizable(document),
         is_countable=is_countable,
