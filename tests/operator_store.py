@@ -141,7 +141,7 @@ class Store:
 
     async def get(self, path: str, query: Any = None) -> dict[str, Any]:
         await asyncio.sleep(0)
-        if query and path == LEARNINGS:
+        if query and path == LEARNINGS and "fieldSelector" in query:
             name = query["fieldSelector"].removeprefix("metadata.name=")
             return {"items": [copy.deepcopy(item) for place, item in self.objects.items() if place == f"{path}/{name}"]}
         if query:
@@ -158,7 +158,7 @@ class Store:
 
     def _page(self, path: str) -> dict[str, Any]:
         """What a list of everything begins with, as far as it is read."""
-        lists = {"/apis/tilecast.dev/v1alpha1/trainingjobs": JOBS, POOLS: POOLS}
+        lists = {"/apis/tilecast.dev/v1alpha1/trainingjobs": JOBS, POOLS: POOLS, LEARNINGS: LEARNINGS}
         count = sum(item.startswith(f"{lists[path]}/") for item in self.objects) if path in lists else self.node_count
         return {"metadata": {}, "items": [{}] * count}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tilecast.advise import advise
-from tilecast.api import gpu_pool, training_job
+from tilecast.api import gpu_pool, pool_learning, training_job
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.cache import Cache, CacheTable
@@ -90,7 +90,7 @@ class Assembly:
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
         self.pools = pools = Pools(context, advisor, capacity, self.lists, learning)
-        scores = Scores(advisor, learning, metrics, context.now)
+        scores = Scores(context, advisor, learning)
         self.observations = observations = Observations(context, pools, scores, TokenReviews(client))
         self.guard = ReportGuard(
             settings.reports_per_client, clock, lambda outcome: metrics.observations.labels("put", outcome).inc()
@@ -169,6 +169,8 @@ def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:
     }
     if settings.read_resource_slices:
         tables["ResourceSlice"] = cache.slices
-    first = ("Node", gpu_pool.KIND, "ResourceSlice")
+    if settings.learning:
+        tables[pool_learning.KIND] = cache.learnings
+    first = ("Node", gpu_pool.KIND, "ResourceSlice", pool_learning.KIND)
     chosen = (("Node", settings.node_selector), (training_job.KIND, settings.namespace_selector))
     return ListCheck(client, tables, first, tuple(kind for kind, selector in chosen if selector))

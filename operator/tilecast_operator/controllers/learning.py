@@ -19,8 +19,9 @@ from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.cluster.view import Learning as LearningView
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
+from tilecast_operator.observed.askers import Askers
 from tilecast_operator.observed.learner import Learner, Score, Taught
-from tilecast_operator.observed.own_runs import rounded
+from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_store import RunStore, template
 
 log = logging.getLogger("tilecast")
@@ -39,12 +40,13 @@ class PoolLearnings:
         self._context = context
         self._lists = lists
         self._is_on = settings.learning
-        self._store = RunStore(is_on=settings.learning)
+        self._store = RunStore(is_on=settings.learning, changed=self._notify)
         self.learner = Learner(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
         """Runs in doubt that Events told of."""
-        self._relatives: dict[Key, frozenset[tuple[str, str]]] = {}
-        """Namespace and workloads of the jobs that asked for runs, and namespace and templates of their names."""
+        self._own: dict[Key, Seen] = {}
+        """The run of every job that is there."""
+        self._askers = Askers()
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
         context.runtime.register(pool_learning.KIND, self.write)
@@ -56,19 +58,21 @@ class PoolLearnings:
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         known_uid = "" if namespace is None else namespace.uid
         item = score.seen(key.namespace, key.name, uid, latest.account or "", known_uid)
-        before = self._store.of_workload(key.namespace, item.run.workload).get(uid)
+        self._own[key] = item
         self._store.take(item)
-        if before is None or _shown(before) != _shown(item):
-            self._notify(item)
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def recall(self, key: Key, uid: str, score: Score) -> None:
         """Take note of what the status of a job keeps of its run, where it is not known better."""
-        self._store.recall(score.forecast.pool, [score.seen(key.namespace, key.name, uid)])
+        item = score.seen(key.namespace, key.name, uid)
+        if self._is_on and not self._store.is_forgotten(item):
+            self._own[key] = item
+        self._store.recall(score.forecast.pool, [item])
 
     def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[Seen]:
         """The runs of these workloads in a namespace, newest first, or where there are none, those of other workloads
-        of jobs with the same name or template; once one of them says something else, what asked is due again.
+        of jobs with the same name or template; once one of them says something else, what asked is due again. A job
+        that was measured itself comes first, and others count only where it did not run.
 
         Args:
             namespace: that of the job.
@@ -77,30 +81,37 @@ class PoolLearnings:
         """
         names = {template(key.name) for key in keys}
         for key in keys:
-            self._relatives[key] = frozenset((namespace, one) for one in (*workloads, *(f"{name}/" for name in names)))
+            if self._context.cache.table(key).get(key) is not None:  # else nobody would let go of it
+                self._askers.ask(key, namespace, workloads, names)
         runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
-        if not runs:
+        own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
+        if not runs and not own:
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
-        return sorted(runs, key=lambda one: (one.time, one.uid), reverse=True)
+        runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
+        if not own:
+            return runs
+        newest = {setting(item): item for item in reversed(runs)} | {setting(item): item for item in own}
+        others = (item for item in newest.values() if item not in own)
+        return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
     def release(self, key: Key) -> None:
         """Let go of a job that asked for runs."""
-        self._relatives.pop(key, None)
+        self._own.pop(key, None)
+        self._askers.release(key)
 
     def _notify(self, item: Seen) -> None:
         """All jobs of a run's workload are due, and those of its name or template."""
-        of_run = {(item.run.namespace, one) for one in (item.run.workload, f"{template(item.job)}/")}
-        for key, asked in self._relatives.items():
-            if not of_run.isdisjoint(asked):
-                self._context.runtime.add(key, self._context.settings.observe_settle_s)
+        for key in self._askers.of(item.run.namespace, item.run.workload, template(item.job)):
+            self._context.runtime.add(key, self._context.settings.observe_settle_s)
 
     def recall_status(self, pool: str, status: Any) -> None:
         """Take note of the runs that a pool's status kept in earlier releases."""
         if self._store.recall_status(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
-    def drop(self, uid: str) -> None:
-        """Let go of a run."""
+    def drop(self, key: Key, uid: str) -> None:
+        """Let go of the run of a job."""
+        self._own.pop(key, None)
         if self._store.drop(uid):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
@@ -198,6 +209,9 @@ class PoolLearnings:
 
     def _forget(self, pool: str, what: Forget) -> None:
         count = self._store.forget(what, self._context.now(), pool)
+        for key in [key for key, item in self._own.items() if item.run.pool == pool and what.matches(item)]:
+            del self._own[key]
+            self._context.runtime.add(key, self._context.settings.observe_settle_s)
         log.info("forgot %d runs of pool %s (%s)", count, pool, what)
         self._context.runtime.add(CALIBRATION)
 
@@ -206,11 +220,6 @@ class PoolLearnings:
         is_new = before is None or now is None or before.uid != now.uid
         if is_new and self._store.forget_namespace(key.name, uid):
             self._context.runtime.add(CALIBRATION)
-
-
-def _shown(item: Seen) -> tuple[object, ...]:
-    """What of a run other jobs go by."""
-    return item.run.pool, item.gpus, item.plan, rounded(item.run.observed_s)
 
 
 def _is_meant(text: str) -> bool:

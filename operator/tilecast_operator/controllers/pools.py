@@ -54,6 +54,7 @@ class Pools:
         self._advisor = advisor
         self._capacity = capacity
         self._lists = lists
+        self._learning_in_turn = asyncio.Lock()
         self._listeners: list[Callable[[], None]] = []
         self._entries: dict[str, nodes.FoundPool] = {}
         self._expired: set[str] = set()
@@ -172,9 +173,10 @@ class Pools:
         """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
         learner = self._learning.learner
         await self._learning.forget_gone()
-        # Beside the searches, which would otherwise wait for as long as many runs of many namespaces take.
-        if self._learning.adopt(await asyncio.to_thread(Taught.by, *learner.question())):
-            self.changed()
+        async with self._learning_in_turn:  # what was asked first would else be adopted last
+            # Beside the searches, which would otherwise wait for as long as many runs of many namespaces take.
+            if self._learning.adopt(await asyncio.to_thread(Taught.by, *learner.question())):
+                self.changed()
         self._add_pools(self._learning.due())
         self._context.metrics.show_calibration(learner)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 from tilecast.advise.ran import Ran
@@ -16,7 +15,7 @@ from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.learning import PoolLearnings
-from tilecast_operator.metrics import Metrics
+from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.observed import reports
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import Refused, ScoredForecast, StepReport
@@ -29,11 +28,10 @@ Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
 class Scores:
     """Forecasts and measured steps of the jobs that run, and what they teach. Belongs to one event loop."""
 
-    def __init__(self, advisor: Advisor, learning: PoolLearnings, metrics: Metrics, now: Callable[[], str]) -> None:
+    def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
+        self._context = context
         self._advisor = advisor
         self._learning = learning
-        self._metrics = metrics
-        self._now = now
         self._scores: dict[Key, Score] = {}
         self._origins: dict[Key, Origin] = {}
         self._refused: dict[Key, tuple[str, str]] = {}
@@ -65,7 +63,7 @@ class Scores:
         known = self._scores.get(key)
         if known is not None and known.window.latest.source == "annotation":
             self.forget(key)
-            self._learning.drop(uid)
+            self._learning.drop(key, uid)
 
     def refusal(self, key: Key) -> str | None:
         """Why the annotation of a job does not count, if it does not."""
@@ -80,7 +78,7 @@ class Scores:
         try:
             await self.take(key, seen, pools, reports.from_annotation(text))
         except Refused as refused:
-            self._metrics.observations.labels("annotation", refused.outcome).inc()
+            self._context.metrics.observations.labels("annotation", refused.outcome).inc()
             self._refused[key] = (text, str(refused))
             return False
         return True
@@ -101,14 +99,17 @@ class Scores:
         frozen = known.forecast if known else status.forecast
         forecast = await self._forecast(key, seen.value, pools, report, best, frozen)
         reports.plausible(report.seconds, forecast.raw_seconds)
+        now = self._context.cache.training_jobs.get(key)
+        if now is None or now.uid != seen.uid:
+            raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
         known = self._scores.get(key)  # others may have reported while it was priced
         same = known is not None and known.forecast.place == forecast.place
-        window = reports.added(known.window if known and same else None, report, self._now())
+        window = reports.added(known.window if known and same else None, report, self._context.now())
         score = self._scores[key] = Score(forecast, window)
         self._refused.pop(key, None)
         self._learning.take(key, seen.uid, score)
-        self._metrics.observations.labels(report.source, "accepted").inc()
-        self._metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
+        self._context.metrics.observations.labels(report.source, "accepted").inc()
+        self._context.metrics.count_observation(score, report.seconds, report.steps, _baseline(status))
         return score
 
     async def _forecast(
@@ -144,7 +145,7 @@ class Scores:
         except SpecError as error:
             raise Refused("no_advice", 409, f"what runs cannot be forecast: {error}") from None
         self._origins[key] = origin
-        since = frozen.frozen_at if frozen is not None else self._now()
+        since = frozen.frozen_at if frozen is not None else self._context.now()
         forecast = _of(ran, since, ran.plan == standing.plan and name == best.pool)
         return known if known is not None and known.place == forecast.place else forecast
 

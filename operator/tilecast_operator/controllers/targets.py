@@ -32,6 +32,7 @@ class Target:
     """Whether the advice no longer matters to it: it runs, or is placed."""
     is_gone: bool = False
     """Whether there is no such job, now."""
+    is_finished: bool = False
     observed: str | None = None
     """Its annotation with a measured step."""
     trainer: Document = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Targets:
             answer,
             self._admission.applied(target, job, mode),
             has_started=job.has_started or job.annotations.get(jobs.APPLIED) in (patches.PLACED, patches.QUEUED),
+            is_finished=job.is_finished,
             observed=None if observed is None else observed[:MAX_INPUT],
             trainer=value.get("status") or {} if target.kind == "TrainJob" else {},
         )

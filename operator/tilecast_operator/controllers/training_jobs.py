@@ -216,7 +216,7 @@ class TrainingJobs:
             gpus, now = self._products(), self._context.now()
             current = await self._alternatives(key, document, before, score, target)
             want = amended(view, current, is_off, capacity.STARTED, now, gpus, score, refusal, target)
-            want = replace(want, status=await self._placed_better(key, seen, want.status, score, before))
+            want = replace(want, status=await self._placed_better(key, seen, want.status, score, before, target))
             await self._write(key, seen, want)
             self._observations.written(key, score)
             return
@@ -283,14 +283,16 @@ class TrainingJobs:
         return job_status.compared(before, answer, digest if is_own else None)
 
     async def _placed_better(
-        self, key: Key, seen: Stored[View], status: TrainingJobStatus, score: Score | None, before: TrainingJobStatus
-    ) -> TrainingJobStatus:
+        self, key: Key, seen: Stored[View], status: TrainingJobStatus, score: Score | None, before: TrainingJobStatus,
+        target: Target | None,
+    ) -> TrainingJobStatus:  # fmt: skip
         """A status that says whether the job would do better elsewhere now; an Event says so once."""
-        report = self._pools.report
+        report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
         known = next((item for item in before.conditions if item.type == better_placement.KIND), None)
-        if score is None or status.alternatives_hash is None or report is None:
+        if is_over or score is None or status.alternatives_hash is None or report is None:
             self._capacity.forget(key)
-            aspect = None if known is None else better_placement.UNKNOWN
+            without = better_placement.OVER if is_over else better_placement.UNKNOWN
+            aspect = None if known is None else without
         else:
             spec = seen.value.document.get("spec") or {}
             goal = OBJECTIVES[str(spec.get("objective") or "time")]

@@ -61,7 +61,7 @@ class Score:
         latest, ran = self.window.latest, self.forecast
         return Seen(
             uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
-            ran.gpus, ran.plan, latest.input_seconds or 0.0,
+            ran.gpus, ran.plan, self.window.waited_s,
         )  # fmt: skip
 
 

@@ -24,12 +24,18 @@ log = logging.getLogger("tilecast")
 MOST_RUNS = 8
 """Runs that a job's forecasts are corrected by, the newest."""
 GRID = 0.02
-"""Change of a measured step, as a logarithm, below which nothing is priced anew."""
+"""Change of a measured step, as a logarithm, or of the share that it waits, below which nothing is priced anew."""
 
 
-def rounded(seconds: float) -> int:
-    """A step's place on a grid of `GRID`."""
-    return round(math.log(seconds) / GRID)
+def setting(one: Seen) -> tuple[str, int | None, str | None]:
+    """Where a run was measured, and how it was split."""
+    return one.run.pool, one.gpus, one.plan
+
+
+def shown(one: Seen) -> tuple[object, ...]:
+    """What of a run jobs go by, to within `GRID`."""
+    step_s = one.run.observed_s
+    return *setting(one), round(math.log(step_s) / GRID), round(one.waited_s / step_s / GRID)
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
@@ -107,8 +113,5 @@ def facts(pools: Sequence[Pool]) -> str:
 def identity(key: bytes, pools: str, runs: Sequence[Seen]) -> str:
     """A short digest of what decides a job's alternatives, but for what other runs teach: what it asks, what the pools
     are, and its own runs to within `GRID`."""
-    steps = [
-        (one.run.pool, one.gpus, one.plan, rounded(one.run.observed_s), rounded(1 + one.waited_s))
-        for one in runs[:MOST_RUNS]
-    ]
+    steps = [shown(one) for one in runs[:MOST_RUNS]]
     return hashlib.sha256(key + repr((pools, steps)).encode()).hexdigest()[:16]

@@ -269,6 +269,11 @@ class Window:
         """The median of the newest reports, outliers left out."""
         return calibration.median(self.recent)
 
+    @property
+    def waited_s(self) -> float:
+        """What of that a step waits for its data: the share of the newest report that says it."""
+        return min((self.latest.input_seconds or 0.0) / self.latest.seconds, 1.0) * self.seconds
+
     def ends_with(self, report: StepReport) -> bool:
         """Whether this was the newest report, as far as the status of a job keeps it."""
         return self.latest.source == report.source and figures(self.recent[-1]) == figures(report.seconds)
@@ -296,6 +301,8 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
+    if before.input_seconds is not None:
+        before = replace(before, input_seconds=before.input_seconds / before.seconds * report.seconds)
     names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "input_seconds")
     missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]

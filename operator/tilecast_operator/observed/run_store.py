@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilecast.api import pool_learning
 from tilecast.api.calibration import MAX_RUNS, Seen, seen
 from tilecast.api.pool_learning import MAX_FORGOTTEN, MAX_KEPT, Forget
+from tilecast_operator.observed.own_runs import shown
 
 GENERATED = re.compile(r"-([bcdfghjklmnpqrstvwxz2456789]{5}|\d+)$")
 """What the API server appends to `generateName`, or people to the name of a job that they run again."""
@@ -25,12 +26,16 @@ class RunStore:
 
     Args:
         is_on: whether any is kept.
+        changed: called with every run that comes, goes, or says something else than before.
     """
 
-    def __init__(self, *, is_on: bool = True) -> None:
+    def __init__(self, *, is_on: bool = True, changed: Callable[[Seen], None] = lambda item: None) -> None:
         self._is_on = is_on
+        self._changed = changed
         self._runs: dict[str, dict[str, Seen]] = {}
         """By pool and UID of the job."""
+        self._of_job: dict[str, Seen] = {}
+        """The same runs by UID of the job."""
         self._forgotten: dict[str, list[tuple[Forget, str]]] = {}
         """What was forgotten of each pool, and when."""
         self._of_workload: dict[tuple[str, str], dict[str, Seen]] = {}
@@ -44,13 +49,12 @@ class RunStore:
             known = self._forgotten.setdefault(pool, [])
             known += [item for item in forgotten if item not in known]
             del known[:-MAX_FORGOTTEN]
-            members = self._runs.get(pool, {})
-            for uid in [uid for uid, item in members.items() if self._is_forgotten(pool, item)]:
-                self._remove(members, uid)
+            for item in [item for item in self._runs.get(pool, {}).values() if self.is_forgotten(item)]:
+                self.drop(item.uid)
         for item in runs if self._is_on else ():
             known_run = self._runs.get(pool, {}).get(item.uid)
             is_better = known_run is None or _known(known_run) < _known(item)
-            if is_better and not self._is_forgotten(pool, item):
+            if is_better and not self.is_forgotten(item):
                 self.take(item)
 
     def recall_status(self, pool: str, status: Mapping[str, Any]) -> bool:
@@ -58,7 +62,7 @@ class RunStore:
         there are any."""
         gpu = (status.get("summary") or {}).get("gpu")
         runs = seen(pool, str(gpu), status) if gpu else []
-        self.recall(pool, [item for item in runs if not self._knows(item.uid)])
+        self.recall(pool, [item for item in runs if item.uid not in self._of_job])
         return bool(runs)
 
     def take(self, item: Seen) -> None:
@@ -66,7 +70,9 @@ class RunStore:
         more than can be kept, the namespace with the most gives its oldest."""
         if not self._is_on:
             return
-        self.drop(item.uid)
+        if (before := self._of_job.get(item.uid)) is not None:
+            self._remove(before)
+        self._of_job[item.uid] = item
         members = self._runs.setdefault(item.run.pool, {})
         members[item.uid] = item
         self._of_workload.setdefault((item.run.namespace, item.run.workload), {})[item.uid] = item
@@ -75,16 +81,25 @@ class RunStore:
         largest = counts.most_common(1)[0][0] if len(members) > MAX_KEPT else item.run.namespace
         if counts[largest] > (0 if len(members) > MAX_KEPT else MAX_RUNS):
             oldest = min((one.time, uid) for uid, one in members.items() if one.run.namespace == largest)
-            self._remove(members, oldest[1])
+            self.drop(oldest[1])
+        is_same = before is not None and before.run.workload == item.run.workload and shown(before) == shown(item)
+        for one in () if is_same else (before, item):
+            if one is not None:
+                self._changed(one)
 
     def drop(self, uid: str) -> bool:
         """Let go of a run; returns whether it was there."""
-        return sum(self._remove(members, uid) for members in self._runs.values()) > 0
+        item = self._of_job.get(uid)
+        if item is not None:
+            self._remove(item)
+            self._changed(item)
+        return item is not None
 
     def withdraw(self, pool: str, uids: Iterable[str]) -> None:
         """Let go of runs of a pool."""
         for uid in uids:
-            self._remove(self._runs.get(pool, {}), uid)
+            if uid in self._runs.get(pool, {}):
+                self.drop(uid)
 
     def forget(self, what: Forget, now: str, pool: str) -> int:
         """Forget what was taught of a pool until now, also where the statuses of jobs keep it; returns how many runs
@@ -92,7 +107,7 @@ class RunStore:
         members = self._runs.get(pool, {})
         gone = [uid for uid, item in members.items() if what.matches(item)]
         for uid in gone:
-            self._remove(members, uid)
+            self.drop(uid)
         rest = [item for item in self._forgotten.get(pool, []) if item[0] != what]
         self._forgotten[pool] = [*rest, (what, now)][-MAX_FORGOTTEN:]
         return len(gone)
@@ -140,22 +155,18 @@ class RunStore:
             (item for members in self._runs.values() for item in members.values()), key=lambda one: (one.time, one.uid)
         )
 
-    def _remove(self, members: dict[str, Seen], uid: str) -> bool:
-        """Let go of a run among those of a pool; returns whether it was there."""
-        if (item := members.pop(uid, None)) is None:
-            return False
+    def is_forgotten(self, item: Seen) -> bool:
+        """Whether a run is one that was to be forgotten."""
+        forgotten = self._forgotten.get(item.run.pool, ())
+        return any(what.matches(item) and item.time <= before for what, before in forgotten)
+
+    def _remove(self, item: Seen) -> None:
         namespace = item.run.namespace
+        del self._of_job[item.uid], self._runs[item.run.pool][item.uid]
         for known, name in ((self._of_workload, item.run.workload), (self._of_template, template(item.job))):
-            known[namespace, name].pop(uid, None)
+            del known[namespace, name][item.uid]
             if not known[namespace, name]:
                 del known[namespace, name]
-        return True
-
-    def _knows(self, uid: str) -> bool:
-        return any(uid in members for members in self._runs.values())
-
-    def _is_forgotten(self, pool: str, item: Seen) -> bool:
-        return any(what.matches(item) and item.time <= before for what, before in self._forgotten.get(pool, ()))
 
 
 def _known(item: Seen) -> tuple[str, str, str, str]:

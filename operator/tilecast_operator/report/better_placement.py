@@ -26,6 +26,8 @@ UNKNOWN = Aspect(
     "Unknown", "NotObserved", "no step of the job was measured that its alternatives could be held against"
 )
 
+OVER = Aspect("False", "JobEnded", "the job runs no longer")
+
 
 @dataclass(frozen=True, slots=True)
 class Moving:
@@ -141,8 +143,8 @@ def places(
             own_s = step_s * share
             moving_s = moving.seconds(own_s, measured_s)
             # By price, a second there costs what a step there costs over what it takes.
-            gained = gain * (measured_s if not goal.is_price else own_s * (price or 0.0) / (spent * share))
-            pays_after = math.ceil(moving_s / gained)
+            lost = moving_s * (spent * share / own_s if goal.is_price else 1.0)
+            pays_after = math.ceil(lost / (gain * ((price or 0.0) if goal.is_price else measured_s)))
             text = f"{_text(item, step_s, score, faster, cheaper)}; {moving.text(moving_s, pays_after)}"
             is_worth_it = moving.left is None or pays_after < moving.left
             better.append(BetterPlace(item, gain, text, pays_after, is_worth_it))

@@ -1,0 +1,44 @@
+"""Which jobs asked for which runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from tilecast_operator.cluster.kinds import Key
+
+_Name: TypeAlias = tuple[str, str, str]
+"""Namespace, workload, and template of a job's name; one of the last two is empty."""
+
+
+class Askers:
+    """Jobs by the workloads and the templates of names whose runs they asked for. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._names: dict[Key, frozenset[_Name]] = {}
+        self._keys: dict[_Name, set[Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def ask(self, key: Key, namespace: str, workloads: Iterable[str], templates: Iterable[str]) -> None:
+        """Take note of what a job asks for, instead of what it asked for before."""
+        names = frozenset(
+            (*((namespace, one, "") for one in workloads), *((namespace, "", one) for one in templates)),
+        )
+        if self._names.get(key) != names:
+            self.release(key)
+            self._names[key] = names
+            for name in names:
+                self._keys.setdefault(name, set()).add(key)
+
+    def release(self, key: Key) -> None:
+        """Let go of a job."""
+        for name in self._names.pop(key, ()):
+            self._keys[name].discard(key)
+            if not self._keys[name]:
+                del self._keys[name]
+
+    def of(self, namespace: str, workload: str, template: str) -> set[Key]:
+        """The jobs that asked for runs of a workload, or of jobs whose names have this template."""
+        return self._keys.get((namespace, workload, ""), set()) | self._keys.get((namespace, "", template), set())

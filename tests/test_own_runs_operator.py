@@ -1,0 +1,238 @@
+"""Runs that are withdrawn, forgotten, late, many, or of a job that was replaced: whom they go on correcting."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from operator_store import operator, settled
+from test_learning import LEARNING, RUN, TRAINING_JOBS, SharedStore
+from test_observe import until
+from test_targets import operating, shown, targeted, train_job
+from test_transfer_operator import NODES, advised, report
+from test_transfer_operator import better as better_places
+from tilecast.advise import advise
+from tilecast.api import pool_learning
+from tilecast.api.calibration import Seen
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.controllers import pools
+from tilecast_operator.controllers.learning import CALIBRATION
+from tilecast_operator.observed import run_store
+from tilecast_operator.observed.learner import Taught
+from tilecast_operator.observed.reports import Refused, StepReport, added
+from tilecast_operator.report import better_placement
+
+STEP = "tilecast.dev/observed-step-seconds"
+
+
+def annotate(store: SharedStore, name: str, seconds: float | None) -> None:
+    path = f"{TRAINING_JOBS.format('team')}/{name}"
+    document = copy.deepcopy(store.objects[path])
+    if seconds is None:
+        del document["metadata"]["annotations"][STEP]
+    else:
+        document["metadata"]["annotations"][STEP] = f"{seconds:.6g}"
+    store.put(path, document)
+
+
+def ratio(store: SharedStore, name: str) -> float:
+    """What measured runs make of a job's first alternative."""
+    return float(store.status("team", name)["alternatives"][0].get("ownRunsRatio", 1.0))
+
+
+async def test_a_run_that_is_withdrawn_corrects_no_successor_any_longer() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        await advised(running, store, "team", "twin")
+        annotate(store, "a", 1.5 * raw_s)
+        await until(running, store, lambda: store.step_s("team", "twin") > 1.05 * raw_s)
+        annotate(store, "a", None)
+        await until(running, store, lambda: "observed" not in store.status("team", "a"))
+        await until(running, store, lambda: store.runs == [])
+        await settled(running)
+        assert "your run" not in store.status("team", "twin")["recommendation"]["reason"]
+        assert store.step_s("team", "twin") < 1.05 * raw_s
+
+
+async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
+    store = SharedStore()
+    store.clock_s = 1_800_000_000.0
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        await advised(running, store, "team", "twin")
+        await report(running, "team", "a", 1.5 * raw_s)
+        await until(running, store, lambda: store.step_s("team", "twin") > 1.05 * raw_s and store.runs)
+        document = copy.deepcopy(store.objects[LEARNING])
+        document["metadata"].setdefault("annotations", {})[pool_learning.FORGET] = f"job/{store.runs[0]['uid']}"
+        running.cache.see(store.put(LEARNING, document))
+        await until(running, store, lambda: store.runs == [])
+        await settled(running)
+        assert "your run" not in store.status("team", "twin")["recommendation"]["reason"]
+        assert store.step_s("team", "twin") < 1.05 * raw_s
+        assert ratio(store, "a") == 1.0
+
+
+async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:
+    """Show a PoolLearning once everything else was answered, as a watch of its own may."""
+    await settled(running)
+    store.objects[LEARNING] = late
+    running.cache.see(late)
+    await settled(running)
+
+
+async def test_runs_that_are_seen_late_after_a_restart_correct_as_before() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        await report(running, "team", "a", 1.5 * raw_s)
+        await until(running, store, lambda: store.runs)
+        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        corrected_s = (await advised(running, store, "team", "b"))["recommendation"]["stepSeconds"]["target"]
+    assert corrected_s > 1.05 * raw_s
+    late = store.objects.pop(LEARNING)
+    async with operator(store, advise, NODES, discovery=True) as again:
+        await start_late(store, again, late)
+        assert store.step_s("team", "b") == pytest.approx(corrected_s, rel=1e-6)
+
+
+async def test_a_step_withdrawn_while_no_operator_ran_stays_withdrawn() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        annotate(store, "a", 1.5 * raw_s)
+        await until(running, store, lambda: store.runs)
+    annotate(store, "a", None)
+    late = store.objects.pop(LEARNING)
+    async with operator(store, advise, NODES, discovery=True, calibrate_settle_s=0.5) as again:
+        store.objects[LEARNING] = late
+        await asyncio.sleep(0.2)
+        again.cache.see(late)
+        await until(again, store, lambda: store.runs == [])
+        assert (await advised(again, store, "team", "b"))["recommendation"]["stepSeconds"]["target"] == raw_s
+
+
+async def test_a_jobs_own_run_counts_however_many_others_ran_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_store, "MAX_RUNS", 2)
+    store = SharedStore()
+    same: dict[str, Any] = {"gpus": 8, "plan": {"data": 8, "zeroStage": 0, "microBatchSize": 2}}
+    store.clock_s, others = 1_800_000_000.0, [f"other{number}" for number in range(4)]
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "own"))["recommendation"]["stepSeconds"]["target"]
+        for name in others:
+            await advised(running, store, "team", name)
+        await report(running, "team", "own", 2.0 * raw_s, **same)
+        await until(running, store, lambda: "alternativesHash" in store.status("team", "own"))
+        await settled(running)
+        alone, writes = store.status("team", "own"), len(store.writes)
+        for name in others:
+            store.clock_s += 60
+            await report(running, "team", name, raw_s, **same)
+            await until(running, store, lambda name=name: "alternativesHash" in store.status("team", name))  # type: ignore[misc]
+        await until(running, store, lambda: {run["job"] for run in store.runs} == {"other2", "other3"})
+        await settled(running)
+        assert store.status("team", "own")["alternatives"] == alone["alternatives"]
+        of_own = f"{TRAINING_JOBS.format('team')}/own"
+        assert not [path for _, path in store.writes[writes:] if path.startswith(of_own)], "nothing of it has changed"
+        assert (await advised(running, store, "team", "next"))["recommendation"]["stepSeconds"]["target"] < 1.05 * raw_s
+    async with operator(store, advise, NODES, discovery=True) as again:
+        await settled(again)
+        assert store.status("team", "own")["alternatives"] == alone["alternatives"]
+
+
+async def test_a_report_of_a_job_that_was_replaced_meanwhile_counts_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, may_end = SharedStore(), asyncio.Event()
+    priced, was_asked = Advisor.ran, asyncio.Event()
+
+    async def slow(*arguments: Any, **chosen: Any) -> Any:
+        was_asked.set()
+        await may_end.wait()
+        return await priced(*arguments, **chosen)
+
+    monkeypatch.setattr(Advisor, "ran", slow)
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        sent = asyncio.create_task(report(running, "team", "a", 1.5 * raw_s))
+        await was_asked.wait()
+        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        await advised(running, store, "team", "a", 32)
+        may_end.set()
+        with pytest.raises(Refused) as caught:
+            await sent
+        assert caught.value.outcome == "unknown_job"
+        await settled(running)
+        assert "observed" not in store.status("team", "a") and "forecast" not in store.status("team", "a")
+
+
+async def test_what_was_learnt_of_fewer_runs_never_replaces_what_was_learnt_of_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, may_end, begun = SharedStore(), threading.Event(), list[int]()
+    runs = [replace(RUN, pool="h100-sxm", workload=f"w{number}", observed_s=0.9) for number in range(8)]
+    items = [Seen(f"u{number}", f"2026-01-01T00:0{number}:00Z", run, f"j{number}") for number, run in enumerate(runs)]
+
+    def slow(known: Any, *question: Any) -> Taught:
+        begun.append(len(known))
+        if len(known) == 4:
+            may_end.wait(20)
+        return Taught.by(known, *question)
+
+    def written(count: int) -> Any:
+        return store.put(LEARNING, pool_learning.document("h100-sxm", items[:count], []))
+
+    monkeypatch.setattr(pools, "Taught", SimpleNamespace(by=slow))
+    written(4)
+    async with operator(store, advise, discovery=True, calibrate_settle_s=600.0) as running:
+        while not begun:
+            await asyncio.sleep(0.01)
+        running.cache.see(written(8))
+        running.runtime.add(CALIBRATION)
+        await asyncio.sleep(0.3)
+        may_end.set()
+        await settled(running)
+        assert running.learning.learner.table.runs == 8
+
+
+async def test_a_job_that_has_ended_is_not_told_to_move() -> None:
+    store = targeted()
+    async with operating(store) as running:
+        answer = await shown(running, store, lambda status: status.get("recommendation"), "advice")
+        seconds = {STEP: f"{1.5 * answer['recommendation']['stepSeconds']['target']:.6g}"}
+        train_job(store, suspend=False, annotations=seconds)
+        running_job = await shown(running, store, lambda status: better(status), "what is better")
+        assert better(running_job)["reason"] == "NoneBetter"
+        train_job(
+            store, suspend=False, annotations=seconds, status={"conditions": [{"type": "Complete", "status": "True"}]}
+        )
+        ended = await shown(running, store, lambda status: better(status)["reason"] != "NoneBetter", "its end")
+        assert (better(ended)["status"], better(ended)["reason"]) == ("False", "JobEnded")
+
+
+def better(status: dict[str, Any]) -> dict[str, Any]:
+    return next((item for item in status.get("conditions", ()) if item["type"] == better_placement.KIND), {})
+
+
+def test_a_place_that_costs_nothing_can_be_named_to_a_job_that_wants_the_least_price() -> None:
+    (place,) = better_places(0.5, 0.0, None, "cost")
+    assert (place.gain, place.pays_after) == (1.0, 0)
+
+
+def test_a_step_is_never_shorter_than_what_it_waits_for() -> None:
+    window = None
+    for seconds, waited in ((1.0, 0.1), (1.0, 0.1), (5.0, 4.8)):
+        window = added(window, StepReport(seconds, "put", input_seconds=waited), "t")
+    assert window is not None and window.seconds == 1.0
+    assert window.waited_s < window.seconds
+    later = added(window, StepReport(0.5, "annotation"), "t")
+    assert later.latest.input_seconds == pytest.approx(0.48)
+    silent = added(None, StepReport(1.0, "put"), "t")
+    assert silent.waited_s == 0.0
