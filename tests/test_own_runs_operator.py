@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 
 from operator_store import operator, settled
 from test_learning import LEARNING, RUN, TRAINING_JOBS, SharedStore
-from test_observe import until
+from test_observe import metrics, until
 from test_targets import operating, shown, targeted, train_job
 from test_transfer_operator import NODES, advised, report
 from test_transfer_operator import better as better_places
@@ -78,6 +79,33 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
         assert "your run" not in store.status("team", "twin")["recommendation"]["reason"]
         assert store.step_s("team", "twin") < 1.05 * raw_s
         assert ratio(store, "a") == 1.0
+
+
+async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> None:
+    store = SharedStore()
+
+    def counts(running: Assembly) -> dict[str, float]:
+        shown = re.findall(r'tilecast_own_runs_jobs{run="(\w+)"} (\S+)', metrics(running))
+        return {run: float(value) for run, value in shown}
+
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "nightly-2"))["recommendation"]["stepSeconds"]["target"]
+        assert counts(running) == {"own": 0, "successor": 0, "relative": 0}
+        await report(running, "team", "nightly-2", 1.5 * raw_s)
+        await until(running, store, lambda: "alternativesHash" in store.status("team", "nightly-2"))
+        await advised(running, store, "team", "nightly-3")
+        await advised(running, store, "team", "nightly-4", 48)
+        await advised(running, store, "team", "other", 64)
+        assert counts(running) == {"own": 1, "successor": 1, "relative": 1}
+        change = f'tilecast_own_runs_change_ratio{{run="own"}} {ratio(store, "nightly-2") - 1:.6g}'
+        assert change[:-1] in metrics(running)
+    async with operator(store, advise, NODES, discovery=True) as again:
+        await settled(again)
+        assert counts(again) == {"own": 1, "successor": 1, "relative": 1}
+        for name in ("nightly-2", "nightly-3"):
+            again.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/{name}"))
+        assert counts(again) == {"own": 0, "successor": 0, "relative": 1}
+        assert 'tilecast_own_runs_change_ratio{run="own"} NaN' in metrics(again)
 
 
 async def start_late(store: SharedStore, running: Assembly, late: Any) -> None:

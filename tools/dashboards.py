@@ -155,6 +155,17 @@ _PREDICTION_ERROR = Board(
                 "none", {"{{gpu}} {{precision}} {{family}}": f"tilecast_calibration_ratio{{{_KIND}}}"},
             ),
         ),
+        "One job's run": (
+            Panel(
+                "Jobs that a measured run corrects", "By whose run: the job's own, one of the same workload, or one of "
+                "another workload under its name.", "timeseries", "short",
+                {"{{run}}": "sum by (run) (tilecast_own_runs_jobs)"}, 12,
+            ),
+            Panel(
+                "What it changes", "Median change of the best forecast of those jobs, without its sign.", "timeseries",
+                "percentunit", {"{{run}}": "max by (run) (tilecast_own_runs_change_ratio)"}, 12,
+            ),
+        ),
         "What it was good for": (
             Panel(
                 "Advice followed", "Jobs that ran on the recommended pool, and those that did not.", "stat", "short",

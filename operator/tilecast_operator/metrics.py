@@ -30,6 +30,8 @@ from tilecast_operator.queue_rows import PlannedQueue
 WATCHED = ("nodes", "gpupools", "trainingjobs")
 """Resources that are always watched."""
 
+OWN_RUNS = ("own", "successor", "relative")
+"""Whose measured run corrects a job: its own, one of the same workload, one of another workload under its name."""
 _SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 RUN_REPORTS = 3
 """Reports of a job by which it is judged, once."""
@@ -96,16 +98,15 @@ class Metrics:
         self.model = Info("tilecast_model", "The utilization model in use.", registry=registry)
         self.build = Info("tilecast_build", "The version of this program.", registry=registry)
         self.build.info({"version": tilecast.__version__})
-        self._add_learning()
+        learning = self._add_learning()
         self._add_queue()
         self._count_from_zero()
         queue = (self.queue_jobs, self.queue_completion, self.queue_gap, self.queue_time)
-        learning = (self.bias, self.spread, self.runs, self.calibration, self.learnt_runs, self.bounded)
         self._of_the_cluster = (*learning, *queue, self.left_out, self.capacity, self.kueue)
         self._is_leading = True
         self.lead(True)
 
-    def _add_learning(self) -> None:
+    def _add_learning(self) -> tuple[Gauge, ...]:
         gauge, group = partial(Gauge, registry=self.registry), ["gpu", "precision", "family"]
         text = "Median signed relative error of the runs that count; calibrated is without the run itself."
         self.bias = gauge("tilecast_prediction_bias_ratio", text, [*group, "stage"])
@@ -119,6 +120,12 @@ class Metrics:
         self.learnt_runs = gauge("tilecast_learning_runs", text, ["pool", "standing"])
         text = "Namespaces whose say in the forecasts of others is at its bound."
         self.bounded = gauge("tilecast_learning_bounded_namespaces", text)
+        text = "TrainingJobs whose advice measured runs correct, by whose run: its own, a successor's, a relative's."
+        self.own_runs_jobs = gauge("tilecast_own_runs_jobs", text, ["run"])
+        text = "Median change of the step of their first offer by those runs, without its sign."
+        self.own_runs_change = gauge("tilecast_own_runs_change_ratio", text, ["run"])
+        known = (self.bias, self.spread, self.runs, self.calibration, self.learnt_runs, self.bounded)
+        return (*known, self.own_runs_jobs, self.own_runs_change)
 
     def _add_queue(self) -> None:
         gauge = partial(Gauge, registry=self.registry)

@@ -20,6 +20,7 @@ from tilecast_operator.cluster.view import Document
 from tilecast_operator.cluster.view import Learning as LearningView
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed.askers import Askers
+from tilecast_operator.observed.corrected import CorrectedJobs
 from tilecast_operator.observed.learner import Learner, Score, Taught
 from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_store import RunStore, template
@@ -47,6 +48,7 @@ class PoolLearnings:
         self._own: dict[Key, Seen] = {}
         """The run of every job that is there."""
         self._askers = Askers()
+        self.corrected = CorrectedJobs(context.metrics)
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
         context.runtime.register(pool_learning.KIND, self.write)
@@ -80,13 +82,16 @@ class PoolLearnings:
             workloads: their digests.
         """
         names = {template(key.name) for key in keys}
+        runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
+        own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
+        run = "own" if own else "successor"
+        if not runs and not own:
+            run = "relative"
+            runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
             if self._context.cache.table(key).get(key) is not None:  # else nobody would let go of it
                 self._askers.ask(key, namespace, workloads, names)
-        runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
-        own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
-        if not runs and not own:
-            runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
+                self.corrected.ask(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
             return runs
@@ -98,6 +103,7 @@ class PoolLearnings:
         """Let go of a job that asked for runs."""
         self._own.pop(key, None)
         self._askers.release(key)
+        self.corrected.release(key)
 
     def _notify(self, item: Seen) -> None:
         """All jobs of a run's workload are due, and those of its name or template."""

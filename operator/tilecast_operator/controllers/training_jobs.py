@@ -327,7 +327,8 @@ class TrainingJobs:
         if want.note is not None:
             is_change = bool(asked.status.get("summary"))
             await self._context.writer.post(key, seen.uid, want.note, is_change=is_change)
-        document = status.document()
+        document, first = status.document(), next(iter(status.alternatives), None)
+        self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
         is_other = status_digest(document) != seen.value.digest
         if is_other:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
