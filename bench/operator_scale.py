@@ -56,9 +56,11 @@ class ApiServer:
     async def close(self) -> None:
         await self._session.close()
 
-    async def create(self, path: str, document: dict[str, Any]) -> None:
+    async def create(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
         async with self._session.post(self._server + path, json=document) as answer:
             answer.raise_for_status()
+            created: dict[str, Any] = await answer.json()
+            return created
 
     async def create_all(self, path: str, documents: Iterable[dict[str, Any]]) -> None:
         left = iter(documents)

@@ -48,6 +48,18 @@ def ratio(store: SharedStore, name: str) -> float:
     return float(store.status("team", name)["alternatives"][0].get("ownRunsRatio", 1.0))
 
 
+async def test_a_step_that_a_job_brings_along_counts_at_once() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        raw_s = (await advised(running, store, "team", "a"))["recommendation"]["stepSeconds"]["target"]
+        store.add("team", "b")
+        annotate(store, "b", 1.5 * raw_s)
+        running.cache.see(copy.deepcopy(store.objects[f"{TRAINING_JOBS.format('team')}/b"]))
+        await settled(running)
+        assert store.status("team", "b")["observed"]["samples"] == 1
+        assert ratio(store, "b") > 1.05
+
+
 async def test_a_run_that_is_withdrawn_corrects_no_successor_any_longer() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:

@@ -122,7 +122,7 @@ class Metrics:
         self.bounded = gauge("tilecast_learning_bounded_namespaces", text)
         text = "TrainingJobs whose advice measured runs correct, by whose run: its own, a successor's, a relative's."
         self.own_runs_jobs = gauge("tilecast_own_runs_jobs", text, ["run"])
-        text = "Median change of the step of their first offer by those runs, without its sign."
+        text = "Median change of the step of their best offer by those runs, without its sign."
         self.own_runs_change = gauge("tilecast_own_runs_change_ratio", text, ["run"])
         known = (self.bias, self.spread, self.runs, self.calibration, self.learnt_runs, self.bounded)
         return (*known, self.own_runs_jobs, self.own_runs_change)

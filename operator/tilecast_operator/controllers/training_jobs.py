@@ -333,7 +333,8 @@ class TrainingJobs:
         if is_other:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
             self._planned.on_write()
-        if not seen.value.asks_as(asked):
+        # A step that a job brings along is held against the forecast that was written just now.
+        if not seen.value.asks_as(asked) or (status.forecast is not None and "forecast" not in asked.status):
             self._context.runtime.add(key)
         return is_other
 
