@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import statistics
 import time
 from typing import Any
@@ -40,6 +41,7 @@ SPREAD = 0.1
 """Standard deviation of measured steps about their forecasts, as a logarithm."""
 LONGER = 1.5
 LOOK_S, LATE_S = 0.02, 60.0
+LOADED = re.compile(r"job\d+-1")
 
 
 def path(number: int, namespaces: int) -> str:
@@ -147,7 +149,7 @@ async def kept(api: ApiServer) -> tuple[dict[str, str], int]:
     """Resource versions of the jobs that were loaded by UID, and how many runs the PoolLearnings have."""
     jobs = dict[str, str]()
     async for page in api.pages(f"{GROUP}/trainingjobs"):
-        metadata = [item["metadata"] for item in page if item["metadata"]["name"].startswith("job")]
+        metadata = [item["metadata"] for item in page if LOADED.fullmatch(item["metadata"]["name"])]
         jobs |= {item["uid"]: item["resourceVersion"] for item in metadata}
     learnings = (await api.get(f"{GROUP}/poollearnings"))["items"]
     return jobs, sum(len(item["spec"].get("runs", ())) for item in learnings)

@@ -23,6 +23,7 @@ from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import pools
 from tilecast_operator.controllers.learning import CALIBRATION
 from tilecast_operator.observed import run_store
@@ -276,3 +277,15 @@ def test_a_step_is_never_shorter_than_what_it_waits_for() -> None:
     assert later.latest.input_seconds == pytest.approx(0.48)
     silent = added(None, StepReport(1.0, "put"), "t")
     assert silent.waited_s == 0.0
+
+
+async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:
+    store = SharedStore()
+    async with operator(store, advise, NODES, discovery=True) as running:
+        await advised(running, store, "team", "a")
+        workloads = {"w"}
+        there, gone = (Key("TrainingJob", "team", name) for name in ("a", "gone"))
+        running.learning.runs_of("team", [there, gone], workloads)
+        assert running.learning.askers.of("team", "w", "") == {there}, "nobody would let go of the other"
+        running.cache.lose(store.objects.pop(f"{TRAINING_JOBS.format('team')}/a"))
+        assert len(running.learning.askers) == 0

@@ -100,6 +100,12 @@ def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None
     assert other == at(JobRuns((replace(own, is_relative=True),)), H100)[1], "whatever the plan"
 
 
+@pytest.mark.parametrize("deviation", [-math.log(9.9), math.log(9.9)])
+def test_a_run_of_another_workload_moves_nobody_beyond_its_bound(deviation: float) -> None:
+    moved, _ = at(JobRuns((JobRun(A100, PLAN, deviation, is_relative=True),)), A100)
+    assert abs(math.log(moved)) == pytest.approx(math.log(1.1))
+
+
 def test_runs_that_agree_say_more_than_one() -> None:
     one = JobRun(A100, PLAN, 0.3)
     more = (one, JobRun(replace(A100, gpu="l4", architecture="ada-lovelace"), PLAN, 0.3))

@@ -24,6 +24,8 @@ from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MOST = 3.0
 """A correction beyond this factor is no error of a forecast but another job; it stays at the factor."""
+BOUND = 0.1
+"""What a run of another workload under the job's name moves its forecasts by, at most, whatever it says."""
 LEVELS = ("job", "split", "shape", "architecture", "setting")
 """The deviations that runs of one job share, as `alike` has them."""
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
@@ -112,7 +114,8 @@ class JobRuns:
         held = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(held)[:, None, None] | ~relative[:, None]
-        return corrected(known or deviations(), among[:, :, 0], shared, deviation, reports)
+        ratio, width = corrected(known or deviations(), among[:, :, 0], shared, deviation, reports)
+        return (np.clip(ratio, 1 / (1 + BOUND), 1 + BOUND) if relative.all() else ratio), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""

@@ -47,7 +47,7 @@ class PoolLearnings:
         """Runs in doubt that Events told of."""
         self._own: dict[Key, Seen] = {}
         """The run of every job that is there."""
-        self._askers = Askers()
+        self.askers = Askers()
         self.corrected = CorrectedJobs(context.metrics)
         context.cache.learnings.listen(self._learning_changed)
         context.cache.namespaces.listen(self._namespace_changed)
@@ -90,7 +90,7 @@ class PoolLearnings:
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
             if self._context.cache.table(key).get(key) is not None:  # else nobody would let go of it
-                self._askers.ask(key, namespace, workloads, names)
+                self.askers.ask(key, namespace, workloads, names)
                 self.corrected.ask(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
         if not own:
@@ -102,12 +102,12 @@ class PoolLearnings:
     def release(self, key: Key) -> None:
         """Let go of a job that asked for runs."""
         self._own.pop(key, None)
-        self._askers.release(key)
+        self.askers.release(key)
         self.corrected.release(key)
 
     def _notify(self, item: Seen) -> None:
         """All jobs of a run's workload are due, and those of its name or template."""
-        for key in self._askers.of(item.run.namespace, item.run.workload, template(item.job)):
+        for key in self.askers.of(item.run.namespace, item.run.workload, template(item.job)):
             self._context.runtime.add(key, self._context.settings.observe_settle_s)
 
     def recall_status(self, pool: str, status: Any) -> None:
