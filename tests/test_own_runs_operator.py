@@ -92,6 +92,9 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
         assert "your run" not in store.status("team", "twin")["recommendation"]["reason"]
         assert store.step_s("team", "twin") < 1.05 * raw_s
         assert ratio(store, "a") == 1.0
+    async with operator(store, advise, NODES, discovery=True) as again:
+        await settled(again)
+        assert store.status("team", "a")["observed"] and ratio(store, "a") == 1.0
 
 
 async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> None:

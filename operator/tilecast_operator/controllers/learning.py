@@ -67,7 +67,7 @@ class PoolLearnings:
     def recall(self, key: Key, uid: str, score: Score) -> None:
         """Take note of what the status of a job keeps of its run, where it is not known better."""
         item = score.seen(key.namespace, key.name, uid)
-        if self._is_on and not self._store.is_forgotten(item):
+        if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
@@ -84,6 +84,7 @@ class PoolLearnings:
         names = {template(key.name) for key in keys}
         runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
         own = [item for key in keys if (item := self._own.get(key)) is not None and item.run.workload in workloads]
+        own = [item for item in own if not self._store.is_forgotten(item)]
         run = "own" if own else "successor"
         if not runs and not own:
             run = "relative"
@@ -215,9 +216,9 @@ class PoolLearnings:
 
     def _forget(self, pool: str, what: Forget) -> None:
         count = self._store.forget(what, self._context.now(), pool)
-        for key in [key for key, item in self._own.items() if item.run.pool == pool and what.matches(item)]:
-            del self._own[key]
-            self._context.runtime.add(key, self._context.settings.observe_settle_s)
+        for key, item in self._own.items():
+            if item.run.pool == pool and what.matches(item):
+                self._context.runtime.add(key, self._context.settings.observe_settle_s)
         log.info("forgot %d runs of pool %s (%s)", count, pool, what)
         self._context.runtime.add(CALIBRATION)
 
