@@ -145,7 +145,7 @@ async def reports(api: ApiServer, operator: Operator, numbers: list[int], option
           f"included; {now:.0f} MB resident, {most:.0f} MB at most", flush=True)  # fmt: skip
 
 
-async def kept(api: ApiServer) -> tuple[dict[str, str], int]:
+async def recorded(api: ApiServer) -> tuple[dict[str, str], int]:
     """Resource versions of the jobs that were loaded by UID, and how many runs the PoolLearnings have."""
     jobs = dict[str, str]()
     async for page in api.pages(f"{GROUP}/trainingjobs"):
@@ -157,12 +157,12 @@ async def kept(api: ApiServer) -> tuple[dict[str, str], int]:
 
 async def restart(api: ApiServer, operator: Operator) -> None:
     """Start the operator anew; print what it has lost."""
-    corrected, (jobs, runs) = metric(operator, "tilecast_own_runs_jobs"), await kept(api)
+    corrected, (jobs, runs) = metric(operator, "tilecast_own_runs_jobs"), await recorded(api)
     operator.stop()
     began = time.monotonic()
     operator.start()
     await idle(operator)
-    took_s, (jobs_now, runs_now) = time.monotonic() - began - QUIET_S, await kept(api)
+    took_s, (jobs_now, runs_now) = time.monotonic() - began - QUIET_S, await recorded(api)
     other, (now, most) = sum(jobs_now[uid] != version for uid, version in jobs.items()), resident_mb(operator)
     corrected_now = metric(operator, "tilecast_own_runs_jobs")
     print(f"restart        idle after {took_s:.0f} s; {corrected:.0f} jobs were corrected and {corrected_now:.0f} are, "
