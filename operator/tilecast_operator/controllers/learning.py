@@ -18,9 +18,9 @@ from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.lists import ListCheck
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.cluster.view import Learning as LearningView
+from tilecast_operator.controllers.corrected import CorrectedJobs
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed.askers import Askers
-from tilecast_operator.observed.corrected import CorrectedJobs
 from tilecast_operator.observed.learner import Learner, Score, Taught
 from tilecast_operator.observed.own_runs import setting
 from tilecast_operator.observed.run_store import RunStore, template
