@@ -1,7 +1,7 @@
 """What a plan of the whole queue is worth: arrivals of a trace replayed, by four references and by the plan.
 
 python bench/queue_policies.py DATA [--setting a|b] [--seeds 20] [--jobs 150] [--warm 0] [--loads 40,80,120]
-    [--csv FILE] [--plot FILE.png]
+    [--csv FILE] [--plot FILE.svg]
 python bench/queue_policies.py --exact 200
 
 The second form plans so many small random queues, those of tests/test_queue.py, and says by every policy how far the
@@ -165,6 +165,11 @@ WAYS: Mapping[str, tuple[Placement, Knowledge]] = {
 """Placements, and what they know of steps."""
 BASES = ("plan, forecasts only", "plan, own steps")
 """Placements by whose mean completion those of all are divided."""
+DRAWN = (
+    "plan, own steps", "plan, forecasts only", "plan, perfect knowledge",
+    "own best pool", "earliest, own steps", "Kueue's order of flavors",
+)  # fmt: skip
+"""Placements of the picture, whose charts have six colours."""
 
 
 # Setting (a): K80, P100 and V100.
@@ -402,7 +407,7 @@ def main() -> None:
         with options.csv.open("w", newline="") as out:
             csv.writer(out).writerows([("load", "seed", "placement", *FIGURES), *rows])
     if options.plot:
-        draw(rows, options.plot)
+        draw(rows, options.plot, options.setting)
 
 
 FIGURES = ("mean_s", "p99_s", "makespan_s", "cost", "fairness", "decision_s")
@@ -462,21 +467,20 @@ def report(load: int, rows: Sequence[tuple[float | str, ...]]) -> None:
         print(f"{name:26}{hours}{mean[3]:8.0f}{mean[4]:8.2f}{mean[5] * 1e3:6.1f}", *shown, sep="    ", flush=True)
 
 
-def draw(rows: Sequence[tuple[float | str, ...]], path: Path) -> None:
+def draw(rows: Sequence[tuple[float | str, ...]], path: Path, setting: str) -> None:
     """Mean completion by load, a line a placement."""
     from tilecast.render import charts
     from tilecast.render.charts import Axis, Chart, Point, Series
 
-    loads = sorted({float(row[0]) for row in rows})
+    hours = defaultdict[str, dict[float, list[float]]](lambda: defaultdict(list))
+    for load, _, name, mean_s, *_ in rows:
+        hours[str(name)][float(load)].append(float(mean_s) / 3600)
     series = tuple(
-        Series(name, tuple(
-            Point(load, float(np.mean([row[3] for row in rows if row[0] == load and row[2] == name])) / 3600)
-            for load in loads
-        ))
-        for name in WAYS
-    )  # fmt: skip
-    chart = Chart("Mean completion by load", Axis("load, %"), Axis("hours", base=10), series)
-    path.write_bytes(charts.png(chart))
+        Series(name, tuple(Point(load, float(np.mean(each))) for load, each in sorted(hours[name].items())))
+        for name in DRAWN
+    )
+    chart = Chart(f"Mean completion by load, setting ({setting})", Axis("load, %"), Axis("hours", base=10), series)
+    path.write_text(charts.svg(chart, f"policies-{setting}", charts.STYLE) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
