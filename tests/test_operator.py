@@ -549,6 +549,28 @@ async def test_a_worker_that_is_ended_just_as_a_key_comes_ends(turns: int) -> No
     assert done and task.cancelled()
 
 
+async def test_a_key_wakes_one_worker_however_many_wait() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return asyncio.get_running_loop().time()
+
+    queue: KeyQueue[str] = KeyQueue(clock)
+    queue.add("last", 60.0)
+    workers = [asyncio.create_task(queue.take()) for _ in range(200)]
+    await asyncio.sleep(0.01)
+    looks = 0
+    queue.add("now")
+    queue.add("soon", 0.01)
+    while sum(worker.done() for worker in workers) < 2:
+        await asyncio.sleep(0.01)
+    assert looks < 20
+    for worker in workers:
+        worker.cancel()
+
+
 @hypothesis_settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "later", "work"])), max_size=60))
 def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:

@@ -65,6 +65,7 @@ async def test_more_nodes_of_one_unknown_gpu_are_one_event() -> None:
     store = Store()
     async with operator(store, nodes=(node(),)) as running:
         for number in range(9, 0, -1):
+            store.node_count += 1
             running.cache.see(node(f"strange-{number}", STRANGE))
             await settled(running)
         assert len(store.events) == 1
@@ -190,7 +191,7 @@ async def test_what_is_left_of_a_deleted_job_is_nothing() -> None:
         assert not len(running.cache.training_jobs) and running.runtime.is_conditional(Key.of(body))
 
 
-def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
+async def test_a_queue_keeps_no_delay_that_a_shorter_one_replaced() -> None:
     queue: KeyQueue[str] = KeyQueue(lambda: 0.0)
     for number in range(100_000):
         queue.add("a", 1e6 - number)

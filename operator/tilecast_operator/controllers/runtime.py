@@ -12,9 +12,7 @@ import itertools
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -67,18 +65,18 @@ class KeyQueue(Generic[KeyT]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._ready: deque[KeyT] = deque()
+        self._ready: asyncio.Queue[KeyT] = asyncio.Queue()
         self._waiting: set[KeyT] = set()
         self._running: set[KeyT] = set()
         self._again: set[KeyT] = set()
         self._later: list[tuple[float, int, KeyT]] = []
         self._due: dict[KeyT, float] = {}
         self._order = itertools.count()
-        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._last_progress = clock()
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._due)
+        return len(self._waiting) + len(self._due)
 
     def add(self, key: KeyT, delay_s: float = 0.0) -> None:
         """Work on the key, not before `delay_s` from now. Of several delays the shortest counts."""
@@ -90,33 +88,35 @@ class KeyQueue(Generic[KeyT]):
                 self._due[key] = due
                 heapq.heappush(self._later, (due, next(self._order), key))
                 self._tidy()
+                if self._later[0][2] == key:
+                    self._wake()
         elif key in self._running:
             self._again.add(key)
         else:
             self._due.pop(key, None)
             self._waiting.add(key)
-            self._ready.append(key)
-        self._changed.set()
+            self._ready.put_nowait(key)
 
     def ready(self) -> Iterator[KeyT]:
         """The keys that could be taken now."""
-        self.wait_s()
-        return iter(self._ready)
+        self._move_due()
+        return iter(self._waiting)
 
     async def take(self) -> KeyT:
         """The next key; call `done` with it afterwards."""
-        while True:
-            wait_s = self.wait_s()
-            if self._ready:
-                key = self._ready.popleft()
-                self._waiting.discard(key)
-                self._running.add(key)
-                return key
-            self._changed.clear()
-            # Not `wait_for`: before Python 3.12 it may lose a cancellation that comes with the key.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+        self._move_due()
+        key = await self._ready.get()
+        self._waiting.discard(key)
+        self._running.add(key)
+        return key
+
+    def _wake(self) -> None:
+        """Move keys to the ready ones as they become due. One timer does that for every worker that waits."""
+        if self._timer:
+            self._timer.cancel()
+        self._move_due()
+        if self._later:
+            self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._wake)
 
     def done(self, key: KeyT) -> None:
         """Say that the work on a key has ended, well or not."""
@@ -128,7 +128,7 @@ class KeyQueue(Generic[KeyT]):
 
     def stalled_s(self) -> float:
         """How long work has been ready or under way without any being finished; 0 when there is none."""
-        return self._clock() - self._last_progress if self._ready or self._running else 0.0
+        return self._clock() - self._last_progress if self._waiting or self._running else 0.0
 
     def _tidy(self) -> None:
         """Let go of delays that shorter ones have replaced, before they outnumber the others."""
@@ -137,22 +137,24 @@ class KeyQueue(Generic[KeyT]):
             heapq.heapify(self._later)
 
     def wait_s(self) -> float | None:
-        """How long until a key can be taken, in seconds; None while there is none. Moves due keys to the ready ones."""
-        while self._later:
-            due, _, key = self._later[0]
-            if self._due.get(key) != due:
-                heapq.heappop(self._later)
-            elif due <= self._clock():
-                heapq.heappop(self._later)
-                del self._due[key]
-                if not self._ready and not self._running:
-                    self._last_progress = self._clock()
-                self.add(key)
-            else:
-                break
-        if self._ready:
+        """How long until a key can be taken, in seconds; None while there is none."""
+        self._move_due()
+        if self._waiting:
             return 0.0
         return self._later[0][0] - self._clock() if self._later else None
+
+    def _move_due(self) -> None:
+        """Make keys ready whose time has come."""
+        while self._later:
+            due, _, key = self._later[0]
+            if self._due.get(key) == due:
+                if due > self._clock():
+                    return
+                del self._due[key]
+                if not self._waiting and not self._running:
+                    self._last_progress = self._clock()
+                self.add(key)
+            heapq.heappop(self._later)
 
 
 class Runtime:
