@@ -134,6 +134,8 @@ def test_a_looser_limit_never_worsens_the_best(request: Request, pools: list[Poo
         replace(request, budget=Budget(request.budget.amount * 2) if request.budget else None),
     ]
     for loose in looser:
+        if loose == request:
+            continue
         assert best_value(loose, pools) <= (gpus, tight * CLOSE)
 
 

@@ -19,7 +19,7 @@ from tilecast_fit import ceilings, export, network, samples, training
 from tilecast_fit import step as step_fit
 
 GPU = find_gpu("a100-80")
-STEPS = 300
+STEPS = 100
 ROWS = 600
 
 

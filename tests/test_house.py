@@ -8,6 +8,7 @@ import operator
 import re
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,13 +70,18 @@ WORDS = {"found", "told", "said", "stands", "wanted", "kept"}
 
 
 FOLDERS = ("bench", "operator", "predictor", "tests", "tools")
-SOURCES = {path: ast.parse(path.read_text()) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
-NODES = [(path, node) for path, tree in SOURCES.items() for node in ast.walk(tree)]
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Every node of every source, beside its path."""
+    return [(path, node) for path in SOURCES for node in ast.walk(ast.parse(path.read_text()))]
+
+
 def test_names_say_what_a_value_is() -> None:
-    for path, node in NODES:
+    for path, node in nodes():
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
                 assert name.lstrip("_").lower() not in WORDS, (path, node.lineno)
@@ -84,7 +90,7 @@ def test_names_say_what_a_value_is() -> None:
 
 
 def test_every_class_has_a_name_of_its_own() -> None:
-    names = Counter(node.name for _, node in NODES if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for _, node in nodes() if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -92,7 +98,7 @@ def test_files_functions_and_classes_are_small() -> None:
     limits = {"operator": 350, "tests": 800}
     for path in SOURCES:
         assert len(path.read_text().splitlines()) <= limits.get(path.relative_to(ROOT).parts[0], 500), path
-    for path, node in NODES:
+    for path, node in nodes():
         if isinstance(node, FUNCTIONS):
             assert (node.end_lineno or 0) - node.lineno < 60, (path, node.name)
         if isinstance(node, ast.ClassDef):
@@ -103,7 +109,7 @@ def test_private_modules_of_other_packages_are_imported_in_two_places() -> None:
     """Each says why: what it takes from kopf or PyTorch has no public name."""
     places = {
         path.name
-        for path, node in NODES
+        for path, node in nodes()
         if isinstance(node, ast.ImportFrom) and re.match(r"(kopf|torch)\._", node.module or "")
         if not path.is_relative_to(ROOT / "tests")
     }

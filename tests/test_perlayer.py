@@ -103,10 +103,9 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     for rows in every.rows():
         family = every.family(every.worthwhile(rows, seconds))
         one = family.chain
-        for path in itertools.product(range(len(family.plans)), repeat=len(one.cost)):
-            cost, held = chain.price(one, np.array(path))
-            if held <= one.budget:
-                best = min(best, cost)
+        paths = np.array(list(itertools.product(range(len(family.plans)), repeat=len(one.cost))))
+        cost, held = chain.price(one, paths)
+        best = min(best, cost[held <= one.budget].min(initial=np.inf))
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:

@@ -149,10 +149,11 @@ def best_of_all(held: QueueColumns, policy: str) -> QueueScore:
     return min(score(plan) for plan in itertools.product(*(held.of(row) for row in range(len(held.weight)))))
 
 
+@pytest.mark.parametrize("queues", [15, pytest.param(50, marks=pytest.mark.long)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_plan_is_close_to_the_best_there_is(policy: str) -> None:
+def test_the_plan_is_close_to_the_best_there_is(policy: str, queues: int) -> None:
     behind = []
-    for seed in range(50):
+    for seed in range(queues):
         problem = small(seed)
         held = columns(checked(problem)[0])
         if math.prod(len(held.of(row)) for row in range(len(held.weight))) > MOST_PLANS:
@@ -163,7 +164,7 @@ def test_the_plan_is_close_to_the_best_there_is(policy: str) -> None:
         assert plan.bound is not None
         assert plan.bound <= best[deciding] * (1 + 1e-6)
         behind.append(plan.score[deciding] / best[deciding] - 1)
-    assert len(behind) >= 40
+    assert len(behind) >= 0.8 * queues
     assert np.mean(behind) <= 0.01
     assert max(behind) <= 0.05
 

@@ -82,26 +82,26 @@ async def test_each_job_is_answered_by_one_shard_and_pools_are_written_by_one() 
     for place in ("left", "right"):
         for name in "ab":
             store.add(place, name)
-    async with (
-        operator(store, namespace_selector=A, discovery=True) as one,
-        operator(store, namespace_selector=REST, discovery=True, owns_pools=False) as other,
-    ):
-        for running in (one, other):
-            await settled(running)
-        assert not any(path.endswith("status") and "namespaces" in path for _, path in store.writes), "not known yet"
-        for running in (one, other):
-            namespace(running, "left", 1, shard="a")
-            namespace(running, "right", 1)
-            await settled(running)
-        for place in ("left", "right"):
-            for name in "ab":
-                assert [path for _, path in store.writes].count(f"{store.path(place, name)}/status") == 1
-        assert sorted(key.namespace for key in one.cache.training_jobs) == ["left", "left"]
-        assert sorted(key.namespace for key in other.cache.training_jobs) == ["right", "right"]
-        assert [path for _, path in store.writes if path.startswith(POOLS)] == [
-            f"{POOLS}/h100-sxm",
-            f"{POOLS}/h100-sxm/status",
-        ]
+    async with operator(store, namespace_selector=REST, discovery=True, owns_pools=False) as other:
+        await settled(other)
+        async with operator(store, namespace_selector=A, discovery=True) as one:
+            await settled(one)
+            assert not any(path.endswith("status") and "namespaces" in path for _, path in store.writes), (
+                "not known yet"
+            )
+            for running in (one, other):
+                namespace(running, "left", 1, shard="a")
+                namespace(running, "right", 1)
+                await settled(running)
+            for place in ("left", "right"):
+                for name in "ab":
+                    assert [path for _, path in store.writes].count(f"{store.path(place, name)}/status") == 1
+            assert sorted(key.namespace for key in one.cache.training_jobs) == ["left", "left"]
+            assert sorted(key.namespace for key in other.cache.training_jobs) == ["right", "right"]
+            assert [path for _, path in store.writes if path.startswith(POOLS)] == [
+                f"{POOLS}/h100-sxm",
+                f"{POOLS}/h100-sxm/status",
+            ]
 
 
 async def test_a_namespace_goes_over_with_its_label() -> None:

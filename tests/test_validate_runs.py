@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tilecast.cli import main
 from tilecast.hardware import find_gpu, find_link
 from tilecast.step import PARTS
 from tilecast.validate import report, runs, scores, table
-from tilecast.validate.cells import REASONS
+from tilecast.validate.cells import REASONS, Row
 from tilecast.validate.networks import network_link
 from tilecast.validate.table import ASSUMED
 
@@ -224,11 +225,17 @@ def data(name: str) -> Path:
     return Path(folder) / "e2e" / name
 
 
+@cache
+def forecast(name: str) -> tuple[list[Row], list[runs.Forecast]]:
+    """The rows of a measured table and their forecasts."""
+    rows = runs.read_table(data(name))
+    return rows, runs.forecast(rows)
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["vtrain_dev.csv", "published_dev.csv", "neusight_dev.csv"])
 def test_most_graded_rows_are_predicted_and_the_baselines_beaten(name: str) -> None:
-    rows = runs.read_table(data(name))
-    forecasts = runs.forecast(rows)
+    rows, forecasts = forecast(name)
     scored = scores.score(rows, forecasts)
     assert len(scored.measured_s) >= 0.95 * scored.graded
     assert {item.reason for item in forecasts} <= {"", *REASONS}
@@ -250,8 +257,7 @@ def test_a_source_that_moves_a_constant_has_its_own() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("name", CEILINGS)
 def test_the_error_stays_below_its_ceiling(name: str) -> None:
-    rows = runs.read_table(data(name))
-    scored = scores.score(rows, runs.forecast(rows))
+    scored = scores.score(*forecast(name))
     assert scores.macro(abs(scored.predicted_s / scored.measured_s - 1), scored.rows) < CEILINGS[name]
     assert scored.covered.mean() >= 0.9
     assert scores.macro(abs(scored.left_out_s / scored.measured_s - 1), scored.rows) < 1.25 * CEILINGS[name]
@@ -271,8 +277,7 @@ def test_every_gpu_of_the_tables_is_known() -> None:
 def test_plans_are_ranked_as_measured() -> None:
     """Measured when set: Kendall tau 0.87, top-1 regret over 47 groups of plans 2.7 % as advice orders them, and 5.0 %
     by the forecast alone."""
-    rows = runs.read_table(data("vtrain_dev.csv"))
-    scored = scores.score(rows, runs.forecast(rows))
+    scored = scores.score(*forecast("vtrain_dev.csv"))
     tau, regret, groups = scores.ranking(scored.rows, scored.predicted_s, scored.measured_s)
     assert groups >= 40
     assert tau > 0.84

@@ -55,12 +55,12 @@ class Path:
     bound: float
 
 
-def price(chain: Chain, strategies: Ints) -> tuple[float, float]:
-    """Cost in seconds and memory in bytes of given strategies, (N,)."""
-    links = np.arange(len(strategies))
-    changes = chain.change[links[:-1], strategies[:-1], strategies[1:]].sum()
-    held = chain.memory[links, strategies].sum() + chain.working[links, strategies].max()
-    return float(chain.cost[links, strategies].sum() + changes), float(held)
+def price(chain: Chain, strategies: Ints) -> tuple[Floats, Floats]:
+    """Costs in seconds and memory in bytes of given strategies, (..., N); both of shape (...)."""
+    links = np.arange(strategies.shape[-1])
+    changes = chain.change[links[:-1], strategies[..., :-1], strategies[..., 1:]].sum(-1)
+    held = chain.memory[links, strategies].sum(-1) + chain.working[links, strategies].max(-1)
+    return chain.cost[links, strategies].sum(-1) + changes, held
 
 
 def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
@@ -91,7 +91,8 @@ def cheapest(chain: Chain, below: float = np.inf) -> Path | None:
     if best is None:
         return None
     cost, held = price(chain, best.strategies)
-    return Path(best.strategies, cost, held, min(cost, least / PICO))
+    cost_s = float(cost)
+    return Path(best.strategies, cost_s, float(held), min(cost_s, least / PICO))
 
 
 @dataclass(frozen=True, slots=True)

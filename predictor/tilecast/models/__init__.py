@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
@@ -231,7 +231,7 @@ def preset(name: str) -> Model:
         if key in table:
             return table[key]
     begun = family(name)
-    near = None if begun else _nearest(keys[-1], table)
+    near = None if begun else _nearest(keys[-1])
     meant = _listed(begun) if begun else table[near].name if near else ""
     hint = f"did you mean {meant}?" if meant else "`tilecast show models` lists them"
     raise SpecError("model.preset", f"unknown model {name!r}", hint)
@@ -255,8 +255,10 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _nearest(key: str, table: Collection[str]) -> str | None:
+@lru_cache(maxsize=256)
+def _nearest(key: str) -> str | None:
     """The key that is probably meant: the longest that begins what was typed, or one spelled much like it."""
+    table = presets()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
     if within:
         return max(within, key=len)

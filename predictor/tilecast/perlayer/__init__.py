@@ -153,8 +153,8 @@ def best(
         pool=pool,
         gpus=gpus,
         groups=groups,
-        step_s=cost_s + fixed_s,
-        memory_bytes=held_bytes + available - family.chain.budget,
+        step_s=float(cost_s) + fixed_s,
+        memory_bytes=float(held_bytes) + available - family.chain.budget,
         memory_available_bytes=available,
         uniform=uniform[1] if uniform else None,
         uniform_s=uniform[0] + fixed_s if uniform else None,
@@ -306,10 +306,10 @@ def _tidied(one: Chain, order: Ints, used: Ints) -> Ints:
     edges = [0, *(np.flatnonzero(np.diff(order)) + 1).tolist(), len(order)]
     for start, end in pairwise(edges):
         part = np.sort(used[start:end])
-        trials = [np.concatenate([used[:start], strategy, used[end:]]) for strategy in (part, part[::-1])]
-        priced = [chain.price(one, trial) for trial in trials]
-        tidy = int(np.argmin([cost for cost, _ in priced]))
-        if priced[tidy][0] <= most and priced[tidy][1] <= one.budget:
+        trials = np.array([np.concatenate([used[:start], strategy, used[end:]]) for strategy in (part, part[::-1])])
+        cost_s, held_bytes = chain.price(one, trials)
+        tidy = int(np.argmin(cost_s))
+        if cost_s[tidy] <= most and held_bytes[tidy] <= one.budget:
             used = trials[tidy]
     return used
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecast import constants, kernels, models, search, uncertainty
 from tilecast.constants import Constants
-from tilecast.graph import Shards
+from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
 from tilecast.kernels import KernelTimes
 from tilecast.models import Sharded
@@ -131,13 +131,14 @@ def forecast_prepared(
     forecasts = {index: Forecast(reason=code) for index, code in refused.items()}
     unseen = left_out()
     for group in track(groups, "groups of runs"):
-        priced = price(group)
+        priced, flops = price(group), model_flops(group.workload)
         sources = {residuals.source_of(rows[member.index]) for member in group.members}
         without = {name: price(group, unseen[name]) if name in unseen else priced for name in sources}
         for member in group.members:
             one = _one(group.workload, group.pool, priced, member)
             other = without[residuals.source_of(rows[member.index])]
-            forecasts[member.index] = replace(one, left_out_s=meant(group.workload, other, member).of(other.step_s))
+            left_out_s = meant(group.workload, other, member).of(other.step_s)
+            forecasts[member.index] = replace(one, model_flops=flops, left_out_s=left_out_s)
     return [forecasts[index] for index in range(len(rows))]
 
 
@@ -282,7 +283,6 @@ def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) ->
         memory_bytes=one.of(priced.memory_bytes),
         parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
         roofline_s=_roofline(workload, plan, pool),
-        model_flops=model_flops(workload),
         plan=plan,
     )
 
@@ -291,23 +291,24 @@ def model_flops(workload: Workload) -> float:
     """FLOPs of a step as the model needs them, recomputation not counted, over all GPUs."""
     one = np.ones(1, dtype=np.int64)
     graph = models.build(workload, Shards(one, one, one, one, one * 0))
-    per_sample = sum(block.repeat * op.count * float(op.table.flops()[0]) for block in graph.blocks for op in block.ops)
-    return per_sample * workload.global_batch
+    table, repeats = _operators(graph)
+    return float(sum(repeats * table.flops())) * workload.global_batch
 
 
 def _roofline(workload: Workload, plan: Plan, pool: Pool) -> float:
     """The baseline of a perfect machine: every operator at the peak of compute or memory, nothing else."""
     shards = Shards(*(np.array([value]) for value in (plan.micro_batch, plan.tensor, plan.context, plan.expert, 0)))
     graph = models.build(workload, shards)
-    seconds = 0.0
-    for block in graph.blocks:
-        for op in block.ops:
-            peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
-            bound = max(
-                float(op.table.flops()[0]) / peak, float(op.table.bytes()[0]) / pool.gpu.memory_bandwidth_bytes_per_s
-            )
-            seconds += bound * op.count * block.repeat
-    return seconds * plan.gradient_accumulation / plan.pipeline
+    table, repeats = _operators(graph)
+    peak = pool.gpu.peak_flops.get(workload.precision, pool.gpu.peak_flops["fp32"])
+    bound = np.maximum(table.flops() / peak, table.bytes() / pool.gpu.memory_bandwidth_bytes_per_s)
+    return float(sum(bound * repeats)) * plan.gradient_accumulation / plan.pipeline
+
+
+def _operators(graph: Graph) -> tuple[KernelTable, Floats]:
+    """The kernels of a graph of one shard and how often each runs, (N,)."""
+    ops = [(op, op.count * block.repeat) for block in graph.blocks for op in block.ops]
+    return KernelTable.concatenate([op.table for op, _ in ops]), np.array([count for _, count in ops])
 
 
 def read_table(path: Path) -> list[Row]:
