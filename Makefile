@@ -12,6 +12,9 @@ SETUP := $(VENV)/.installed
 # Of `make bundle`: the reference by digest that was signed.
 IMAGE ?= registry.example/tilecast
 
+# Bytecode is written once, not by every process that a test starts, also where a container's image switches that off.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check unit lint types crds dashboards chart docs e2e bundle cluster-demo setup lock clean
 
 demo: $(SETUP)
@@ -22,12 +25,12 @@ test: check
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
 	@$(BIN)/python tools/checkov.py >/dev/null
-	$(BIN)/pytest -m "cluster or image or long"
+	$(BIN)/pytest -m "cluster or image or long or data"
 
 check: lint types unit
 
 unit: $(SETUP)
-	$(BIN)/pytest -m "not cluster and not image and not kind and not long" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not cluster and not image and not kind and not long and not data" -n 2 --dist worksteal
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

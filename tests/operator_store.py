@@ -15,11 +15,14 @@ from advice_values import advice, offer
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
+from tilecast_operator.cluster import lists
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import ADVICE_KEYS
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
+lists.LISTING_PAUSE_S = 1.0
+"""Operators that share a store see what another writes only where a test shows it to them, so counts may differ."""
 QUICK = Settings(
     discovery=False,
     settle_s=0.01,

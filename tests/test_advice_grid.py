@@ -21,6 +21,9 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.objectives import Objective
 from tilecast.spec import Plan, Plans, Workload
 
+pytestmark = pytest.mark.long
+"""`test_advice_laws.py` has the same laws on fewer cases."""
+
 TIE = math.exp(uncertainty.most_tied()) * (1 + 1e-9)
 
 WORKLOADS = {

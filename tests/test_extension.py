@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.long
+
 PACKAGE = Path(__file__).resolve().parent.parent / "predictor" / "tilecast"
 FIXTURES = Path(__file__).resolve().parent / "extension"
 

@@ -63,6 +63,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[network.Trained, 
     return net, learned, path
 
 
+@pytest.mark.long
 def test_training_learns_the_law(written):
     net, learned, _ = written
     off = np.abs(training.shown(learned, net) / learned.measured_s - 1)
@@ -70,6 +71,7 @@ def test_training_learns_the_law(written):
     assert off.mean() < 0.15 < untrained.mean()
 
 
+@pytest.mark.long
 def test_the_file_answers_like_the_weights(written):
     net, _, path = written
     d = shapes(1)
@@ -78,6 +80,7 @@ def test_the_file_answers_like_the_weights(written):
     assert seconds.seconds == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu", ["a100-80", "b200", "t4"])
 @pytest.mark.parametrize("dim", ["batch", "m", "n", "k"])
 def test_a_network_that_hardly_learned_keeps_the_law_too(written, gpu, dim):
@@ -90,6 +93,7 @@ def test_a_network_that_hardly_learned_keeps_the_law_too(written, gpu, dim):
     assert (twice * (1 + 1e-6) >= once).all()
 
 
+@pytest.mark.long
 def test_the_details_are_heard(written):
     net, learned, _ = written
     plain = network.predict(net, learned, np.zeros(len(learned), np.int64))
@@ -99,6 +103,7 @@ def test_the_details_are_heard(written):
     assert (plain - without).max() > 0.1
 
 
+@pytest.mark.long
 def test_networks_that_are_kept_answer_as_shipped(written, tmp_path):
     net, learned, _ = written
     shipped = utilization.load().description

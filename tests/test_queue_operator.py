@@ -412,6 +412,7 @@ def queued(store: JobStore, name: str, steps: int = 2000) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.long
 async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() -> None:
     store, names = JobStore(), [f"j{number:02}" for number in range(32)]
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:

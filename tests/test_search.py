@@ -94,6 +94,7 @@ def test_what_is_found_is_every_plan_and_its_best_is_the_best(
     assert not plans.is_bounded
 
 
+@pytest.mark.long
 def test_a_thousand_plans_alone_cost_what_they_cost_among_all() -> None:
     jobs: list[tuple[str, int, int, Pool, dict[str, Any]]] = [
         ("gpt3-175b", 2048, 1536, pool("h100-sxm", nodes=64), {}),

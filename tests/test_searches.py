@@ -75,6 +75,7 @@ async def test_a_process_says_why_nothing_can_be_advised() -> None:
         searches.stop()
 
 
+@pytest.mark.long
 async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEAD", str(tmp_path / "dead"))
     searches = Searches(die, 1, 1)
@@ -85,6 +86,7 @@ async def test_a_search_outlives_the_process_that_did_it(tmp_path: Path, monkeyp
         searches.stop()
 
 
+@pytest.mark.long
 async def test_a_search_that_kills_every_process_fails_alone() -> None:
     searches = Searches(die_of, 1, 1)
     try:
