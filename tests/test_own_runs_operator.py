@@ -97,6 +97,30 @@ async def test_a_run_that_is_forgotten_corrects_nobody_any_longer() -> None:
         assert store.status("team", "a")["observed"] and ratio(store, "a") == 1.0
 
 
+async def test_a_run_has_only_those_looked_at_whose_forecast_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, question = list[str](), Advisor.question
+
+    async def noting(self: Advisor, namespace: str, asked: dict[str, Any]) -> Any:
+        looked.append(asked["metadata"]["name"])
+        return await question(self, namespace, asked)
+
+    monkeypatch.setattr(Advisor, "question", noting)
+    store, names = SharedStore(), {f"j{number}": 16 + 8 * number for number in range(10)}
+    async with operator(store, advise, NODES, discovery=True) as running:
+        for name, batch in names.items():
+            raw_s = (await advised(running, store, "team", name, batch))["recommendation"]["stepSeconds"]["target"]
+            await report(running, "team", name, 1.1 * raw_s)
+        await until(running, store, lambda: len(store.runs) == len(names))
+        await advised(running, store, "team", "waits", 128)
+        await settled(running)
+        looked.clear()
+        before_s = store.step_s("team", "waits")
+        await report(running, "team", "j3", 1.6 * store.step_s("team", "j3"))
+        await until(running, store, lambda: store.step_s("team", "waits") != before_s)
+        await settled(running)
+    assert set(looked) == {"j3", "waits"}
+
+
 async def test_metrics_tell_whose_runs_correct_how_many_jobs_and_how_far() -> None:
     store = SharedStore()
 

@@ -17,6 +17,7 @@ from operator_store import JOBS, Store, job, node, on_first_pool, operator, read
 from tilecast import nodes
 from tilecast.advise import Advice, Request, inputs_hash
 from tilecast.api import training_job
+from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool
 from tilecast.spec import SpecError
 from tilecast_operator import advisor
@@ -28,6 +29,7 @@ from tilecast_operator.cluster.documents import POOL, Note, event
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
+from tilecast_operator.controllers.pools import PoolsChange
 from tilecast_operator.controllers.runtime import KeyQueue
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
@@ -121,6 +123,28 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
     go_on.set()
     before = await late
     assert before is not None and await searcher.inputs_hash(question) != before
+    searcher.stop()
+
+
+async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone() -> None:
+    searched = []
+
+    def counted(request: Request, pools: Sequence[Pool]) -> Advice:
+        searched.append(request.name)
+        return on_first_pool(request, pools)
+
+    searcher, bare = Advisor(Store(), counted, Metrics().count_search, 1, 16), nodes.pools([node()])
+    taught = bare.calibrated(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
+    asked = {name: await searcher.question(name, job()) for name in ("team", "other")}
+    for of_namespace, most in (({}, 1), ({"team": bare}, 2), ({"team": taught}, 3), ({"team": taught}, 3), ({}, 3)):
+        before = searcher.versions
+        searcher.use(bare, of_namespace)
+        change = PoolsChange(True, before, searcher.versions)
+        for question in asked.values():
+            await searcher.answer(question)
+        assert len(searched) == most
+        assert change.concerns("other") == (before.numbers == {})
+        assert PoolsChange(False, before, searcher.versions).concerns("other")
     searcher.stop()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import time
 from collections import OrderedDict
@@ -90,6 +91,18 @@ class Question:
     """Digest of them and of what else decides the job's alternatives; empty where there are none."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolVersions:
+    """Numbers of the pools, with what runs teach of them: others get another number."""
+
+    numbers: Mapping[str, int]
+    """By namespace that has had runs; those of all others stand under the empty name."""
+
+    def of(self, namespace: str) -> int:
+        """That of the pools that jobs of a namespace are answered by; 0 while there are none."""
+        return self.numbers.get(namespace, self.numbers.get("", 0))
+
+
 class Advisor:
     """Answers questions for the pools there are. Belongs to one event loop.
 
@@ -119,7 +132,10 @@ class Advisor:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
         self._of_namespace: Mapping[str, NodesReport] = {}
-        self._facts = ""
+        self._version = itertools.count(1)
+        self.versions = PoolVersions({})
+        self.facts = ""
+        """What the pools are, whatever runs teach."""
         self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
         self._answers: AnswerMemo[Answer] = AnswerMemo(size)
         self._standing: AnswerMemo[Answer] = AnswerMemo(size)
@@ -129,11 +145,11 @@ class Advisor:
 
     def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
         """Answer for these pools from now on; in some namespaces for the same ones with corrections of their own."""
-        before = None if self._report is None else (self._report.pools, _pools(self._of_namespace))
-        if before != (report.pools, _pools(of_namespace)) or not report.pools:
-            for memo in (self._answers, self._standing, self._hashes, self._own):
-                memo.clear()
-            self._facts = facts(report.pools)
+        before = {} if self._report is None else {"": self._report, **self._of_namespace}
+        now = {"": report, **of_namespace}
+        same = {name for name, one in now.items() if name in before and before[name].pools == one.pools}
+        numbers = {name: self.versions.numbers[name] if name in same else next(self._version) for name in now}
+        self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -201,7 +217,7 @@ class Advisor:
         gpus = tuple(pool.gpu.name for pool in pools)
         meant = await self._workloads.get((question.key, gpus), lambda: self.run(workloads, request, pools))
         runs = known(meant.keys())
-        digest = identity(question.key, self._facts, runs)
+        digest = identity(question.key, self.facts, runs)
         if not runs or digest == unless:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._key(question), tuple(runs))
@@ -228,7 +244,7 @@ class Advisor:
         return await self.search(self._key(question), question.request, pools)
 
     async def search(self, key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
-        """The answer to a request on some pools. Equal keys are searched once for as long as the pools stay."""
+        """The answer to a request on some pools. Equal keys are searched once."""
         advice = await self._answers.get(key, lambda: self._search(request, pools))
         if is_passing(advice):
             self._answers.drop(key)
@@ -239,7 +255,7 @@ class Advisor:
         pools, incumbent = self.pools(question), document.incumbent(before)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
-        key = (question.key, answer.inputs_hash, incumbent)
+        key = (self._key(question), answer.inputs_hash, incumbent)
         return await self._standing.get(key, lambda: self._hold(answer, pools, incumbent))
 
     async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
@@ -258,8 +274,8 @@ class Advisor:
         return () if report is None else question.own.corrected(report.pools)
 
     def _key(self, question: Question) -> Hashable:
-        """What decides the answer for as long as the pools stay."""
-        return question.key, question.namespace if question.namespace in self._of_namespace else "", question.own.own
+        """What decides the answer."""
+        return question.key, self.versions.of(question.namespace), question.own.own
 
     async def _hold(self, answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
         try:
@@ -303,10 +319,6 @@ class Advisor:
             return internal_error(error)
         self._counted(advice, time.monotonic() - began)
         return advice
-
-
-def _pools(of_namespace: Mapping[str, NodesReport]) -> dict[str, tuple[Pool, ...]]:
-    return {name: report.pools for name, report in of_namespace.items()}
 
 
 def _small_job() -> tuple[Request, list[Pool]]:

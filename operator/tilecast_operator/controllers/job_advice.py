@@ -142,7 +142,8 @@ class JobAdvice:
             return open_question, None
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
-        everything = repr((question.key, repr(request.constraints), repr(request.baseline), repr(usable)))
+        version = self._advisor.versions.of(job.namespace)
+        everything = repr((question.key, version, repr(request.constraints), repr(request.baseline), repr(usable)))
         answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, choice.pools)
         if isinstance(answer, Declined):
             return answer, None

@@ -24,7 +24,7 @@ from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
 from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about
 from tilecast_operator.controllers.kueue_features import KueueCheck
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed import reports
@@ -67,7 +67,7 @@ class Jobs:
         context.cache.namespaces.listen(self._namespace_changed)
         for table in (context.cache.local_queues, context.cache.cluster_queues, context.cache.flavors):
             table.listen(self._queue_changed)
-        pools.listen(self._all_due)
+        pools.listen(self._pools_changed)
         for kind in JOB_KINDS:
             context.runtime.register(kind, self._reconcile, context.cache.jobs.forget)
             context.answers.expect(kind)
@@ -114,9 +114,10 @@ class Jobs:
         for job in self._queueless:
             self._context.runtime.add(job)
 
-    def _all_due(self) -> None:
+    def _pools_changed(self, change: PoolsChange) -> None:
         for key in {*self._context.cache.jobs, *self._requests}:
-            self._context.runtime.add(key)
+            if change.concerns(key.namespace):
+                self._context.runtime.add(key)
 
     async def _reconcile(self, key: Key) -> None:
         """Annotate a job that does not wait for us."""

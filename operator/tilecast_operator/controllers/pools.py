@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tilecast import nodes
@@ -12,7 +13,7 @@ from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor
+from tilecast_operator.advisor import Advisor, PoolVersions
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import Note, applied_fields
 from tilecast_operator.cluster.kinds import Key
@@ -35,6 +36,20 @@ UNSERVED_S = 5.0
 UNKNOWN = "UnknownAccelerator"
 
 
+@dataclass(frozen=True, slots=True)
+class PoolsChange:
+    """What has become of the pools."""
+
+    is_learnt: bool
+    """Whether nothing has changed but what runs teach: what has started keeps its forecast."""
+    before: PoolVersions
+    now: PoolVersions
+
+    def concerns(self, namespace: str) -> bool:
+        """Whether the pools of a namespace are others."""
+        return not self.is_learnt or self.before.of(namespace) != self.now.of(namespace)
+
+
 class Pools:
     """The pools there are. Belongs to one event loop."""
 
@@ -55,7 +70,7 @@ class Pools:
         self._capacity = capacity
         self._lists = lists
         self._learning_in_turn = asyncio.Lock()
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[PoolsChange], None]] = []
         self._entries: dict[str, nodes.FoundPool] = {}
         self._expired: set[str] = set()
         """Pools whose missing nodes count as gone."""
@@ -70,8 +85,8 @@ class Pools:
         context.runtime.register(CALIBRATION.kind, self._calibrate)
         context.runtime.register(gpu_pool.KIND, self._describe, self._gone)
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call this whenever every advice may be another."""
+    def listen(self, listener: Callable[[PoolsChange], None]) -> None:
+        """Call this whenever advice may be another."""
         self._listeners.append(listener)
 
     def changed(self) -> None:
@@ -153,21 +168,22 @@ class Pools:
     def _use(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
         """Answer by these pools from now on, and by others in namespaces that have had runs."""
         before, self.report = self.report, report
-        before_of, self._of_namespace = self._of_namespace, of_namespace
+        self._of_namespace = of_namespace
         self._entries = {item.pool.name: item for item in report.entries}
+        facts, versions = self._advisor.facts, self._advisor.versions
         self._advisor.use(report, of_namespace)
         self._capacity.use(report)
         known = {key.name for key in self._context.cache.pools}
         self._add_pools({*self._entries, *report.invalid, *report.obsolete, *known})
-        is_same = before is not None and before.pools == report.pools and _reasons(before) == _reasons(report)
-        if is_same and {name: one.pools for name, one in before_of.items()} == {
-            name: one.pools for name, one in of_namespace.items()
-        }:
+        is_learnt = before is not None and facts == self._advisor.facts and _reasons(before) == _reasons(report)
+        if is_learnt and versions == self._advisor.versions:
             return
-        shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.entries)
-        log.info("pools: %s", ", ".join(shapes) or "none")
+        if not is_learnt:
+            shapes = (f"{item.pool.name} {item.nodes}x{item.pool.gpus_per_node}" for item in report.entries)
+            log.info("pools: %s", ", ".join(shapes) or "none")
+        change = PoolsChange(is_learnt, versions, self._advisor.versions)
         for listener in self._listeners:
-            listener()
+            listener(change)
 
     async def _calibrate(self, _: Key) -> None:
         """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""

@@ -18,7 +18,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View, canonical, status_digest
 from tilecast_operator.controllers.capacity import Capacity
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import UNSERVED_S, Pools
+from tilecast_operator.controllers.pools import UNSERVED_S, Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.requests import Requests, target_of
 from tilecast_operator.controllers.runtime import SharedContext
@@ -111,7 +111,7 @@ class QueuePlans:
             self._jobs.clear()
         self._due()
 
-    def _pools_changed(self) -> None:
+    def _pools_changed(self, _: PoolsChange) -> None:
         self._jobs.clear()
         self._due()
 

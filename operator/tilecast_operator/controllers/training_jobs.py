@@ -24,7 +24,7 @@ from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
-from tilecast_operator.controllers.pools import Pools
+from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.requests import mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
@@ -154,7 +154,7 @@ class TrainingJobs:
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
-        pools.listen(self._all_due)
+        pools.listen(self._pools_changed)
         context.runtime.register(training_job.KIND, self._reconcile, self._gone)
         context.answers.expect(training_job.KIND)
 
@@ -183,9 +183,11 @@ class TrainingJobs:
         self._learning.release(key)
         self._observations.forget(key)
 
-    def _all_due(self) -> None:
+    def _pools_changed(self, change: PoolsChange) -> None:
+        """Every job is due that other pools concern; what others' runs teach moves no forecast that is scored."""
         for key in self._context.cache.training_jobs:
-            self._context.runtime.add(key)
+            if change.concerns(key.namespace) and not (change.is_learnt and self._scores.get(key)):
+                self._context.runtime.add(key)
 
     def _gone(self, key: Key) -> None:
         """The API server has no such job, whatever the watch says."""
@@ -309,13 +311,12 @@ class TrainingJobs:
             return status
         if better_placement.is_news(known, aspect, self._context.clock()) and mode_of(seen.value.document) != "Off":
             await self._context.writer.post(key, seen.uid, Note("Normal", aspect.reason, aspect.message))
-        aspects = {better_placement.KIND: aspect}
-        return job_status.amended(status, seen.value.generation, self._context.now(), aspects)
+        generation, now = seen.value.generation, self._context.now()
+        return job_status.amended(status, generation, now, {better_placement.KIND: aspect})
 
     def _products(self) -> dict[str, str]:
         """The GPU of each pool."""
-        report = self._pools.report
-        return {} if report is None else {pool.name: pool.gpu.product for pool in report.pools}
+        return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
 
     async def _write(self, key: Key, seen: Stored[View], want: Desired) -> bool:
         """Write what differs; returns whether the status did."""
@@ -325,8 +326,7 @@ class TrainingJobs:
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            is_change = bool(asked.status.get("summary"))
-            await self._context.writer.post(key, seen.uid, want.note, is_change=is_change)
+            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
         document, first = status.document(), next(iter(status.alternatives), None)
         self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
         is_other = status_digest(document) != seen.value.digest
