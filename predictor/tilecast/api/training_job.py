@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_snake
 
 from tilecast.advise import Baseline, Budget, Constraints, Request
 from tilecast.api.base import (
+    API_VERSION,
     MAX_BATCH,
     MAX_GPUS,
     OBJECT_NAME,
@@ -241,6 +242,11 @@ class TrainingJobSpec(ApiModel):
         ),
         *(_bound_rule(field) for field in ("deadlineSeconds", "budget")),
     )
+
+
+def document(name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The TrainingJob object of a name and a spec."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def parse(document: Mapping[str, Any]) -> TrainingJobSpec:

@@ -9,6 +9,7 @@ from tilecast import jobs
 from tilecast.advise import Advice, Request
 from tilecast.api import documents
 from tilecast.api.edit import edited
+from tilecast.cli.reading import shown_name
 from tilecast.hardware import Pool
 from tilecast.jobs import candidates, commands
 from tilecast.spec import SpecError
@@ -38,7 +39,7 @@ class Source:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
         named = jobs.runtime_of(document)
-        runtimes = (item for item in objects if named and (item.get("kind"), _name(item)) == named)
+        runtimes = (item for item in objects if named and (item.get("kind"), shown_name(item)) == named)
         return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
 
     @property
@@ -79,8 +80,3 @@ class Source:
         changes = jobs.changes(self.document, self.job, put)
         changes += commands.running(self.document, self.job, command) if command else []
         return edited(documents.written_out(self.text), changes, self.index)
-
-
-def _name(document: Mapping[str, object]) -> str:
-    metadata = document.get("metadata")
-    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""

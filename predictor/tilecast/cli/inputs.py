@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from tilecast import models
 from tilecast.advise import Request
 from tilecast.api import base, training_job
-from tilecast.api.base import API_VERSION
 from tilecast.api.job_kinds import listed
 from tilecast.cli import adapters
 from tilecast.cli.reading import amount, flag_of, is_file, read_text, seconds, shown_name
@@ -297,10 +296,7 @@ def _from_file(options: argparse.Namespace) -> JobInput:
     own = [document for document in items if document.get("kind") == training_job.KIND]
     source = None if own else Source.of(text, items)
     if source is not None:
-        spec = jobs.described(source.job)
-        own = [
-            {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": source.job.name}, "spec": spec}
-        ]
+        own = [training_job.document(source.job.name, jobs.described(source.job))]
     own = own or items
     if len(own) == 1 and (kind := own[0].get("kind", training_job.KIND)) != training_job.KIND:
         remedy = f"give a TrainingJob, {listed()}"
@@ -343,6 +339,5 @@ def _bare(
     if options.batch is None:
         raise SpecError("--batch", "is missing", "say how many samples one optimizer step takes")
     training = {key: value for flag, key in _BARE.items() if (value := getattr(options, flag)) is not None}
-    metadata, spec = {"name": base.object_name(name)}, {"model": model, "training": training}
-    document = {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": metadata, "spec": spec}
+    document = training_job.document(base.object_name(name), {"model": model, "training": training})
     return JobInput(document, config_maps or {}, {f"spec.training.{key}": flag_of(flag) for flag, key in _BARE.items()})

@@ -11,9 +11,8 @@ from pathlib import Path
 from tilecast import jobs
 from tilecast.advise import Request, advise
 from tilecast.api import documents, training_job
-from tilecast.api.base import API_VERSION
 from tilecast.api.documents import Document
-from tilecast.api.fields import mapping
+from tilecast.api.fields import mapping, value_at
 from tilecast.cli.reading import read_text, shown_name
 from tilecast.hardware import Pool
 from tilecast.jobs import kueue
@@ -66,7 +65,7 @@ class QueueDocuments:
         """
         by_kind = dict[str, dict[str, Document]]()
         for item in results:
-            by_kind.setdefault(str(item.get("kind")), {})[_place(item)] = item
+            by_kind.setdefault(str(item.get("kind")), {})[f"{_namespace(item)}/{shown_name(item)}"] = item
         own = [item for item in results if item.get("kind") == training_job.KIND]
         targets = {_target(item) for item in own}
         others = [
@@ -106,24 +105,12 @@ class QueueDocuments:
 
 
 def _target(document: Document) -> tuple[str, str]:
-    spec = document.get("spec")
-    target = spec.get("targetRef") if isinstance(spec, Mapping) else None
-    return (str(target.get("kind")), str(target.get("name"))) if isinstance(target, Mapping) else ("", "")
-
-
-def _place(document: Document) -> str:
-    return f"{_namespace(document)}/{shown_name(document)}"
-
-
-def _metadata(document: Document, key: str) -> Mapping[str, object]:
-    metadata = document.get("metadata")
-    value = metadata.get(key) if isinstance(metadata, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    target = mapping(value_at(document, ("spec", "targetRef")))
+    return (str(target.get("kind")), str(target.get("name"))) if target else ("", "")
 
 
 def _namespace(document: Document) -> str:
-    metadata = document.get("metadata")
-    return str(metadata.get("namespace") or "") if isinstance(metadata, Mapping) else ""
+    return str(value_at(document, ("metadata", "namespace")) or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +156,7 @@ class QueueReader:
         if job.is_finished or job.is_owned:
             return None
         try:
-            body = {"apiVersion": API_VERSION, "kind": training_job.KIND, "metadata": {"name": job.name}}
-            asked = training_job.read({**body, "spec": jobs.described(job)}, self.given.config_maps)
+            asked = training_job.read(training_job.document(job.name, jobs.described(job)), self.given.config_maps)
         except SpecError as error:
             raise jobs.in_annotations(error) from None
         queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if job.queue and self._has_queues else None
@@ -193,13 +179,15 @@ class QueueReader:
         self, document: Document, name: str, asked: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
         queue: str,
     ) -> QueuedJob:  # fmt: skip
-        arrival = self._since(_metadata_text(document, "creationTimestamp"))
+        metadata = mapping(document.get("metadata"))
+        labels = mapping(metadata.get("labels"))
+        arrival = self._since(metadata.get("creationTimestamp"))
         return QueuedJob(
             name=name,
             options=self._options(asked, pools),
             arrival_s=arrival,
-            weight=jobs.weight(_metadata(document, "annotations")),
-            priority=self.given.priorities.get(str(_metadata(document, "labels").get(jobs.PRIORITY_CLASS)), 0),
+            weight=jobs.weight(mapping(metadata.get("annotations"))),
+            priority=self.given.priorities.get(str(labels.get(jobs.PRIORITY_CLASS)), 0),
             deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
             queue=queue,
             present=present,
@@ -215,24 +203,17 @@ class QueueReader:
             raise SpecError("no pool can run it", problem, refused[0].remedy if refused else "see `tilecast advise`")
         return self._priced[key]
 
-    def _since(self, text: str) -> float:
+    def _since(self, time: object) -> float:
         """Seconds from now to a time, which are negative; 0 where there is none."""
         try:
-            at = datetime.fromisoformat(text)
+            at = datetime.fromisoformat(str(time))
         except ValueError:
             return 0.0
         return min((at - self.now).total_seconds(), 0.0) if at.tzinfo else 0.0
 
     def _running(self, document: Document, job: QueuedJob) -> QueuedJob:
         """The job with what is left of it, by its forecast where it runs."""
-        status = document.get("status")
-        return running(job, -self._since(str(status.get("startTime", ""))) if isinstance(status, Mapping) else 0.0)
-
-
-def _metadata_text(document: Document, key: str) -> str:
-    metadata = document.get("metadata")
-    value = metadata.get(key) if isinstance(metadata, Mapping) else None
-    return value.isoformat() if isinstance(value, datetime) else str(value or "")
+        return running(job, -self._since(value_at(document, ("status", "startTime"))))
 
 
 def _names(given: Sequence[Document]) -> list[str]:
