@@ -24,75 +24,51 @@ def apply(change: Change, request: Request, pool: Pool) -> tuple[Request, Pool]:
     return CHANGES[change.input](request, pool, change.value)
 
 
-def _training(name: str, kind: type = str) -> Apply:
+def _job(change: Callable[[Request, Any], Request]) -> Apply:
+    """An input of the job."""
+    return lambda request, pool, value: (change(request, value), pool)
+
+
+def _pool(change: Callable[[Pool, Any], Pool]) -> Apply:
+    """An input of the pool."""
+    return lambda request, pool, value: (request, change(pool, value))
+
+
+def _part(part: str, name: str, kind: Callable[[Any], Any]) -> Apply:
+    """A field of a part of the request; nothing changes where the request has no such part."""
+
+    def change(request: Request, value: Any) -> Request:
+        whole = getattr(request, part)
+        return request if whole is None else replace(request, **{part: replace(whole, **{name: kind(value)})})
+
+    return _job(change)
+
+
+def _planned(name: str, kind: Callable[[Any], Any]) -> Apply:
+    """A field of the workload that a stated plan may state as well, which is then changed alike."""
+    alone, planned = _part("workload", name, kind), _part("plan", name, kind)
+
     def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-        return replace(request, workload=replace(request.workload, **{name: kind(value)})), pool
-
-    return run
-
-
-def _planned(name: str, kind: type = str) -> Apply:
-    """An input of the job that a stated plan may state as well, which is then changed alike."""
-    alone = _training(name, kind)
-
-    def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-        plan, changed = request.plan, {name: kind(value)}
-        if plan is not None and getattr(plan, name) is not None:
-            request = replace(request, plan=replace(plan, **changed))
+        if getattr(request.plan, name, None) is not None:
+            request, pool = planned(request, pool, value)
         return alone(request, pool, value)
 
     return run
 
 
-def _stage(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    if request.plan is None:
-        return request, pool
-    return replace(request, plan=replace(request.plan, zero_stage=int(value))), pool
+def _precision(request: Request, value: Any) -> Request:
+    return replace(request, workload=replace(request.workload, precision=value), precisions=())
 
 
-def _precision(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return replace(request, workload=replace(request.workload, precision=value), precisions=()), pool
-
-
-def _batch(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+def _batch(request: Request, value: Any) -> Request:
     low, high = request.batches or (int(value), int(value))
     batches = (min(low, int(value)), max(high, int(value))) if request.batches else None
-    return replace(request, workload=replace(request.workload, global_batch=int(value)), batches=batches), pool
+    return replace(request, workload=replace(request.workload, global_batch=int(value)), batches=batches)
 
 
-def _constraint(name: str) -> Apply:
-    def run(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-        changed: dict[str, Any] = {name: int(value)}
-        return replace(request, constraints=replace(request.constraints, **changed)), pool
-
-    return run
-
-
-def _allowed(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
+def _allowed(request: Request, value: Any) -> Request:
     limits = request.constraints
-    return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value)))), pool
-
-
-def _deadline(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return replace(request, deadline_s=float(value)), pool
-
-
-def _budget(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    if request.budget is None:
-        return request, pool
-    return replace(request, budget=replace(request.budget, amount=float(value))), pool
-
-
-def _sharing(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return replace(request, constraints=replace(request.constraints, allow_sharing=value == "true")), pool
-
-
-def _nodes(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return request, replace(pool, max_nodes=int(value))
-
-
-def _gpus(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return request, grown(pool, int(value))
+    return replace(request, constraints=replace(limits, allowed_pools=(*limits.allowed_pools, str(value))))
 
 
 def grown(pool: Pool, gpus: int) -> Pool:
@@ -134,18 +110,6 @@ def more(pool: Pool, gpus: int, effect: Literal["fits", "wins"]) -> Change:
     return Change("pool.gpus", gpus, effect, text)
 
 
-def _price(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return request, replace(pool, price_per_gpu_hour=float(value))
-
-
-def _memory(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return request, replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))
-
-
-def _links(request: Request, pool: Pool, value: Any) -> tuple[Request, Pool]:
-    return request, faster(pool, float(value))
-
-
 def faster(pool: Pool, factor: float) -> Pool:
     """The pool with every link that many times as fast, in bandwidth as in latency."""
     return replace(pool, intra=_faster(pool.intra, factor), inter=_faster(pool.inter, factor))
@@ -167,29 +131,31 @@ def _faster(link: Link, factor: float) -> Link:
 
 
 CHANGES: Mapping[str, Apply] = {
-    "training.precision": _precision,
-    "training.globalBatchSize": _batch,
-    "training.sequenceLength": _training("sequence_length", int),
+    "training.precision": _job(_precision),
+    "training.globalBatchSize": _job(_batch),
+    "training.sequenceLength": _part("workload", "sequence_length", int),
     "training.microBatchSize": _planned("micro_batch", int),
-    "training.activationCheckpointing": _planned("checkpointing"),
-    "training.fusedLoss": _training("fused_loss", bool),
-    "training.offload": _training("offload"),
-    "training.framework": _training("framework"),
-    "training.gradientSync": _training("gradient_sync"),
-    "plan.zeroStage": _stage,
-    "constraints.gpus": _constraint("gpus"),
-    "constraints.maxGpus": _constraint("max_gpus"),
-    "constraints.maxNodes": _constraint("max_nodes"),
-    "constraints.maxTensorParallel": _constraint("max_tensor"),
-    "constraints.allowedPools": _allowed,
-    "constraints.allowSharing": _sharing,
-    "deadlineSeconds": _deadline,
-    "budget.amount": _budget,
-    "pool.gpus": _gpus,
-    "pool.maxNodes": _nodes,
-    "pool.price.perGpuHour": _price,
-    "pool.gpu.memoryGib": _memory,
-    "pool.links": _links,
+    "training.activationCheckpointing": _planned("checkpointing", str),
+    "training.fusedLoss": _part("workload", "fused_loss", bool),
+    "training.offload": _part("workload", "offload", str),
+    "training.framework": _part("workload", "framework", str),
+    "training.gradientSync": _part("workload", "gradient_sync", str),
+    "plan.zeroStage": _part("plan", "zero_stage", int),
+    "constraints.gpus": _part("constraints", "gpus", int),
+    "constraints.maxGpus": _part("constraints", "max_gpus", int),
+    "constraints.maxNodes": _part("constraints", "max_nodes", int),
+    "constraints.maxTensorParallel": _part("constraints", "max_tensor", int),
+    "constraints.allowedPools": _job(_allowed),
+    "constraints.allowSharing": _part("constraints", "allow_sharing", lambda value: value == "true"),
+    "deadlineSeconds": _job(lambda request, value: replace(request, deadline_s=float(value))),
+    "budget.amount": _part("budget", "amount", float),
+    "pool.gpus": _pool(lambda pool, value: grown(pool, int(value))),
+    "pool.maxNodes": _pool(lambda pool, value: replace(pool, max_nodes=int(value))),
+    "pool.price.perGpuHour": _pool(lambda pool, value: replace(pool, price_per_gpu_hour=float(value))),
+    "pool.gpu.memoryGib": _pool(
+        lambda pool, value: replace(pool, gpu=replace(pool.gpu, memory_bytes=float(value) * 2**30))
+    ),
+    "pool.links": _pool(lambda pool, value: faster(pool, float(value))),
 }
 """Every input that a remedy may name: paths of a TrainingJob's spec, `plan.…` for those of a plan that is asked for,
 `pool.…` for those of the pool; `pool.links` is how many times as fast the links are."""
