@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from tilecast.graph import Block, Graph, Shards
 from tilecast.models import layers, mixers, self_attention, transformer
-from tilecast.models.parts import Part, Rank
+from tilecast.models.parts import Part, Rank, nothing
 from tilecast.models.self_attention import Span
 from tilecast.models.transformer import Attend
 from tilecast.spec import Workload
@@ -54,33 +52,15 @@ def _attend(mixer: str, places: int) -> Attend | None:
 
     def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
         if not mixer:
-            return EMPTY
+            return Part.keeping(nothing())
         if mixer == "parallel":
             attention = self_attention.attention(name, workload, rank, key_rank=key_rank, causal=causal)
-            return _both(attention, mixers.mix("mamba2", "mamba2", workload, rank))
+            return Part.joined([attention, mixers.mix("mamba2", "mamba2", workload, rank)])
         if mixer == "shared":
             return _shared(workload, rank, places)
         return mixers.mix(mixer, mixer, workload, rank)
 
     return None if mixer in ("attention", "local") else build
-
-
-EMPTY = Part([], [], np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1))
-"""Half a layer that is not there."""
-
-
-def _both(one: Part, other: Part) -> Part:
-    """Two halves side by side."""
-    return Part(
-        one.ops + other.ops,
-        one.transfers + other.transfers,
-        one.parameters + other.parameters,
-        one.activation_bytes + other.activation_bytes,
-        one.scores + other.scores,
-        one.expert_parameters + other.expert_parameters,
-        one.selected + other.selected,
-        one.linears + other.linears,
-    )
 
 
 def _shared(workload: Workload, rank: Rank, places: int) -> Part:
@@ -110,7 +90,8 @@ def _shared(workload: Workload, rank: Rank, places: int) -> Part:
             mix.linear(f"{adapter}-up", inner, outputs)
             mix.written(inner)
     mix.linear("place", h, h)
-    return _both(mix.part(), mixers.mix("mamba2" if "inner_head" in extra else "mamba", "mamba", workload, rank))
+    kind = "mamba2" if "inner_head" in extra else "mamba"
+    return Part.joined([mix.part(), mixers.mix(kind, "mamba", workload, rank)])
 
 
 def needs(pattern: tuple[str, ...]) -> tuple[str, ...]:

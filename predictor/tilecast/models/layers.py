@@ -52,6 +52,37 @@ def linear(
     return ops
 
 
+def products(
+    name: str,
+    numerics: Numerics,
+    batch: Floats | float,
+    *shapes: tuple[str, Floats | float, Floats | float, Floats | float],
+    selective: bool = True,
+) -> list[Op]:
+    """`batch` products of matrices [m, k] and [k, n] for each label, m, n and k of `shapes`: the first is the forward
+    pass, which selective checkpointing recomputes where it is `selective`, the others are its gradients."""
+    return [
+        Op(
+            f"{name}{label}",
+            KernelTable.of("gemm", numerics.matrix, batch=batch, m=m, n=n, k=k),
+            "backward" if place else "forward",
+            selective=selective and not place,
+        )
+        for place, (label, m, n, k) in enumerate(shapes if numerics.training else shapes[:1])
+    ]
+
+
+def rowwise(
+    name: str, numerics: Numerics, kind: str, rows: Floats, cols: Floats | float, *, launches: float = 1.0
+) -> list[Op]:
+    """A kernel over rows of `cols` elements, and its gradient in so many `launches`."""
+    ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
+    if numerics.training:
+        backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
+        ops.append(Op(f"{name}.gradient", backward, "backward", launches=launches))
+    return ops
+
+
 def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
     """The cast of an operand to FP8 where products run in it: 16 bits are read and, in training, two copies written, by
     rows for this product and by columns for the gradient (Transformer Engine, pytorch/tensor/float8_tensor.py and
@@ -177,16 +208,13 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
     """Layer norm or RMS norm over rows of `cols` elements. Backward is two kernels: the input's gradient,
     and the reduction for weight and bias."""
-    kind = "rmsnorm" if rms else "layernorm"
+    kind: Composed = "rmsnorm" if rms else "layernorm"
     ops = []
     if numerics.autocast:
         casts = pointwise(f"{name}.cast", numerics, rows * cols, reads=2.0, writes=1.0, backward=(1.0, 2.0))
         ops += fused_away("norm", casts)
-    ops += [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
-    if numerics.training:
-        backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
-        ops.append(Op(f"{name}.gradient", backward, "backward", launches=2.0))
-    return _as_chain(name, numerics, rows * cols, "rmsnorm" if rms else "layernorm", "norm", ops)
+    ops += rowwise(name, numerics, kind, rows, cols, launches=2.0)
+    return _as_chain(name, numerics, rows * cols, kind, "norm", ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,29 +315,30 @@ def attention(
         }  # fmt: skip
         return _fused_attention(name, numerics, dims, head_dim, values)
     matrices = batch * heads
-    matrix = "bf16" if numerics.matrix == "fp8" else numerics.matrix
-
-    def product(label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase) -> Op:
-        table = KernelTable.of("gemm", matrix, batch=matrices, m=m, n=n, k=k)
-        return Op(f"{name}.{label}", table, phase, selective=phase == "forward")
-
-    ops = [product("scores", seq_q, seq_kv, head_dim, "forward")]
+    made = products(
+        f"{name}.scores",
+        numerics.unquantized,
+        matrices,
+        ("", seq_q, seq_kv, head_dim),
+        (".query-gradient", seq_q, head_dim, seq_kv),
+        (".key-gradient", seq_kv, head_dim, seq_q),
+    )
+    read = products(
+        f"{name}.values",
+        numerics.unquantized,
+        matrices,
+        ("", seq_q, values, seq_kv),
+        (".weights-gradient", seq_q, seq_kv, values),
+        (".gradient", seq_kv, values, seq_q),
+    )
     masks = 2 if causal else 1
     weighed, gradient = _softmax(name, numerics, matrices * seq_q, seq_kv, masks, biased=biased, wide=wide_softmax)
-    ops += weighed
+    ops = [made[0], *weighed]
     if dropout and numerics.training:
         scores = matrices * seq_q * seq_kv
         drawn = pointwise(f"{name}.dropout", numerics, scores, mask_bytes=1.0, backward=(1.0, 1.0), kind="dropout")
         ops += _selective(drawn)
-    ops.append(product("values", seq_q, values, seq_kv, "forward"))
-    if numerics.training:
-        ops += [
-            product("values.weights-gradient", seq_q, seq_kv, values, "backward"),
-            product("values.gradient", seq_kv, values, seq_q, "backward"),
-            gradient,
-            product("scores.query-gradient", seq_q, head_dim, seq_kv, "backward"),
-            product("scores.key-gradient", seq_kv, head_dim, seq_q, "backward"),
-        ]
+    ops += [*read, gradient, *made[1:]] if numerics.training else read
     return ops
 
 
@@ -394,11 +423,7 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
     """A table look-up and, backward, the scatter-add of its gradient."""
-    ops = [Op(name, KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=0.0))]
-    if numerics.training:
-        table = KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=1.0)
-        ops.append(Op(f"{name}.gradient", table, "backward", launches=4.0))
-    return ops
+    return rowwise(name, numerics, "embedding", rows, cols, launches=4.0)
 
 
 def fused_away(name: PassName, ops: Iterable[Op]) -> list[Op]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
+from tilecast.graph import Op
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
 from tilecast.models.parts import Linear, Part, Rank, norm_parameters, residual, tensor_transfers
@@ -95,38 +95,24 @@ class Mixer:
         if delta:
             shapes += [("keys", heads, chunk, chunk, state), ("solve", heads, chunk, value + state, chunk)]
         for label, batch, m, n, k in shapes:
-            self._products(label, chunks * batch, m, n, k)
+            self.ops += layers.products(
+                f"{self.name}.{label}",
+                self.numerics.unquantized,
+                chunks * batch,
+                ("", m, n, k),
+                (".left-gradient", m, k, n),
+                (".right-gradient", k, n, m),
+            )
         states = chunks * heads * state * value
         self.ops += layers.pointwise(f"{self.name}.carry", replace(self.numerics, element=4.0), states)
-
-    def _products(self, label: str, batch: Floats, m: float, n: float, k: float) -> None:
-        precision = "bf16" if self.numerics.matrix == "fp8" else self.numerics.matrix
-
-        def product(suffix: str, m: float, n: float, k: float, phase: Phase) -> Op:
-            table = KernelTable.of("gemm", precision, batch=batch, m=m, n=n, k=k)
-            return Op(f"{self.name}.{label}{suffix}", table, phase, selective=phase == "forward")
-
-        self.ops.append(product("", m, n, k, "forward"))
-        if self.numerics.training:
-            self.ops.append(product(".left-gradient", m, k, n, "backward"))
-            self.ops.append(product(".right-gradient", k, n, m, "backward"))
 
     def part(self) -> Part:
         """The half layer, with the sum behind it and the exchanges of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
         ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
         transfers = tensor_transfers(self.name, self.workload, self.rank)
-        none = np.zeros(1)
-        return Part(
-            ops,
-            transfers,
-            self.parameters,
-            self.activation_bytes,
-            none,
-            none,
-            self.activation_bytes,
-            tuple(self.linears),
-        )
+        kept = self.activation_bytes
+        return Part(ops, transfers, self.parameters, kept, selected=kept, linears=tuple(self.linears))
 
 
 def _mamba(mix: Mixer) -> None:

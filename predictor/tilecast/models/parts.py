@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -63,6 +66,11 @@ class Linear:
     """Over how many modules, each with a weight of the same size, the outputs spread."""
 
 
+def nothing() -> Floats:
+    """Zero on every shard."""
+    return np.zeros(1)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Half a layer: operators, transfers, and what it keeps for the backward pass (`activation_bytes`, of which the
@@ -73,17 +81,21 @@ class Part:
     transfers: list[Transfer]
     parameters: Floats
     activation_bytes: Floats
-    scores: Floats
-    expert_parameters: Floats
-    selected: Floats
+    scores: Floats = field(default_factory=nothing)
+    expert_parameters: Floats = field(default_factory=nothing)
+    selected: Floats = field(default_factory=nothing)
     linears: tuple[Linear, ...] = ()
     """Where adapters go."""
 
     @classmethod
     def keeping(cls, activation_bytes: Floats) -> Part:
         """What layers keep besides their parts: so many bytes, (S,)."""
-        none = np.zeros(1)
-        return cls([], [], none, activation_bytes, none, none, none)
+        return cls([], [], nothing(), activation_bytes)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part]) -> Part:
+        """Several parts as one."""
+        return cls(*(reduce(add, (getattr(part, item.name) for part in parts)) for item in fields(cls)))
 
 
 def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:

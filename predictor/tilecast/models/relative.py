@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast.graph import Graph, KernelTable, Op, Shards
+from tilecast.graph import Graph, Shards
 from tilecast.models import layers, transformer
 from tilecast.models.numerics import Numerics
 from tilecast.models.parts import Part, Rank
 from tilecast.models.self_attention import attention
-from tilecast.spec import Floats, Workload
+from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -42,26 +42,17 @@ def _attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, cau
     for number in range(int(model.extra.get("position_scores", 0))):
         label = f"{name}.position{number + 1}"
         ops += layers.linear(f"{label}.projection", numerics, np.full(1, positions), h, width)
-        ops += _scores(label, numerics, rank, heads, positions, float(model.head_dim))
+        # Scores of every token, in each head, against the positions, and their two gradients.
+        s, width_of_head = rank.sequence, float(model.head_dim)
+        ops += layers.products(
+            label,
+            numerics.unquantized,
+            rank.micro_batch * heads,
+            (".scores", s, positions, width_of_head),
+            (".gradient1", s, width_of_head, positions),
+            (".gradient2", positions, width_of_head, s),
+        )
         ops += layers.pointwise(f"{label}.gather", numerics, rank.micro_batch * heads * rank.sequence**2, reads=2.0,
                                 kernels=2)  # fmt: skip
     parameters = part.parameters + projections * (h + 1.0) * width
     return replace(part, ops=ops, parameters=parameters)
-
-
-def _scores(label: str, numerics: Numerics, rank: Rank, heads: Floats, positions: float, head_dim: float) -> list[Op]:
-    """Scores of every token, in each head, against the positions, and their two gradients."""
-    batch, s = rank.micro_batch * heads, rank.sequence
-    shapes = [(s, positions, head_dim)]
-    if numerics.training:
-        shapes += [(s, head_dim, positions), (positions, head_dim, s)]
-    precision = "bf16" if numerics.matrix == "fp8" else numerics.matrix
-    return [
-        Op(
-            f"{label}.scores" if not place else f"{label}.gradient{place}",
-            KernelTable.of("gemm", precision, batch=batch, m=m, n=n, k=k),
-            "backward" if place else "forward",
-            selective=not place,
-        )
-        for place, (m, n, k) in enumerate(shapes)
-    ]

@@ -147,12 +147,10 @@ def layer(
         parts.append(attention("cross-attention", workload, rank, key_rank=memory, causal=False))
     if feeds:
         parts.append(expert_mlp(workload, rank, experts) if experts else mlp(workload, rank))
-    ops = tuple(op for part in parts for op in part.ops)
-    transfers = tuple(transfer for part in parts for transfer in part.transfers)
-    parameters = sum((part.parameters for part in parts), np.zeros(1))
-    frozen = np.zeros(1)
+    whole = Part.joined(parts)
+    ops, parameters, frozen = tuple(whole.ops), whole.parameters, np.zeros(1)
     if workload.lora_rank:
-        adapters, added = adapter_products(workload, [linear for part in parts for linear in part.linears])
+        adapters, added = adapter_products(workload, whole.linears)
         ops, frozen, parameters = ops + tuple(adapters), parameters, parameters + added
     copied = np.zeros(1)
     if workload.lora_rank and workload.frozen_bits < 16:
@@ -161,7 +159,7 @@ def layer(
         copied = numerics.element * largest_quantized(parts, calls)
     inputs = numerics.element * rank.outer_tokens * model.hidden
     if numerics.frozen_input:
-        read = sum((item.rows * item.inputs for part in parts for item in part.linears), np.zeros(1))
+        read = sum((item.rows * item.inputs for item in whole.linears), np.zeros(1))
         parts.append(Part.keeping(numerics.frozen_input * read))
     everything = sum((part.activation_bytes for part in parts), np.zeros(1))
     without_scores = sum((part.activation_bytes - part.scores for part in parts), np.zeros(1))
@@ -172,7 +170,7 @@ def layer(
             inputs,
         ]
     )
-    gathered = sum((one.size_bytes for one in transfers if one.group == "context"), np.zeros(1))
+    gathered = sum((one.size_bytes for one in whole.transfers if one.group == "context"), np.zeros(1))
     working = everything * 0.5 + np.where(rank.context > 1, gathered, 0.0)
     return Block(
         name,
@@ -180,8 +178,8 @@ def layer(
         ops,
         parameters=parameters,
         activation_bytes=activation_bytes,
-        transfers=transfers,
-        expert_parameters=sum((part.expert_parameters for part in parts), np.zeros(1)),
+        transfers=tuple(whole.transfers),
+        expert_parameters=whole.expert_parameters,
         working_bytes=working,
         copied_bytes=copied,
         frozen_parameters=frozen,

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards
+from tilecast.graph import Block, Graph, Op, Shards
 from tilecast.models import layers, transformer
 from tilecast.models.numerics import Numerics
 from tilecast.models.parts import Part, Rank, norm_parameters, residual, tensor_transfers
-from tilecast.spec import Floats, Model, Workload
+from tilecast.spec import Model, Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
@@ -53,8 +53,15 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     # Queries with the bias of contents and with that of positions; backward, two sums over tokens and one of both.
     ops += layers.pointwise(f"{name}.query-biases", numerics, tokens * width, kernels=2, backward=(2.0, 0.5))
     # All samples share the positions' keys: one product of a head for the whole micro-batch.
-    shape = (rank.micro_batch * rank.sequence, keys, float(model.head_dim))
-    ops += _product(f"{name}.position-scores", numerics, heads, *shape)
+    rows, head_dim = rank.micro_batch * rank.sequence, float(model.head_dim)
+    ops += layers.products(
+        f"{name}.position-scores",
+        numerics,
+        heads,
+        ("", rows, keys, head_dim),
+        (".query-gradient", rows, head_dim, keys),
+        (".key-gradient", keys, head_dim, rows),
+    )
     # The shift is a padded copy; backward its zeros are filled, its slice copied, and its product wants another order.
     ops += layers.pointwise(f"{name}.shift", numerics, scores, absorbed=False, backward=(2.0, 3.0))
     ops += layers.elementwise(f"{name}.add-positions", numerics, scores, 2, 1)
@@ -79,19 +86,6 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     parameters = 5.0 * h * width + norm_parameters(model)
     transfers = tensor_transfers(name, workload, rank)
     return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), activation_bytes - score)
-
-
-def _product(name: str, numerics: Numerics, batch: Floats, m: Floats, n: float, k: float) -> list[Op]:
-    """A batched product of m x k by k x n, forward and both gradients."""
-
-    def gemm(rows: Floats | float, cols: Floats | float, depth: Floats | float) -> KernelTable:
-        return KernelTable.of("gemm", numerics.matrix, batch=batch, m=rows, n=cols, k=depth)
-
-    ops = [Op(name, gemm(m, n, k), selective=True)]
-    if numerics.training:
-        ops.append(Op(f"{name}.query-gradient", gemm(m, k, n), "backward"))
-        ops.append(Op(f"{name}.key-gradient", gemm(n, k, m), "backward"))
-    return ops
 
 
 def _clusters(model: Model) -> list[tuple[float, float, float]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
 from tilecast.models import layers
 from tilecast.models.cnn.tensor import Tensor
 from tilecast.spec import Floats, PassName
@@ -146,14 +145,8 @@ class Operators(Tensor):
 
     def products(self, rows: float, cols: float, depth: float) -> None:
         """A product of matrices for each sample, [rows, depth] with [depth, cols], and its two gradients."""
-
-        def product(m: float, n: float, k: float, phase: Phase) -> Op:
-            table = KernelTable.of("gemm", self.numerics.matrix, batch=self.batch, m=m, n=n, k=k)
-            return Op("product", table, phase)
-
-        self.ops.append(product(rows, cols, depth, "forward"))
-        if self.numerics.training:
-            self.ops += [product(rows, depth, cols, "backward"), product(depth, cols, rows, "backward")]
+        shapes = (("", rows, cols, depth), ("", rows, depth, cols), ("", depth, cols, rows))
+        self.ops += layers.products("product", self.numerics, self.batch, *shapes, selective=False)
 
     def dropout(self) -> None:
         """Dropout with a byte mask, in training."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from tilecast.graph import KernelTable, Op, Phase
+from tilecast.graph import Op
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
@@ -150,14 +150,9 @@ def _matmul(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
         )  # fmt: skip
         return _inputs_cast(site, numerics, scale) + _contiguous(site, numerics, scale) + ops
 
-    def product(m: Floats, n: Floats, k: Floats, phase: Phase) -> Op:
-        return Op(site.kind, KernelTable.of("gemm", numerics.matrix, batch=batch, m=m, n=n, k=k), phase)
-
-    ops = [product(rows, columns, depth, "forward")]
-    if numerics.training and left.trained:
-        ops.append(product(rows, depth, columns, "backward"))
-    if numerics.training and right.trained:
-        ops.append(product(columns, depth, rows, "backward"))
+    shapes = [("", rows, columns, depth)]
+    shapes += [("", rows, depth, columns)] * left.trained + [("", columns, depth, rows)] * right.trained
+    ops = layers.products(site.kind, numerics, batch, *shapes, selective=False)
     return _inputs_cast(site, numerics, scale) + _contiguous(site, numerics, scale) + ops
 
 
@@ -239,12 +234,7 @@ def _rowwise(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
     if site.kind != "softmax":
         casts = _widened(site, numerics, scale)
         return casts + layers.norm(site.kind, training, rows, cols, rms=site.kind == "rmsnorm")
-    numerics = training
-    ops = [Op(site.kind, KernelTable.of("softmax", numerics.vector, rows=rows, cols=cols, backward=0.0))]
-    if training.training:
-        gradient = KernelTable.of("softmax", numerics.vector, rows=rows, cols=cols, backward=1.0)
-        ops.append(Op(f"{site.kind}.gradient", gradient, "backward"))
-    return ops
+    return layers.rowwise(site.kind, training, "softmax", rows, cols)
 
 
 def _widened(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
