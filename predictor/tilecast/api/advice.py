@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tilecast.api.base import ApiModel
+from tilecast.api.base import ApiModel, list_field, optional_field
 from tilecast.api.status import (
     Alternative,
     MemoryBytes,
@@ -35,8 +35,8 @@ class DetailedOffer(Recommendation):
     plan: str = Field(description="The split in short, as tables print it and --plan reads it.")
     gpu: str = Field(description="Name of the pool's GPU.")
     memory: dict[str, int] = Field(description="The bill of the fullest GPU in bytes; it sums to memoryBytes.used.")
-    own_runs_ratio: float | None = Field(
-        default=None, gt=0, description="What the job's own measured runs (--measured) multiply its step by."
+    own_runs_ratio: float | None = optional_field(
+        "What the job's own measured runs (--measured) multiply its step by.", gt=0
     )
 
 
@@ -52,14 +52,14 @@ class AppliedChange(ApiModel):
 class DetailedRejection(RejectedPool):
     """Why a pool has no plan, with the change that would help."""
 
-    change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
+    change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
 
 class DetailedPassedOver(PassedOver):
     """A plan that is not the recommendation, with the number that decided."""
 
-    value: float | None = Field(default=None, description="Ratio to the recommendation, or bytes that are too many.")
-    change: AppliedChange | None = Field(default=None, description="The remedy as a value, where one was tried.")
+    value: float | None = optional_field("Ratio to the recommendation, or bytes that are too many.")
+    change: AppliedChange | None = optional_field("The remedy as a value, where one was tried.")
 
 
 class PricedModel(ApiModel):
@@ -77,8 +77,8 @@ class Provenance(ApiModel):
     constants_sha256: str = Field(description="Digest of the fitted constants.")
     data_sha256: str = Field(description="Digest of the facts that ship.")
     layers: dict[str, dict[str, str]] = Field(description="By pool, where each fact of its hardware comes from.")
-    calibration_runs: dict[str, int] | None = Field(
-        default=None, description="By pool, how many measured runs correct its forecasts, where any does."
+    calibration_runs: dict[str, int] | None = optional_field(
+        "By pool, how many measured runs correct its forecasts, where any does."
     )
 
 
@@ -86,7 +86,7 @@ class PartOfGpu(ApiModel):
     """The job on part of a GPU."""
 
     kind: str = Field(description="How the GPU is shared.")
-    profile: str | None = Field(default=None, description="The MIG profile.")
+    profile: str | None = optional_field("The MIG profile.")
     resource: str = Field(description="What a pod asks for.")
     jobs_per_gpu: int = Field(description="How many such jobs one GPU runs at once.")
     gpu_share: float = Field(description="What of the GPU a job takes from others.")
@@ -94,8 +94,8 @@ class PartOfGpu(ApiModel):
     step_seconds: StepSeconds = Field(description="Forecast of one step.")
     slowdown: float = Field(description="Against the whole GPU.")
     memory_bytes: MemoryBytes = Field(description="Memory of the part.")
-    cost_per1000_steps: float | None = Field(
-        default=None, alias="costPer1000Steps", description="Price of 1000 steps; absent where the pool has no price."
+    cost_per1000_steps: float | None = optional_field(
+        "Price of 1000 steps; absent where the pool has no price.", alias="costPer1000Steps"
     )
 
 
@@ -104,7 +104,7 @@ class SharedGpu(ApiModel):
 
     pool: str = Field(description="Name of the pool.")
     whole_step_seconds: float = Field(description="Forecast of one step on the whole GPU.")
-    best: PartOfGpu | None = Field(default=None, description="The part that is worth while.")
+    best: PartOfGpu | None = optional_field("The part that is worth while.")
     options: list[PartOfGpu] = Field(description="Every part that would do.")
 
 
@@ -146,8 +146,8 @@ class SyncLine(ApiModel):
     """A way of summing gradients over replicas."""
 
     gradient_sync: GradientSync = Field(description="Among replicas, or by parameter servers.")
-    server_updates: ServerUpdates | None = Field(
-        default=None, description="Whether servers wait for all replicas; absent without servers."
+    server_updates: ServerUpdates | None = optional_field(
+        "Whether servers wait for all replicas; absent without servers."
     )
     servers: int = Field(description="Servers, each on a node of its own; 0 without any.")
     seconds: float = Field(description="All gradients of a step on the wire, before anything hides.")
@@ -191,7 +191,7 @@ class SuspectLine(ApiModel):
     line: str = Field(description="The line; unstated is what the job leaves out.")
     forecast_seconds: float = Field(description="Its forecast.")
     needed_seconds: float = Field(description="What it would have to take; none can where this is not positive.")
-    standard_errors: float | None = Field(default=None, description="How far that is; absent where it cannot be.")
+    standard_errors: float | None = optional_field("How far that is; absent where it cannot be.")
     plausible: bool = Field(description="Whether its own 90 % range reaches that far.")
 
 
@@ -212,8 +212,8 @@ class Launched(ApiModel):
     command: list[str] = Field(description="Words of the command; $NAME in one is a variable of the shell.")
     environment: dict[str, str] = Field(default_factory=dict, description="Variables that it needs.")
     files: dict[str, str] = Field(default_factory=dict, description="Files that it reads, by name.")
-    script: list[str] = Field(default_factory=list, description="Lines of Python for the training script.")
-    notes: list[str] = Field(default_factory=list, description="What the reader has to know besides.")
+    script: list[str] = list_field("Lines of Python for the training script.")
+    notes: list[str] = list_field("What the reader has to know besides.")
 
 
 class AdviceDocument(ApiModel):
@@ -223,9 +223,9 @@ class AdviceDocument(ApiModel):
     job: str = Field(description="Name of the job.")
     objective: Objective = Field(description="What is best.")
     workload: PricedModel = Field(description="What is trained.")
-    recommendation: DetailedOffer | None = Field(default=None, description="The best plan of all pools.")
-    baseline: DetailedOffer | None = Field(default=None, description="What the user would run today.")
-    uncapped: DetailedOffer | None = Field(default=None, description="The best without the job's own constraints.")
+    recommendation: DetailedOffer | None = optional_field("The best plan of all pools.")
+    baseline: DetailedOffer | None = optional_field("What the user would run today.")
+    uncapped: DetailedOffer | None = optional_field("The best without the job's own constraints.")
     alternatives: list[DetailedOffer] = Field(description="The best plan of every other pool, best first.")
     pareto: list[Alternative] = Field(description="Plans that none beats in time, cost and GPUs at once.")
     rejected: list[DetailedRejection] = Field(description="Pools without a plan, and why.")
@@ -238,11 +238,11 @@ class AdviceDocument(ApiModel):
     model: ModelVersion = Field(description="The predictor that made the forecast.")
     provenance: Provenance = Field(description="What else the advice rests on.")
     inputs_hash: str = Field(description="Digest of everything that decided the advice.")
-    sharing: SharedGpu | None = Field(default=None, description="Of a job that cannot fill a GPU: parts that would do.")
-    explanation: Explained | None = Field(default=None, description="With --explain.")
-    measured: Measured | None = Field(default=None, description="With --measured.")
-    per_layer: dict[str, Any] | None = Field(default=None, description="With --per-layer.")
-    launch: Launched | None = Field(default=None, description="With --launch.")
+    sharing: SharedGpu | None = optional_field("Of a job that cannot fill a GPU: parts that would do.")
+    explanation: Explained | None = optional_field("With --explain.")
+    measured: Measured | None = optional_field("With --measured.")
+    per_layer: dict[str, Any] | None = optional_field("With --per-layer.")
+    launch: Launched | None = optional_field("With --launch.")
 
 
 def schema() -> dict[str, Any]:

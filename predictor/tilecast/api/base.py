@@ -74,6 +74,30 @@ class ApiModel(BaseModel):
         return self
 
 
+def optional_field(description: str, **bounds: Any) -> Any:
+    """A field of a document that may be absent; `bounds` are pydantic's."""
+    return Field(default=None, description=description, **bounds)
+
+
+def list_field(description: str, **bounds: Any) -> Any:
+    """A list in a document, empty where it is absent; `bounds` are pydantic's."""
+    return Field(default_factory=list, description=description, **bounds)
+
+
+TIME: Mapping[str, Any] = {"max_length": 32, "json_schema_extra": {"format": "date-time"}}
+"""Bounds of a field that holds a time."""
+
+
+def time_field(description: str) -> Any:
+    """A field of a document that holds a time."""
+    return Field(description=description, **TIME)
+
+
+def keyed_by(name: str) -> dict[str, Any]:
+    """Bounds of a list whose items the API server tells apart by one of their fields."""
+    return {"json_schema_extra": {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}}
+
+
 def plan_field(name: str, **bounds: Any) -> Any:
     """The field of a document that holds a column of a plan, which says what it is; `bounds` are pydantic's."""
     column = PLAN_COLUMNS[name]
@@ -132,18 +156,15 @@ def _is_sliceable(annotation: Any) -> bool:
 class Toleration(ApiModel):
     """A taint that the job must tolerate to run on the pool."""
 
-    key: str | None = Field(
-        default=None, min_length=1, max_length=316, description="Key of the taint; absent tolerates every key."
+    key: str | None = optional_field("Key of the taint; absent tolerates every key.", min_length=1, max_length=316)
+    operator: str | None = optional_field(
+        "Equal compares the value, Exists does not.", pattern="^(Equal|Exists)$", max_length=6
     )
-    operator: str | None = Field(
-        default=None, pattern="^(Equal|Exists)$", max_length=6, description="Equal compares the value, Exists does not."
-    )
-    value: str | None = Field(default=None, max_length=63, description="Value of the taint.")
-    effect: str | None = Field(
-        default=None,
+    value: str | None = optional_field("Value of the taint.", max_length=63)
+    effect: str | None = optional_field(
+        "Effect of the taint; absent tolerates every effect.",
         pattern="^(NoSchedule|PreferNoSchedule|NoExecute)$",
         max_length=16,
-        description="Effect of the taint; absent tolerates every effect.",
     )
 
     def plain(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import Field, ValidationError
 
-from tilecast.api.base import ApiModel, StatusModel, check
+from tilecast.api.base import ApiModel, StatusModel, check, list_field, optional_field
 from tilecast.api.fields import value_at
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
@@ -40,9 +40,9 @@ class RunRecord(StatusModel):
 class CorrectionRecord(StatusModel):
     """What a group of runs makes of a forecast."""
 
-    precision: str | None = Field(default=None, max_length=8, description="Precision; absent stands for all.")
-    family: str | None = Field(default=None, max_length=32, description="Model family; absent stands for all.")
-    scale: str | None = Field(default=None, max_length=8, description="Range of GPU counts; absent stands for all.")
+    precision: str | None = optional_field("Precision; absent stands for all.", max_length=8)
+    family: str | None = optional_field("Model family; absent stands for all.", max_length=32)
+    scale: str | None = optional_field("Range of GPU counts; absent stands for all.", max_length=8)
     ratio: float = Field(gt=0, description="What raw forecasts of the group are multiplied by.")
     range_factor: float = Field(gt=0, description="What the half-width of their range is multiplied by.")
     runs: int = Field(ge=0, description="Runs of the group.")
@@ -52,22 +52,20 @@ class CorrectionRecord(StatusModel):
 class PoolCalibration(StatusModel):
     """What the cluster's runs make of forecasts on the pool, for jobs of namespaces that have none of their own."""
 
-    corrections: list[CorrectionRecord] = Field(
-        default_factory=list, max_length=MAX_CORRECTIONS, description="Corrections that hold on this pool now."
+    corrections: list[CorrectionRecord] = list_field(
+        "Corrections that hold on this pool now.", max_length=MAX_CORRECTIONS
     )
-    runs: list[RunRecord] = Field(
-        default_factory=list,
-        max_length=MAX_RUNS,
-        description="Deprecated and no longer written: a PoolLearning keeps runs, with who measured them.",
+    runs: list[RunRecord] = list_field(
+        "Deprecated and no longer written: a PoolLearning keeps runs, with who measured them.", max_length=MAX_RUNS
     )
 
 
 class PoolError(StatusModel):
     """How far forecasts for the pool's runs lie off, (predicted - observed) / observed."""
 
-    raw_ratio: float | None = Field(default=None, description="Median signed relative error of the raw forecasts.")
-    calibrated_ratio: float | None = Field(
-        default=None, description="The same of forecasts corrected by all runs but the one that is forecast."
+    raw_ratio: float | None = optional_field("Median signed relative error of the raw forecasts.")
+    calibrated_ratio: float | None = optional_field(
+        "The same of forecasts corrected by all runs but the one that is forecast."
     )
 
 

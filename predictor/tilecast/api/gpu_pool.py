@@ -26,6 +26,9 @@ from tilecast.api.base import (
     ValidationRule,
     check,
     envelope,
+    keyed_by,
+    list_field,
+    optional_field,
 )
 from tilecast.api.calibration import PoolCalibration, PoolError
 from tilecast.api.status import Condition
@@ -46,11 +49,11 @@ GPU_NAME: str = GpuFile.model_json_schema()["properties"]["name"]["pattern"]
 class Rates(ApiModel):
     """One positive number per precision; leave out what the GPU cannot run. FP32 is always there."""
 
-    fp32: float | None = Field(default=None, gt=0, le=1e6, description="Plain FP32.")
-    tf32: float | None = Field(default=None, gt=0, le=1e6, description="TF32 matrix units.")
-    fp16: float | None = Field(default=None, gt=0, le=1e6, description="FP16 matrix units.")
-    bf16: float | None = Field(default=None, gt=0, le=1e6, description="BF16 matrix units.")
-    fp8: float | None = Field(default=None, gt=0, le=1e6, description="FP8 matrix units.")
+    fp32: float | None = optional_field("Plain FP32.", gt=0, le=1e6)
+    tf32: float | None = optional_field("TF32 matrix units.", gt=0, le=1e6)
+    fp16: float | None = optional_field("FP16 matrix units.", gt=0, le=1e6)
+    bf16: float | None = optional_field("BF16 matrix units.", gt=0, le=1e6)
+    fp8: float | None = optional_field("FP8 matrix units.", gt=0, le=1e6)
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(
@@ -89,7 +92,7 @@ class GpuSource(ApiModel):
     name: str = Field(
         min_length=1, max_length=63, description="Name or product string of a known GPU, or a new name with facts."
     )
-    facts: GpuFacts | None = Field(default=None, description="Data-sheet facts; they win over what Tilecast ships.")
+    facts: GpuFacts | None = optional_field("Data-sheet facts; they win over what Tilecast ships.")
 
     def gpu(self) -> Gpu:
         """The GPU these fields mean.
@@ -125,24 +128,20 @@ class GpuSource(ApiModel):
 class PoolLinks(ApiModel):
     """Links by name, as in tilecast's `hardware/links`."""
 
-    intra_node: str | None = Field(
-        default=None, min_length=1, max_length=63, description="Between GPUs of a node, for instance nvlink4 or pcie4."
+    intra_node: str | None = optional_field(
+        "Between GPUs of a node, for instance nvlink4 or pcie4.", min_length=1, max_length=63
     )
-    inter_node: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=63,
-        description="Between nodes, for instance infiniband-ndr-8x400 or ethernet-100.",
+    inter_node: str | None = optional_field(
+        "Between nodes, for instance infiniband-ndr-8x400 or ethernet-100.", min_length=1, max_length=63
     )
-    nics_per_node: int | None = Field(
-        default=None, ge=1, le=64, description="Network interfaces of one node; absent takes those of the link."
+    nics_per_node: int | None = optional_field(
+        "Network interfaces of one node; absent takes those of the link.", ge=1, le=64
     )
-    nvlink_domain: int | None = Field(
-        default=None,
+    nvlink_domain: int | None = optional_field(
+        "GPUs that share NVLink across nodes, for instance 72 in a GB200 NVL72 rack; absent takes what the "
+        "nodes' cliques or the link say.",
         ge=2,
         le=1024,
-        description="GPUs that share NVLink across nodes, for instance 72 in a GB200 NVL72 rack; absent takes what the "
-        "nodes' cliques or the link say.",
     )
 
 
@@ -150,8 +149,8 @@ class Price(ApiModel):
     """What one GPU costs. Replaces every price that Tilecast ships."""
 
     per_gpu_hour: float = Field(ge=0, le=1e6, description="Price of one GPU, or of one slice, for one hour.")
-    spot: float | None = Field(
-        default=None, ge=0, le=1e6, description="Price of one GPU for one hour on nodes that are labelled as spot."
+    spot: float | None = optional_field(
+        "Price of one GPU for one hour on nodes that are labelled as spot.", ge=0, le=1e6
     )
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$", max_length=3, description="ISO 4217 code.")
 
@@ -171,55 +170,40 @@ class GPUPoolSpec(ApiModel):
     selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="Labels of the pool's nodes; empty means those of nodeType."
     )
-    gpu: GpuSource | None = Field(default=None, description="The GPU; absent takes what the nodes or nodeType say.")
-    mig: str | None = Field(
-        default=None,
+    gpu: GpuSource | None = optional_field("The GPU; absent takes what the nodes or nodeType say.")
+    mig: str | None = optional_field(
+        "MIG profile of the GPU's slices, which are then the pool's devices, for instance 1g.10gb; absent "
+        "takes what the nodes say.",
         max_length=16,
         pattern=r"^[1-9]g\.[0-9]+gb$",
-        description="MIG profile of the GPU's slices, which are then the pool's devices, for instance 1g.10gb; absent "
-        "takes what the nodes say.",
     )
-    gpus_per_node: int | None = Field(
-        default=None, ge=1, le=128, description="GPUs of one node; absent takes what nodes say."
+    gpus_per_node: int | None = optional_field("GPUs of one node; absent takes what nodes say.", ge=1, le=128)
+    node_type: str | None = optional_field(
+        "Instance type; with maxNodes it prices a pool that has no node right now.", min_length=1, max_length=63
     )
-    node_type: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=63,
-        description="Instance type; with maxNodes it prices a pool that has no node right now.",
+    max_nodes: int | None = optional_field(
+        "Most nodes the pool can have; absent takes the nodes it has.", ge=0, le=MAX_GPUS
     )
-    max_nodes: int | None = Field(
-        default=None, ge=0, le=MAX_GPUS, description="Most nodes the pool can have; absent takes the nodes it has."
-    )
-    links: PoolLinks | None = Field(
-        default=None, description="Links; absent takes those of the instance type or the GPU."
-    )
-    price: Price | None = Field(
-        default=None, description="Price; absent takes the instance type's list price, if known."
-    )
-    tolerations: list[Toleration] | None = Field(
-        default=None, max_length=16, description="What jobs must tolerate; absent takes the taints of the nodes."
+    links: PoolLinks | None = optional_field("Links; absent takes those of the instance type or the GPU.")
+    price: Price | None = optional_field("Price; absent takes the instance type's list price, if known.")
+    tolerations: list[Toleration] | None = optional_field(
+        "What jobs must tolerate; absent takes the taints of the nodes.", max_length=16
     )
 
-    spot: bool | None = Field(
-        default=None, description="Whether the nodes are sold as spot; absent takes what their labels say."
-    )
-    kueue_flavor: str | None = Field(
-        default=None,
+    spot: bool | None = optional_field("Whether the nodes are sold as spot; absent takes what their labels say.")
+    kueue_flavor: str | None = optional_field(
+        "Kueue ResourceFlavor of the nodes; absent takes the one whose nodeLabels they carry.",
         min_length=1,
         max_length=253,
-        description="Kueue ResourceFlavor of the nodes; absent takes the one whose nodeLabels they carry.",
     )
-    observation_query: str | None = Field(
-        default=None,
+    observation_query: str | None = optional_field(
+        "PromQL that gives the step of a job on this pool in seconds; $namespace and $name stand for it.",
         min_length=1,
         max_length=1024,
-        description="PromQL that gives the step of a job on this pool in seconds; $namespace and $name stand for it.",
     )
-    topology_keys: list[str] = Field(
-        default_factory=list,
+    topology_keys: list[str] = list_field(
+        "Node labels that say which nodes are near each other, nearest first; empty takes the known ones.",
         max_length=16,
-        description="Node labels that say which nodes are near each other, nearest first; empty takes the known ones.",
     )
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
@@ -237,9 +221,7 @@ class PoolGpus(StatusModel):
 
     total: int = Field(ge=0, description="Physical GPUs.")
     allocatable: int = Field(ge=0, description="GPUs that pods may use.")
-    free: int | None = Field(
-        default=None, ge=0, description="GPUs that nobody uses now; absent where neither Kueue nor pods are read."
-    )
+    free: int | None = optional_field("GPUs that nobody uses now; absent where neither Kueue nor pods are read.", ge=0)
 
 
 class Fact(StatusModel):
@@ -262,45 +244,40 @@ class TopologyLevel(StatusModel):
 class PoolSummary(StatusModel):
     """Flat strings for `kubectl get`."""
 
-    gpu: str | None = Field(default=None, max_length=63, description="GPU of the pool.")
-    shape: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
-    price: str | None = Field(default=None, max_length=32, description="Price of one GPU for one hour.")
-    free: str | None = Field(default=None, max_length=32, description="Free GPUs of all, where known.")
-    link: str | None = Field(default=None, max_length=63, description="Link between nodes.")
-    origin: str | None = Field(default=None, max_length=16, description="Discovered, or User.")
-    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
+    gpu: str | None = optional_field("GPU of the pool.", max_length=63)
+    shape: str | None = optional_field("Nodes x GPUs per node.", max_length=32)
+    price: str | None = optional_field("Price of one GPU for one hour.", max_length=32)
+    free: str | None = optional_field("Free GPUs of all, where known.", max_length=32)
+    link: str | None = optional_field("Link between nodes.", max_length=63)
+    origin: str | None = optional_field("Discovered, or User.", max_length=16)
+    reason: str | None = optional_field("Reason of the Ready condition.", max_length=64)
 
 
 class GPUPoolStatus(StatusModel):
     """What was found. Written by the operator only."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was read.")
-    nodes: int | None = Field(default=None, ge=0, description="Nodes of the pool now.")
-    gpus: PoolGpus | None = Field(default=None, description="GPUs of those nodes.")
+    observed_generation: int | None = optional_field("Generation of the spec that was read.", ge=0)
+    nodes: int | None = optional_field("Nodes of the pool now.", ge=0)
+    gpus: PoolGpus | None = optional_field("GPUs of those nodes.")
     facts: dict[str, Fact] = Field(
         default_factory=dict,
         max_length=16,
         description="gpu, gpusPerNode, intraNode, interNode, nvlinkDomain, price and their layers.",
     )
-    kueue_flavor: str | None = Field(
-        default=None, max_length=253, description="Kueue ResourceFlavor whose usage says what is free."
-    )
-    topology: list[TopologyLevel] = Field(
-        default_factory=list, max_length=16, description="Topology labels that the nodes carry, nearest first."
-    )
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Ready: whether jobs can be advised onto the pool. ScaledDown: whether fewer nodes exist than it "
+    kueue_flavor: str | None = optional_field("Kueue ResourceFlavor whose usage says what is free.", max_length=253)
+    topology: list[TopologyLevel] = list_field("Topology labels that the nodes carry, nearest first.", max_length=16)
+    conditions: list[Condition] = list_field(
+        "Ready: whether jobs can be advised onto the pool. ScaledDown: whether fewer nodes exist than it "
         "can have. CapacityKnown: whether something says what is free. Drifted, of a pool that has had runs: whether "
         "its newest runs contradict older ones.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        max_length=8,
+        **keyed_by("type"),
     )
-    calibration: PoolCalibration | None = Field(
-        default=None, description="What measured steps of the pool's jobs teach about forecasts."
+    calibration: PoolCalibration | None = optional_field(
+        "What measured steps of the pool's jobs teach about forecasts."
     )
-    error: PoolError | None = Field(default=None, description="How far forecasts for the pool's jobs lie off.")
-    summary: PoolSummary | None = Field(default=None, description="Flat strings for kubectl get.")
+    error: PoolError | None = optional_field("How far forecasts for the pool's jobs lie off.")
+    summary: PoolSummary | None = optional_field("Flat strings for kubectl get.")
 
 
 def parse(document: Mapping[str, Any]) -> tuple[str, GPUPoolSpec]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from tilecast import models
-from tilecast.api.base import MAX_SEQUENCE, OBJECT_NAME, ApiModel, ValidationRule
+from tilecast.api.base import MAX_SEQUENCE, OBJECT_NAME, ApiModel, ValidationRule, optional_field
 from tilecast.spec import Model
 
 MAX_CONFIG_BYTES = 2**18
@@ -30,17 +30,12 @@ class Transformer(ApiModel):
     layers: int = Field(ge=1, le=1024, description="Transformer blocks.")
     hidden_size: int = Field(ge=1, le=2**18, description="Width of the residual stream.")
     attention_heads: int = Field(ge=1, le=4096, description="Query heads of one block.")
-    key_value_heads: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Key and value heads; fewer than attentionHeads is grouped-query attention.",
+    key_value_heads: int | None = optional_field(
+        "Key and value heads; fewer than attentionHeads is grouped-query attention.", ge=1, le=4096
     )
-    head_size: int | None = Field(
-        default=None, ge=1, le=4096, description="Width of one head; hiddenSize / attentionHeads if absent."
-    )
-    feed_forward_size: int | None = Field(
-        default=None, ge=1, le=2**20, description="Inner width of the MLP; four times hiddenSize if absent."
+    head_size: int | None = optional_field("Width of one head; hiddenSize / attentionHeads if absent.", ge=1, le=4096)
+    feed_forward_size: int | None = optional_field(
+        "Inner width of the MLP; four times hiddenSize if absent.", ge=1, le=2**20
     )
     vocabulary_size: int = Field(ge=1, le=2**22, description="Rows of the embedding and columns of the output layer.")
     learned_positions: int = Field(
@@ -114,15 +109,12 @@ class ConfigMapKeyRef(ApiModel):
 class HuggingFace(ApiModel):
     """A model as the Hugging Face Hub describes it. Exactly one of the fields is set."""
 
-    config: dict[str, Any] | None = Field(
-        default=None,
+    config: dict[str, Any] | None = optional_field(
+        "Content of the model's config.json; keys that do not decide a dimension are ignored.",
         max_length=512,
-        description="Content of the model's config.json; keys that do not decide a dimension are ignored.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
-    config_map_key_ref: ConfigMapKeyRef | None = Field(
-        default=None, description="Where that content is kept, in the job's namespace."
-    )
+    config_map_key_ref: ConfigMapKeyRef | None = optional_field("Where that content is kept, in the job's namespace.")
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(
@@ -182,15 +174,14 @@ class GraphRef(ApiModel):
 class ModelSource(ApiModel):
     """The architecture: a preset by name, its dimensions, a config, or a graph. Exactly one of the fields is set."""
 
-    preset: str | None = Field(
-        default=None,
+    preset: str | None = optional_field(
+        "Name of an architecture that Tilecast knows, for instance llama-2-7b, bert-large or resnet-50.",
         min_length=1,
         max_length=63,
-        description="Name of an architecture that Tilecast knows, for instance llama-2-7b, bert-large or resnet-50.",
     )
-    transformer: Transformer | None = Field(default=None, description="Dimensions of a dense transformer.")
-    hugging_face: HuggingFace | None = Field(default=None, description="The config.json of a Hugging Face model.")
-    graph_ref: GraphRef | None = Field(default=None, description="A graph of operators in a ConfigMap.")
+    transformer: Transformer | None = optional_field("Dimensions of a dense transformer.")
+    hugging_face: HuggingFace | None = optional_field("The config.json of a Hugging Face model.")
+    graph_ref: GraphRef | None = optional_field("A graph of operators in a ConfigMap.")
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(

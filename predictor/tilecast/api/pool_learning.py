@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel
+from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field
 from tilecast.api.calibration import RunRecord, Seen, record, run_of
 from tilecast.spec import SpecError
 
@@ -39,28 +39,26 @@ class LearntRun(RunRecord):
         description="Service account of the newest report; none where no token came with it.",
     )
     source: str = Field(default="", max_length=16, description="Where the newest report came from.")
-    gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="GPUs that it ran on.")
-    plan: str | None = Field(default=None, max_length=128, description="How it was split.")
-    input_seconds: float | None = Field(
-        default=None, ge=0, le=1e9, description="Seconds of a step that it waited for its data, where it said so."
+    gpus: int | None = optional_field("GPUs that it ran on.", ge=1, le=MAX_GPUS)
+    plan: str | None = optional_field("How it was split.", max_length=128)
+    input_seconds: float | None = optional_field(
+        "Seconds of a step that it waited for its data, where it said so.", ge=0, le=1e9
     )
 
 
 class ForgottenRuns(StatusModel):
     """Runs that are not learnt from, although the status of a job may still keep them."""
 
-    namespace: str | None = Field(default=None, max_length=63, description="Those of this namespace; absent is all.")
-    uid: str | None = Field(default=None, max_length=64, description="That of this job; absent is all.")
+    namespace: str | None = optional_field("Those of this namespace; absent is all.", max_length=63)
+    uid: str | None = optional_field("That of this job; absent is all.", max_length=64)
     before: str = Field(max_length=32, description="When it was forgotten; what is reported later counts again.")
 
 
 class PoolLearningSpec(StatusModel):
     """What is known of a pool's runs. Written by the operator only."""
 
-    runs: list[LearntRun] = Field(default_factory=list, max_length=MAX_KEPT, description="Runs, oldest first.")
-    forgotten: list[ForgottenRuns] = Field(
-        default_factory=list, max_length=MAX_FORGOTTEN, description="What was forgotten, oldest first."
-    )
+    runs: list[LearntRun] = list_field("Runs, oldest first.", max_length=MAX_KEPT)
+    forgotten: list[ForgottenRuns] = list_field("What was forgotten, oldest first.", max_length=MAX_FORGOTTEN)
 
 
 @dataclass(frozen=True, slots=True)

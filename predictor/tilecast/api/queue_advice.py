@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tilecast.api.base import StatusModel
+from tilecast.api.base import TIME, StatusModel, keyed_by, list_field, optional_field
 from tilecast.api.status import Condition
 
 KIND = "QueueAdvice"
@@ -29,7 +29,7 @@ class QueueNumbers(StatusModel):
     completion_seconds: float = Field(ge=0, description="Weighted mean of completion times, from creation to end.")
     worst_completion_seconds: float = Field(ge=0, description="Their 99th percentile.")
     makespan_seconds: float = Field(ge=0, description="When the last job ends, from the plan on.")
-    cost: float | None = Field(default=None, ge=0, description="Price of what is left; absent where a pool has none.")
+    cost: float | None = optional_field("Price of what is left; absent where a pool has none.", ge=0)
     fairness: float = Field(
         ge=0, description="The largest completion time over that with an equal share of every pool."
     )
@@ -61,47 +61,30 @@ class RefusedJob(StatusModel):
 class QueueSummary(StatusModel):
     """Flat strings for `kubectl get`."""
 
-    jobs: str | None = Field(default=None, max_length=64, description="Jobs that wait and that run.")
-    mean: str | None = Field(default=None, max_length=32, description="Mean completion time by the plan.")
-    own_best: str | None = Field(
-        default=None,
-        max_length=32,
-        description="The same with each job on its own best pool, first come first served.",
+    jobs: str | None = optional_field("Jobs that wait and that run.", max_length=64)
+    mean: str | None = optional_field("Mean completion time by the plan.", max_length=32)
+    own_best: str | None = optional_field(
+        "The same with each job on its own best pool, first come first served.", max_length=32
     )
-    flavors: str | None = Field(default=None, max_length=32, description="The same by Kueue's order of flavors.")
-    gap: str | None = Field(default=None, max_length=32, description="How far from the best plan it is at most.")
-    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
+    flavors: str | None = optional_field("The same by Kueue's order of flavors.", max_length=32)
+    gap: str | None = optional_field("How far from the best plan it is at most.", max_length=32)
+    reason: str | None = optional_field("Reason of the Ready condition.", max_length=64)
 
 
 class QueueAdviceStatus(StatusModel):
     """The plan in numbers. Written by the operator only."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was planned.")
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Ready.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    observed_generation: int | None = optional_field("Generation of the spec that was planned.", ge=0)
+    conditions: list[Condition] = list_field("Ready.", max_length=8, **keyed_by("type"))
+    planned_at: str | None = optional_field("When the plan was made that these numbers are of.", **TIME)
+    policy: str | None = optional_field("What the plan makes least.", max_length=32)
+    jobs: QueueCounts | None = optional_field("Jobs that were planned, and that could not be.")
+    totals: QueueNumbers | None = optional_field("What becomes of the queue by the plan.")
+    references: list[ReferenceNumbers] = list_field(
+        "What would become of it otherwise.", max_length=8, **keyed_by("name")
     )
-    planned_at: str | None = Field(
-        default=None,
-        max_length=32,
-        description="When the plan was made that these numbers are of.",
-        json_schema_extra={"format": "date-time"},
+    gap_ratio: float | None = optional_field(
+        "How far the plan is behind a bound that no plan can beat, relative to the bound."
     )
-    policy: str | None = Field(default=None, max_length=32, description="What the plan makes least.")
-    jobs: QueueCounts | None = Field(default=None, description="Jobs that were planned, and that could not be.")
-    totals: QueueNumbers | None = Field(default=None, description="What becomes of the queue by the plan.")
-    references: list[ReferenceNumbers] = Field(
-        default_factory=list,
-        max_length=8,
-        description="What would become of it otherwise.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
-    gap_ratio: float | None = Field(
-        default=None, description="How far the plan is behind a bound that no plan can beat, relative to the bound."
-    )
-    refused: list[RefusedJob] = Field(
-        default_factory=list, max_length=MAX_REFUSED, description="Jobs that cannot be planned as asked, and why."
-    )
-    summary: QueueSummary | None = Field(default=None, description="Flat strings for kubectl get.")
+    refused: list[RefusedJob] = list_field("Jobs that cannot be planned as asked, and why.", max_length=MAX_REFUSED)
+    summary: QueueSummary | None = optional_field("Flat strings for kubectl get.")

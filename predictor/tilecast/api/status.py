@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from tilecast.api.base import StatusModel, Toleration, plan_field
+from tilecast.api.base import (
+    TIME,
+    StatusModel,
+    Toleration,
+    keyed_by,
+    list_field,
+    optional_field,
+    plan_field,
+    time_field,
+)
 from tilecast.spec import Checkpointing, Precision
 
 
@@ -16,11 +25,7 @@ class Condition(StatusModel):
     type: str = Field(max_length=64, description="What the condition is about.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: int = Field(ge=0, description="Generation of the spec that was looked at.")
-    last_transition_time: str = Field(
-        max_length=32,
-        description="When status last changed.",
-        json_schema_extra={"format": "date-time"},
-    )
+    last_transition_time: str = time_field("When status last changed.")
     reason: str = Field(min_length=1, max_length=64, description="Why, in one stable CamelCase word.")
     message: str = Field(max_length=1024, description="Why and what to do about it, in a sentence.")
 
@@ -64,13 +69,13 @@ class MemoryBytes(StatusModel):
     """Memory of one GPU."""
 
     used: int = Field(ge=0, description="Peak that the plan cannot do without.")
-    lower_bound: int | None = Field(default=None, ge=0, description="Lower end of the range of what a run takes.")
-    upper_bound: int | None = Field(
-        default=None, ge=0, description="Upper end: the allocator never gives memory back, and the bill is too low."
+    lower_bound: int | None = optional_field("Lower end of the range of what a run takes.", ge=0)
+    upper_bound: int | None = optional_field(
+        "Upper end: the allocator never gives memory back, and the bill is too low.", ge=0
     )
     available: int = Field(ge=0, description="What the GPU leaves to the job.")
-    fit: Literal["fits", "tight"] | None = Field(
-        default=None, description="Whether all of the range fits, or the peak alone; what does not fit is rejected."
+    fit: Literal["fits", "tight"] | None = optional_field(
+        "Whether all of the range fits, or the peak alone; what does not fit is rejected."
     )
 
 
@@ -82,27 +87,20 @@ class Alternative(StatusModel):
     gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
     gpus: int = Field(ge=1, description="GPUs in all.")
     plan: str = Field(max_length=128, description="The split in short.")
-    global_batch_size: int | None = Field(
-        default=None, ge=1, description="Samples of one optimizer step, which a range leaves to the advice."
+    global_batch_size: int | None = optional_field(
+        "Samples of one optimizer step, which a range leaves to the advice.", ge=1
     )
-    precision: Precision | None = Field(default=None, description="Precision of the matrix multiplications.")
+    precision: Precision | None = optional_field("Precision of the matrix multiplications.")
     step_seconds: StepSeconds = Field(description="Forecast of one step.")
-    cost_per1000_steps: float | None = Field(
-        default=None,
-        alias="costPer1000Steps",
-        ge=0,
-        description="Price of 1000 steps; absent where the pool has no price.",
+    cost_per1000_steps: float | None = optional_field(
+        "Price of 1000 steps; absent where the pool has no price.", alias="costPer1000Steps", ge=0
     )
-    finish_seconds: float | None = Field(
-        default=None, ge=0, description="Seconds of the whole run, where its length is known."
+    finish_seconds: float | None = optional_field("Seconds of the whole run, where its length is known.", ge=0)
+    fits_now: bool | None = optional_field("Whether so many GPUs are free now, where that is known.")
+    raw_step_seconds: float | None = optional_field(
+        "The step without what the job's own measured runs say of it, where there are any.", ge=0
     )
-    fits_now: bool | None = Field(default=None, description="Whether so many GPUs are free now, where that is known.")
-    raw_step_seconds: float | None = Field(
-        default=None,
-        ge=0,
-        description="The step without what the job's own measured runs say of it, where there are any.",
-    )
-    own_runs_ratio: float | None = Field(default=None, gt=0, description="What those runs multiplied it by.")
+    own_runs_ratio: float | None = optional_field("What those runs multiplied it by.", gt=0)
     reason: str = Field(max_length=256, description="What decides its place.")
 
 
@@ -110,84 +108,67 @@ class Recommendation(StatusModel):
     """The best plan of all pools."""
 
     pool: str = Field(max_length=63, description="Name of the pool.")
-    node_type: str | None = Field(default=None, max_length=63, description="Instance type of its nodes, where known.")
+    node_type: str | None = optional_field("Instance type of its nodes, where known.", max_length=63)
     node_selector: dict[str, str] = Field(max_length=16, description="Labels that select the pool's nodes.")
-    tolerations: list[Toleration] = Field(
-        default_factory=list, max_length=16, description="Taints of the pool that the job must tolerate."
-    )
+    tolerations: list[Toleration] = list_field("Taints of the pool that the job must tolerate.", max_length=16)
     nodes: int = Field(ge=1, description="Nodes.")
     gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
     gpus: int = Field(ge=1, description="GPUs in all.")
     parallelism: Parallelism = Field(description="How to split the job.")
-    global_batch_size: int | None = Field(
-        default=None, ge=1, description="Samples of one optimizer step, which a range leaves to the advice."
+    global_batch_size: int | None = optional_field(
+        "Samples of one optimizer step, which a range leaves to the advice.", ge=1
     )
-    precision: Precision | None = Field(default=None, description="Precision of the matrix multiplications.")
+    precision: Precision | None = optional_field("Precision of the matrix multiplications.")
     step_seconds: StepSeconds = Field(description="Forecast of one step.")
     breakdown: dict[str, float] = Field(
         max_length=16, description="Parts of the step in seconds; they sum to the target."
     )
-    bottleneck: str | None = Field(
-        default=None, max_length=32, description="The largest of those parts; input wherever it adds."
-    )
+    bottleneck: str | None = optional_field("The largest of those parts; input wherever it adds.", max_length=32)
     memory_bytes: MemoryBytes = Field(description="Memory of one GPU.")
     tokens_per_second: float = Field(ge=0, description="Throughput in tokens, or in samples where there are no tokens.")
-    cost_per1000_steps: float | None = Field(
-        default=None,
-        alias="costPer1000Steps",
-        ge=0,
-        description="Price of 1000 steps; absent where the pool has no price.",
+    cost_per1000_steps: float | None = optional_field(
+        "Price of 1000 steps; absent where the pool has no price.", alias="costPer1000Steps", ge=0
     )
-    currency: str | None = Field(default=None, max_length=3, description="Currency of the price.")
-    finish_seconds: float | None = Field(
-        default=None, ge=0, description="Seconds of the whole run, where its length is known."
-    )
-    cost_to_finish: float | None = Field(default=None, ge=0, description="Price of the whole run, likewise.")
-    fits_now: bool | None = Field(default=None, description="Whether so many GPUs are free now, where that is known.")
+    currency: str | None = optional_field("Currency of the price.", max_length=3)
+    finish_seconds: float | None = optional_field("Seconds of the whole run, where its length is known.", ge=0)
+    cost_to_finish: float | None = optional_field("Price of the whole run, likewise.", ge=0)
+    fits_now: bool | None = optional_field("Whether so many GPUs are free now, where that is known.")
     reason: str = Field(max_length=256, description="Why it is best.")
 
 
 class FrozenForecast(StatusModel):
     """What became of the forecast when the job started, and what measured steps are held against."""
 
-    frozen_at: str = Field(
-        max_length=32,
-        description="When the job started, or was seen to have; from then on its forecast stays as it is.",
-        json_schema_extra={"format": "date-time"},
-    )
-    pool: str | None = Field(default=None, max_length=63, description="Pool that it runs on, as far as is known.")
-    gpus: int | None = Field(default=None, ge=1, description="GPUs that it runs on.")
-    plan: str | None = Field(default=None, max_length=128, description="How it is split.")
-    raw_seconds: float | None = Field(default=None, ge=0, description="Forecast of its step before any correction.")
-    step_seconds: StepSeconds | None = Field(default=None, description="The forecast with its range, corrected.")
-    group: list[Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=list,
+    frozen_at: str = time_field("When the job started, or was seen to have; from then on its forecast stays as it is.")
+    pool: str | None = optional_field("Pool that it runs on, as far as is known.", max_length=63)
+    gpus: int | None = optional_field("GPUs that it runs on.", ge=1)
+    plan: str | None = optional_field("How it is split.", max_length=128)
+    raw_seconds: float | None = optional_field("Forecast of its step before any correction.", ge=0)
+    step_seconds: StepSeconds | None = optional_field("The forecast with its range, corrected.")
+    group: list[Annotated[str, Field(max_length=63)]] = list_field(
+        "GPU, precision, model family, range of GPU counts and digest of the workload: what calibration takes it for.",
         max_length=5,
-        description="GPU, precision, model family, range of GPU counts and digest of the workload: what calibration "
-        "takes it for.",
     )
-    framework: str | None = Field(default=None, max_length=32, description="Framework that it trains with.")
-    followed: bool | None = Field(default=None, description="Whether it runs as recommended.")
+    framework: str | None = optional_field("Framework that it trains with.", max_length=32)
+    followed: bool | None = optional_field("Whether it runs as recommended.")
 
 
 class ObservedStep(StatusModel):
     """The measured step."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
-    input_seconds: float | None = Field(
-        default=None, ge=0, description="What of a step the GPU waited for data, as the newest report that says it."
+    input_seconds: float | None = optional_field(
+        "What of a step the GPU waited for data, as the newest report that says it.", ge=0
     )
     samples: int = Field(ge=1, description="Reports so far.")
     source: str = Field(max_length=32, description="Where the newest came from: put, annotation, prometheus, trainJob.")
-    time: str = Field(max_length=32, description="When the newest arrived.", json_schema_extra={"format": "date-time"})
-    recent_step_seconds: list[float] = Field(
-        default_factory=list, max_length=32, description="The newest reports, oldest first."
-    )
-    peak_memory_bytes: int | None = Field(default=None, ge=0, description="Most GPU memory allocated on rank 0.")
-    gpu: str | None = Field(default=None, max_length=63, description="GPU as the job sees it.")
-    driver: str | None = Field(default=None, max_length=32, description="Its driver.")
-    node: str | None = Field(default=None, max_length=253, description="Node that the newest report came from.")
-    annotation: str | None = Field(default=None, max_length=32, description="The annotation that was taken last.")
+    time: str = time_field("When the newest arrived.")
+    recent_step_seconds: list[float] = list_field("The newest reports, oldest first.", max_length=32)
+    peak_memory_bytes: int | None = optional_field("Most GPU memory allocated on rank 0.", ge=0)
+    gpu: str | None = optional_field("GPU as the job sees it.", max_length=63)
+    driver: str | None = optional_field("Its driver.", max_length=32)
+    node: str | None = optional_field("Node that the newest report came from.", max_length=253)
+    annotation: str | None = optional_field("The annotation that was taken last.", max_length=32)
 
 
 class ErrorRatio(StatusModel):
@@ -214,10 +195,8 @@ class PassedOver(StatusModel):
     plan: str = Field(max_length=128, description="The split in short.")
     code: str = Field(max_length=64, description="What binds, as a stable code.")
     message: str = Field(max_length=512, description="The same with the number that decided.")
-    remedy: str | None = Field(
-        default=None,
-        max_length=512,
-        description="The smallest change that would make it fit or win, if one was found.",
+    remedy: str | None = optional_field(
+        "The smallest change that would make it fit or win, if one was found.", max_length=512
     )
 
 
@@ -231,94 +210,70 @@ class ModelVersion(StatusModel):
 class Summary(StatusModel):
     """Flat strings for `kubectl get`."""
 
-    pool: str | None = Field(default=None, max_length=63, description="Recommended pool.")
-    gpus: str | None = Field(default=None, max_length=32, description="Nodes x GPUs per node.")
-    plan: str | None = Field(default=None, max_length=128, description="The split in short.")
-    step: str | None = Field(default=None, max_length=32, description="Forecast of one step.")
-    range: str | None = Field(default=None, max_length=32, description="Its 90 % range.")
-    speedup: str | None = Field(default=None, max_length=32, description="Against the baseline.")
-    cost_per1000_steps: str | None = Field(
-        default=None, alias="costPer1000Steps", max_length=32, description="Price of 1000 steps."
-    )
-    error: str | None = Field(default=None, max_length=32, description="Measured against forecast, once measured.")
-    reason: str | None = Field(default=None, max_length=64, description="Reason of the Ready condition.")
-    fits_now: str | None = Field(default=None, max_length=32, description="Whether the GPUs are free now, where known.")
-    finish: str | None = Field(default=None, max_length=32, description="Time of the whole run.")
-    memory: str | None = Field(default=None, max_length=32, description="GiB used of available on one GPU.")
-    confidence: str | None = Field(
-        default=None, max_length=32, description="Half-width of the range, relative to the step."
-    )
-    target: str | None = Field(default=None, max_length=253, description="The job this advice is for.")
+    pool: str | None = optional_field("Recommended pool.", max_length=63)
+    gpus: str | None = optional_field("Nodes x GPUs per node.", max_length=32)
+    plan: str | None = optional_field("The split in short.", max_length=128)
+    step: str | None = optional_field("Forecast of one step.", max_length=32)
+    range: str | None = optional_field("Its 90 % range.", max_length=32)
+    speedup: str | None = optional_field("Against the baseline.", max_length=32)
+    cost_per1000_steps: str | None = optional_field("Price of 1000 steps.", alias="costPer1000Steps", max_length=32)
+    error: str | None = optional_field("Measured against forecast, once measured.", max_length=32)
+    reason: str | None = optional_field("Reason of the Ready condition.", max_length=64)
+    fits_now: str | None = optional_field("Whether the GPUs are free now, where known.", max_length=32)
+    finish: str | None = optional_field("Time of the whole run.", max_length=32)
+    memory: str | None = optional_field("GiB used of available on one GPU.", max_length=32)
+    confidence: str | None = optional_field("Half-width of the range, relative to the step.", max_length=32)
+    target: str | None = optional_field("The job this advice is for.", max_length=253)
 
 
 class QueuePosition(StatusModel):
     """Where and when a job runs by the plan of the whole queue."""
 
-    pool: str | None = Field(
-        default=None, max_length=63, description="Pool that the plan gives it; absent where the plan leaves it out."
+    pool: str | None = optional_field(
+        "Pool that the plan gives it; absent where the plan leaves it out.", max_length=63
     )
-    gpus: int | None = Field(default=None, ge=1, description="GPUs that it has there.")
-    position: int | None = Field(
-        default=None, ge=0, description="Its place among the jobs that wait for this pool, from 1; 0 once it runs."
+    gpus: int | None = optional_field("GPUs that it has there.", ge=1)
+    position: int | None = optional_field(
+        "Its place among the jobs that wait for this pool, from 1; 0 once it runs.", ge=0
     )
-    start: str | None = Field(
-        default=None, max_length=32, description="When it starts.", json_schema_extra={"format": "date-time"}
-    )
-    finish: str | None = Field(
-        default=None, max_length=32, description="When it ends.", json_schema_extra={"format": "date-time"}
-    )
+    start: str | None = optional_field("When it starts.", **TIME)
+    finish: str | None = optional_field("When it ends.", **TIME)
     reason: str = Field(max_length=512, description="Why there and then, or why it is left out.")
 
 
 class TrainingJobStatus(StatusModel):
     """The answer. Written by the operator only."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that was advised.")
-    conditions: list[Condition] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
+    observed_generation: int | None = optional_field("Generation of the spec that was advised.", ge=0)
+    conditions: list[Condition] = list_field(
+        "Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
         "of a job that was measured also BetterPlacementAvailable.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        max_length=16,
+        **keyed_by("type"),
     )
-    recommendation: Recommendation | None = Field(default=None, description="The best plan of all pools.")
-    baseline: Alternative | None = Field(default=None, description="What you would run today, priced alike.")
-    uncapped: Alternative | None = Field(
-        default=None, description="The best plan if constraints did not limit the GPUs."
-    )
-    alternatives: list[Alternative] = Field(
-        default_factory=list, max_length=16, description="The best plan of every pool, best first."
-    )
-    alternatives_hash: str | None = Field(
-        default=None,
-        max_length=64,
-        description="Digest of the measured runs and the pools that the alternatives of a job that runs were priced "
+    recommendation: Recommendation | None = optional_field("The best plan of all pools.")
+    baseline: Alternative | None = optional_field("What you would run today, priced alike.")
+    uncapped: Alternative | None = optional_field("The best plan if constraints did not limit the GPUs.")
+    alternatives: list[Alternative] = list_field("The best plan of every pool, best first.", max_length=16)
+    alternatives_hash: str | None = optional_field(
+        "Digest of the measured runs and the pools that the alternatives of a job that runs were priced "
         "anew for; absent where they are those of the recommendation.",
+        max_length=64,
     )
-    pareto: list[Alternative] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Plans of all pools of which none is beaten in time, cost and GPUs at once, fastest first.",
+    pareto: list[Alternative] = list_field(
+        "Plans of all pools of which none is beaten in time, cost and GPUs at once, fastest first.", max_length=8
     )
-    rejected: list[RejectedPool] = Field(
-        default_factory=list, max_length=64, description="Pools without a plan, and why."
+    rejected: list[RejectedPool] = list_field("Pools without a plan, and why.", max_length=64)
+    why_not: list[PassedOver] = list_field("Plans that the recommendation was preferred to, and why.", max_length=16)
+    ties: int | None = optional_field("Plans that the forecast cannot tell from the best.", ge=0)
+    notes: list[Annotated[str, Field(max_length=256)]] = list_field("What else to know, a sentence each.", max_length=8)
+    plans_evaluated: int | None = optional_field("How many plans were compared.", ge=0)
+    forecast: FrozenForecast | None = optional_field("Present once the job has started.")
+    observed: ObservedStep | None = optional_field("Present once a step was measured.")
+    error: ErrorRatio | None = optional_field("Signed relative errors of the forecast.")
+    model: ModelVersion | None = optional_field("The predictor that made the forecast.")
+    inputs_hash: str | None = optional_field("Digest of everything that decided the advice.", max_length=64)
+    queue: QueuePosition | None = optional_field(
+        "Its part in the plan of the whole queue, where the operator makes one."
     )
-    why_not: list[PassedOver] = Field(
-        default_factory=list, max_length=16, description="Plans that the recommendation was preferred to, and why."
-    )
-    ties: int | None = Field(default=None, ge=0, description="Plans that the forecast cannot tell from the best.")
-    notes: list[Annotated[str, Field(max_length=256)]] = Field(
-        default_factory=list, max_length=8, description="What else to know, a sentence each."
-    )
-    plans_evaluated: int | None = Field(default=None, ge=0, description="How many plans were compared.")
-    forecast: FrozenForecast | None = Field(default=None, description="Present once the job has started.")
-    observed: ObservedStep | None = Field(default=None, description="Present once a step was measured.")
-    error: ErrorRatio | None = Field(default=None, description="Signed relative errors of the forecast.")
-    model: ModelVersion | None = Field(default=None, description="The predictor that made the forecast.")
-    inputs_hash: str | None = Field(
-        default=None, max_length=64, description="Digest of everything that decided the advice."
-    )
-    queue: QueuePosition | None = Field(
-        default=None, description="Its part in the plan of the whole queue, where the operator makes one."
-    )
-    summary: Summary | None = Field(default=None, description="Flat strings for kubectl get.")
+    summary: Summary | None = optional_field("Flat strings for kubectl get.")

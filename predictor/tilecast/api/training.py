@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from tilecast.api.base import MAX_BATCH, MAX_SEQUENCE, ApiModel, ValidationRule
+from tilecast.api.base import MAX_BATCH, MAX_SEQUENCE, ApiModel, ValidationRule, list_field, optional_field
 from tilecast.spec import (
     Attention,
     Execution,
@@ -38,39 +38,30 @@ class BatchRange(ApiModel):
 class Training(ApiModel):
     """How the model is trained (or, for inference, run)."""
 
-    sequence_length: int | None = Field(
-        default=None,
+    sequence_length: int | None = optional_field(
+        "Tokens of one sample, padding included. Required by models that read tokens; images have none, "
+        "and a graph of fixed length says it itself.",
         ge=1,
         le=MAX_SEQUENCE,
-        description="Tokens of one sample, padding included. Required by models that read tokens; images have none, "
-        "and a graph of fixed length says it itself.",
     )
     global_batch_size: int = Field(ge=1, le=MAX_BATCH, description="Samples of one optimizer step, over all GPUs.")
-    global_batch_size_range: BatchRange | None = Field(
-        default=None,
-        description="Global batches that the job may be given instead; absent keeps globalBatchSize. Plans of unlike "
-        "batches compare by the sample, and steps are those of globalBatchSize.",
+    global_batch_size_range: BatchRange | None = optional_field(
+        "Global batches that the job may be given instead; absent keeps globalBatchSize. Plans of unlike "
+        "batches compare by the sample, and steps are those of globalBatchSize."
     )
-    micro_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_BATCH,
-        description="Samples of one forward pass on one GPU; absent leaves it to the search.",
+    micro_batch_size: int | None = optional_field(
+        "Samples of one forward pass on one GPU; absent leaves it to the search.", ge=1, le=MAX_BATCH
     )
     precision: Precision = Field(default="bf16", description="Precision of the matrix multiplications.")
-    allowed_precisions: list[Precision] = Field(
-        default_factory=list,
-        max_length=8,
-        description="Every precision that the job may be trained in, its own among them; empty allows that one only.",
+    allowed_precisions: list[Precision] = list_field(
+        "Every precision that the job may be trained in, its own among them; empty allows that one only.", max_length=8
     )
-    framework: Framework | None = Field(
-        default=None,
-        description="What runs the training: it limits plans to those that it executes and decides what memory holds; "
-        "absent allows every plan, with 16-bit weights and gradients and FP32 masters.",
+    framework: Framework | None = optional_field(
+        "What runs the training: it limits plans to those that it executes and decides what memory holds; "
+        "absent allows every plan, with 16-bit weights and gradients and FP32 masters."
     )
-    optimizer: Optimizer | None = Field(
-        default=None,
-        description="Optimizer, which decides the bytes of its state; adamw if absent, none for inference.",
+    optimizer: Optimizer | None = optional_field(
+        "Optimizer, which decides the bytes of its state; adamw if absent, none for inference."
     )
     fused_optimizer: bool = Field(
         default=True,
@@ -102,69 +93,55 @@ class Training(ApiModel):
         description="How images lie in memory: contiguous (NCHW, PyTorch's default), around whose convolutions tensor "
         "cores need copies, or channelsLast (NHWC). Compiled and XLA jobs choose for themselves.",
     )
-    input_samples_per_second: float | None = Field(
-        default=None,
+    input_samples_per_second: float | None = optional_field(
+        "Samples that the input pipeline (reading, decoding, augmenting) of each node delivers every "
+        "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
         gt=0,
         le=1e9,
-        description="Samples that the input pipeline (reading, decoding, augmenting) of each node delivers every "
-        "second; no step is shorter than they take. Absent leaves the input pipeline out of the forecast.",
     )
-    bucket_mib: int | None = Field(
-        default=None,
+    bucket_mib: int | None = optional_field(
+        "Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "
+        "bucket_cap_mb); absent takes the framework's.",
         alias="bucketMiB",
         ge=1,
         le=65536,
-        description="Size in MiB of the buckets in which gradients are reduced (DistributedDataParallel's "
-        "bucket_cap_mb); absent takes the framework's.",
     )
     gradient_sync: GradientSync = Field(
         default="allReduce",
         description="How replicas sum gradients: among themselves, or by parameter servers of their own on the "
         "network, which add to no bill.",
     )
-    parameter_servers: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Servers that share the gradients, each on a node of its own with the pool's network; absent is "
+    parameter_servers: int | None = optional_field(
+        "Servers that share the gradients, each on a node of its own with the pool's network; absent is "
         "one for each node that holds replicas.",
-    )
-    server_updates: ServerUpdates | None = Field(
-        default=None,
-        description="Whether parameter servers wait for the gradients of all replicas before they answer; "
-        "synchronous if absent.",
-    )
-    lora_rank: int | None = Field(
-        default=None,
         ge=1,
         le=4096,
-        description="Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.",
     )
-    quantization: Quantization | None = Field(
-        default=None,
-        description="What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA); "
-        "absent holds them in 16 bits.",
+    server_updates: ServerUpdates | None = optional_field(
+        "Whether parameter servers wait for the gradients of all replicas before they answer; synchronous if absent."
     )
-    steps: int | None = Field(
-        default=None,
-        ge=1,
-        le=10**12,
-        description="Optimizer steps of the whole run; with them time and cost to finish appear.",
+    lora_rank: int | None = optional_field(
+        "Train only LoRA adapters of this rank beside the dense layers; absent trains every weight.", ge=1, le=4096
     )
-    tokens: int | None = Field(default=None, ge=1, le=10**18, description="Tokens of the whole run, instead of steps.")
-    checkpoint_seconds: float | None = Field(
-        default=None,
+    quantization: Quantization | None = optional_field(
+        "What the frozen weights of the layers are held in under LoRA: nf4 is 4 bits and scales (QLoRA); "
+        "absent holds them in 16 bits."
+    )
+    steps: int | None = optional_field(
+        "Optimizer steps of the whole run; with them time and cost to finish appear.", ge=1, le=10**12
+    )
+    tokens: int | None = optional_field("Tokens of the whole run, instead of steps.", ge=1, le=10**18)
+    checkpoint_seconds: float | None = optional_field(
+        "Time between two checkpoints. A job that moves repeats half of that on average, which "
+        "BetterPlacementAvailable weighs; no forecast depends on it.",
         gt=0,
         le=10**7,
-        description="Time between two checkpoints. A job that moves repeats half of that on average, which "
-        "BetterPlacementAvailable weighs; no forecast depends on it.",
     )
-    restart_seconds: float | None = Field(
-        default=None,
+    restart_seconds: float | None = optional_field(
+        "Time from the end of the job's pods to its next step, wherever it is restarted; "
+        f"{RESTART_S:.0f} if absent. BetterPlacementAvailable weighs it; no forecast depends on it.",
         ge=0,
         le=10**6,
-        description="Time from the end of the job's pods to its next step, wherever it is restarted; "
-        f"{RESTART_S:.0f} if absent. BetterPlacementAvailable weighs it; no forecast depends on it.",
     )
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (

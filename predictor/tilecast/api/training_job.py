@@ -22,7 +22,9 @@ from tilecast.api.base import (
     ValidationRule,
     check,
     envelope,
+    list_field,
     open_plan_field,
+    optional_field,
     plan_field,
 )
 from tilecast.api.job_kinds import JOB_APIS
@@ -45,15 +47,11 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 class JobConstraints(ApiModel):
     """Limits on the answer. What is absent is not limited."""
 
-    gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use exactly this many GPUs.")
-    max_gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many GPUs.")
-    max_nodes: int | None = Field(default=None, ge=1, le=MAX_GPUS, description="Use at most this many nodes.")
-    max_tensor_parallel: int | None = Field(
-        default=None, ge=1, le=4096, description="Split no layer over more GPUs than this."
-    )
-    allowed_pools: list[str] = Field(
-        default_factory=list, max_length=64, description="Names of the pools to consider; empty considers every pool."
-    )
+    gpus: int | None = optional_field("Use exactly this many GPUs.", ge=1, le=MAX_GPUS)
+    max_gpus: int | None = optional_field("Use at most this many GPUs.", ge=1, le=MAX_GPUS)
+    max_nodes: int | None = optional_field("Use at most this many nodes.", ge=1, le=MAX_GPUS)
+    max_tensor_parallel: int | None = optional_field("Split no layer over more GPUs than this.", ge=1, le=4096)
+    allowed_pools: list[str] = list_field("Names of the pools to consider; empty considers every pool.", max_length=64)
     allow_sharing: bool = Field(
         default=False,
         description="Let the job run on part of a GPU: pools of MIG slices are considered too.",
@@ -104,9 +102,7 @@ class JobBaseline(ApiModel):
 
     pool: str = Field(min_length=1, max_length=63, description="Name of the pool.")
     gpus: int = Field(ge=1, le=MAX_GPUS, description="Number of GPUs.")
-    plan: BaselinePlan | None = Field(
-        default=None, description="How the job is split; absent takes the best plan on these GPUs."
-    )
+    plan: BaselinePlan | None = optional_field("How the job is split; absent takes the best plan on these GPUs.")
 
     rules: ClassVar[tuple[ValidationRule, ...]] = (
         ValidationRule(
@@ -187,26 +183,24 @@ class TrainingJobSpec(ApiModel):
     )
     model: ModelSource = Field(description="Architecture of the model.")
     training: Training = Field(description="How it is trained.")
-    constraints: JobConstraints | None = Field(default=None, description="Limits on the answer.")
+    constraints: JobConstraints | None = optional_field("Limits on the answer.")
     objective: Objective = Field(
         default="time",
         description=f"What is best: {', '.join(_OBJECTIVES[:-1])}, or {_OBJECTIVES[-1]}.",
     )
-    deadline_seconds: int | None = Field(
-        default=None, ge=1, le=10**11, description="How long the run may take, for cheapestBeforeDeadline."
+    deadline_seconds: int | None = optional_field(
+        "How long the run may take, for cheapestBeforeDeadline.", ge=1, le=10**11
     )
-    budget: JobBudget | None = Field(default=None, description="What the run may cost, for fastestWithinBudget.")
-    baseline: JobBaseline | None = Field(default=None, description="What you would run today, for comparison.")
-    observation_query: str | None = Field(
-        default=None,
+    budget: JobBudget | None = optional_field("What the run may cost, for fastestWithinBudget.")
+    baseline: JobBaseline | None = optional_field("What you would run today, for comparison.")
+    observation_query: str | None = optional_field(
+        "PromQL that gives the job's step in seconds, where the operator asks Prometheus: $namespace and "
+        "$name stand for the job's. Absent takes the pool's, or the operator's.",
         min_length=1,
         max_length=1024,
-        description="PromQL that gives the job's step in seconds, where the operator asks Prometheus: $namespace and "
-        "$name stand for the job's. Absent takes the pool's, or the operator's.",
     )
-    target_ref: TargetRef | None = Field(
-        default=None,
-        description="The job that this advice is for: its own GPUs are the baseline, and it is annotated as well.",
+    target_ref: TargetRef | None = optional_field(
+        "The job that this advice is for: its own GPUs are the baseline, and it is annotated as well."
     )
     mode: Mode = Field(
         default="Advise",

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from tilecast.advise.measured import Measurement
-from tilecast.api.base import ApiModel, check
+from tilecast.api.base import ApiModel, check, optional_field
 from tilecast.cli import pool_inputs, reading
 from tilecast.hardware import Pool, find_gpu
 from tilecast.spec import SpecError, Stated
@@ -26,7 +26,7 @@ class MeasuredStep(ApiModel):
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
-    plan: str | None = Field(default=None, max_length=128, description="Its plan, as tables print it.")
+    plan: str | None = optional_field("Its plan, as tables print it.", max_length=128)
     step_seconds: float = Field(gt=0, lt=1e9, description="The step as measured.")
     input_seconds: float = Field(default=0.0, ge=0, lt=1e9, description="Seconds of it spent waiting for data.")
 
