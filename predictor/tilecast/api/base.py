@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -115,6 +116,16 @@ class StatusModel(ApiModel):
     """Base of what the operator writes: made by the names of its fields, and cut to what they allow."""
 
     model_config = ConfigDict(populate_by_name=True)
+
+    @classmethod
+    def known(cls, value: object) -> list[Self]:
+        """The items of a list as such models, without those that cannot be meant: anyone with the right to write the
+        document may have touched it. None where the value is no list."""
+        items = []
+        for item in value if isinstance(value, list) else []:
+            with suppress(ValidationError):
+                items.append(cls.model_validate(item))
+        return items
 
     @classmethod
     def within(cls, **values: Any) -> Self:

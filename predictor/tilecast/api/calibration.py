@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tilecast.api.base import ApiModel, StatusModel, check, list_field, optional_field
-from tilecast.api.fields import value_at
+from tilecast.api.fields import mapping, value_at
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
@@ -98,18 +98,9 @@ def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:
 
 
 def seen(pool: str, gpu: str, status: Mapping[str, Any]) -> list[Seen]:
-    """The runs that the status of a pool kept in releases before PoolLearnings, of unknown origin, oldest first. A
-    record that cannot be meant is left out: anyone with the right to the status may have touched it."""
-    calibration = status.get("calibration")
-    records = calibration.get("runs") if isinstance(calibration, Mapping) else None
-    runs = []
-    for record in records if isinstance(records, list) else []:
-        try:
-            one = RunRecord.model_validate(record)
-        except ValidationError:
-            continue
-        runs.append(Seen(one.uid, one.time, run_of(pool, gpu, one)))
-    return runs
+    """The runs that the status of a pool kept in releases before PoolLearnings, of unknown origin, oldest first."""
+    records = RunRecord.known(value_at(status, ("calibration", "runs")))
+    return [Seen(one.uid, one.time, run_of(pool, gpu, one)) for one in records]
 
 
 def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> list[Seen]:
@@ -117,10 +108,9 @@ def seen_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> lis
     gpus = {pool.name: pool.gpu.name for pool in pools}
     runs: list[Seen] = []
     for document in gpupools:
-        metadata, status = document.get("metadata"), document.get("status")
-        name = metadata.get("name") if isinstance(metadata, Mapping) else None
-        if isinstance(name, str) and name in gpus and isinstance(status, Mapping):
-            runs += seen(name, gpus[name], status)
+        name = value_at(document, ("metadata", "name"))
+        if isinstance(name, str) and name in gpus:
+            runs += seen(name, gpus[name], mapping(document.get("status")))
     return sorted(runs, key=lambda item: (item.time, item.uid))
 
 
@@ -165,11 +155,7 @@ def shown_in(gpupools: Iterable[Mapping[str, Any]], pools: Iterable[Pool]) -> Ca
     for document in gpupools:
         gpu = gpus.get(str(value_at(document, ("metadata", "name"))))
         rows = value_at(document, ("status", "calibration", "corrections"))
-        for row in rows if gpu and isinstance(rows, list) else []:
-            try:
-                one = CorrectionRecord.model_validate(row)
-            except ValidationError:
-                continue
+        for one in CorrectionRecord.known(rows) if gpu else []:
             parts = tuple(part for part in (gpu, one.precision, one.family, one.scale) if part)
             shown[parts] = Correction(parts, one.ratio, one.range_factor, one.runs, one.runs, one.observations)
     total = max((item.runs for item in shown.values()), default=0)

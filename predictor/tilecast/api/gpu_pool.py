@@ -31,6 +31,7 @@ from tilecast.api.base import (
     optional_field,
 )
 from tilecast.api.calibration import PoolCalibration, PoolError
+from tilecast.api.fields import mapping, value_at
 from tilecast.api.status import Condition
 from tilecast.hardware import Gpu, GpuFile, Link, find_gpu, find_link, links
 from tilecast.hardware.instances import network
@@ -302,11 +303,7 @@ class Discovery:
 
 def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | None:
     """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
-    metadata = document.get("metadata")
-    labels, annotations = (
-        value if isinstance(metadata, Mapping) and isinstance(value := metadata.get(part), Mapping) else {}
-        for part in ("labels", "annotations")
-    )
+    labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
     try:
         note = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))

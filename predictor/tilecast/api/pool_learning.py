@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field
 from tilecast.api.calibration import RunRecord, Seen, record, run_of
+from tilecast.api.fields import value_at
 from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
@@ -96,14 +97,8 @@ class Forget:
 
 def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
     """The runs in a PoolLearning, oldest first; a record that cannot be meant is left out."""
-    spec = document.get("spec")
-    records = spec.get("runs") if isinstance(spec, Mapping) else None
     parsed = []
-    for item in records if isinstance(records, list) else []:
-        try:
-            one = LearntRun.model_validate(item)
-        except ValidationError:
-            continue
+    for one in LearntRun.known(value_at(document, ("spec", "runs"))):
         run = run_of(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
         parsed.append(Seen(one.uid, one.time, run, *origin, one.gpus, one.plan, one.input_seconds or 0.0))
@@ -112,16 +107,8 @@ def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
 
 def forgotten(document: Mapping[str, Any]) -> list[tuple[Forget, str]]:
     """What was forgotten of a pool, and when."""
-    spec = document.get("spec")
-    records = spec.get("forgotten") if isinstance(spec, Mapping) else None
-    parsed = []
-    for item in records if isinstance(records, list) else []:
-        try:
-            one = ForgottenRuns.model_validate(item)
-        except ValidationError:
-            continue
-        parsed.append((Forget(one.namespace, one.uid), one.before))
-    return parsed
+    records = ForgottenRuns.known(value_at(document, ("spec", "forgotten")))
+    return [(Forget(one.namespace, one.uid), one.before) for one in records]
 
 
 def document(pool: str, seen: Iterable[Seen], forgot: Iterable[tuple[Forget, str]]) -> dict[str, Any]:

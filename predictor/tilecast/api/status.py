@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tilecast.api.base import (
     TIME,
@@ -28,17 +28,6 @@ class Condition(StatusModel):
     last_transition_time: str = time_field("When status last changed.")
     reason: str = Field(min_length=1, max_length=64, description="Why, in one stable CamelCase word.")
     message: str = Field(max_length=1024, description="Why and what to do about it, in a sentence.")
-
-    @classmethod
-    def known(cls, value: object) -> list[Condition]:
-        """The conditions of a status, as far as they are some."""
-        known = []
-        for item in value if isinstance(value, list) else []:
-            try:
-                known.append(cls.model_validate(item))
-            except ValidationError:
-                continue
-        return known
 
 
 class Parallelism(StatusModel):
