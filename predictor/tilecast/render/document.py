@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from tilecast.advise import Advice, Change, Offer, Rejection, WhyNot
 from tilecast.advise.incumbent import Incumbent
 from tilecast.api.status import Parallelism
 from tilecast.plan_columns import PLAN_COLUMNS
+from tilecast.render.columns import csv_text
 from tilecast.render.table import table
 from tilecast.sharing import Share, Sharing
 from tilecast.spec import Plan, Workload
@@ -110,7 +109,7 @@ def alternative(offer: Offer) -> dict[str, Any]:
     )
 
 
-def step_seconds(offer: Offer) -> dict[str, float]:
+def step_seconds(offer: Offer | Share) -> dict[str, float]:
     """The forecast of a step and its 90 % range."""
     return {
         "target": figures(offer.step_s),
@@ -192,11 +191,7 @@ def _share(option: Share) -> dict[str, Any]:
             "jobsPerGpu": option.jobs,
             "gpuShare": figures(option.share),
             "plan": str(option.plan),
-            "stepSeconds": {
-                "target": figures(option.step_s),
-                "lowerBound": figures(option.lower_s),
-                "upperBound": figures(option.upper_s),
-            },
+            "stepSeconds": step_seconds(option),
             "slowdown": figures(option.slowdown),
             "memoryBytes": {"used": round(option.memory_bytes), "available": round(option.memory_available_bytes)},
             "costPer1000Steps": _known(option.cost_per_1000_steps),
@@ -273,35 +268,33 @@ def to_json(advice: Advice) -> str:
     return dump("json", document(advice))
 
 
-def to_yaml(advice: Advice) -> str:
-    """The document as YAML."""
-    return dump("yaml", document(advice))
-
-
 def to_csv(advice: Advice) -> str:
     """One line per pool: the offers in rank order, then the rejections."""
-    out = io.StringIO()
-    names = (
-        "pool",
-        "nodes",
-        "gpusPerNode",
-        "plan",
-        "stepSeconds",
-        "lowerBound",
-        "upperBound",
-        "costPer1000Steps",
-        "reason",
-    )
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
+    rows: list[Sequence[object]] = [
+        (
+            "pool",
+            "nodes",
+            "gpusPerNode",
+            "plan",
+            "stepSeconds",
+            "lowerBound",
+            "upperBound",
+            "costPer1000Steps",
+            "reason",
+        )
+    ]
     for offer in advice.offers:
         cost = "" if offer.cost_per_1000_steps is None else f"{offer.cost_per_1000_steps:.2f}"
         times = (f"{value:.6g}" for value in (offer.step_s, offer.lower_s, offer.upper_s))
-        writer.writerow([offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan, *times, cost, offer.reason])
-    for item in advice.rejections:
-        writer.writerow([item.pool, "", "", "", "", "", "", "", f"{item.code}: {item.message}: {item.remedy}"])
-    return out.getvalue()
+        rows.append([offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan, *times, cost, offer.reason])
+    rows += [[item.pool, *[""] * 7, f"{item.code}: {item.message}: {item.remedy}"] for item in advice.rejections]
+    return csv_text(rows)
 
 
-FORMATS: Mapping[str, Callable[[Advice], str]] = {"table": table, "json": to_json, "yaml": to_yaml, "csv": to_csv}
+FORMATS: Mapping[str, Callable[[Advice], str]] = {
+    "table": table,
+    "json": to_json,
+    "yaml": lambda advice: dump("yaml", document(advice)),
+    "csv": to_csv,
+}
 """Every output format of `tilecast advise`."""

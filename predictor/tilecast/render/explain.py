@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.advise import Offer
-from tilecast.explain import Exchange, Explanation, PricedOperator, Sums, Sync
+from tilecast.explain import Explanation, PricedOperator, Sums, Sync
 from tilecast.render.columns import columns
+from tilecast.render.document import figures
 from tilecast.render.units import count, duration, size
 
 SHOWN = 12
@@ -81,35 +82,32 @@ def shape(operator: PricedOperator) -> str:
 
 
 def _operators(explanation: Explanation) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (
-            duration(one.seconds),
-            f"{one.seconds / explanation.seconds:.1%}",
-            one.name,
-            shape(one),
-            f"{one.runs:,.0f}",
-            duration(one.kernel_s),
-            f"{math.prod(one.corrections.values()):.3g}",
-            f"{one.intensity:.0f}",
-            one.bound,
-            f"{one.utilization:.0%}",
-            f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else "",
-        )
-        for one in explanation.operators[:SHOWN]
-    ]
+    rows: list[tuple[str, ...]] = []
+    for one in explanation.operators[:SHOWN]:
+        name, seconds, share, kernel, runs, each, *reached = cells(one, explanation)
+        factor = f"{math.prod(one.corrections.values()):.3g}"
+        rows.append((seconds, share, name, kernel, runs, each, factor, *reached))
     rest = explanation.operators[SHOWN:]
     if rest:
-        seconds = sum(one.seconds for one in rest)
-        rest_row = (duration(seconds), f"{seconds / explanation.seconds:.1%}", f"{len(rest)} others")
-        rows.append((*rest_row, *[""] * 8))
+        left_s = sum(one.seconds for one in rest)
+        rows.append((*_timed(left_s, explanation), f"{len(rest)} others", *[""] * 8))
     if explanation.copied_s:
-        rest_row = (
-            duration(explanation.copied_s),
-            f"{explanation.copied_s / explanation.seconds:.1%}",
-            "weights and gradients",
-        )
-        rows.append((*rest_row, "copied and summed", "", "", "", "", "memory", "", ""))
+        copied = ("weights and gradients", "copied and summed", "", "", "", "", "memory", "", "")
+        rows.append((*_timed(explanation.copied_s, explanation), *copied))
     return rows
+
+
+def _timed(seconds: float, explanation: Explanation) -> tuple[str, str]:
+    """A time, and its share of all operators."""
+    return duration(seconds), f"{seconds / explanation.seconds:.1%}"
+
+
+def cells(one: PricedOperator, explanation: Explanation) -> tuple[str, ...]:
+    """An operator as text: its name, time, share, kernel, runs, the time of each, FLOP per byte, what bounds it, how
+    much of that it reaches, and its tiles."""
+    tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
+    what = (one.name, *_timed(one.seconds, explanation), shape(one), f"{one.runs:,.0f}", duration(one.kernel_s))
+    return (*what, f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
 
 
 def _factors(explanation: Explanation) -> str:
@@ -153,15 +151,34 @@ def _communication(offer: Offer, explanation: Explanation) -> list[str]:
         parts.append(f"{duration(sums.gradients_s)} of gradients and weights")
     if parts:
         head += f" = {_corrected(' + '.join(parts), sums)}"
-    rows = [_exchange(one) for one in explanation.exchanges]
-    ranks = f"{offer.plan.data * offer.plan.context}"
-    rows += [("", what, name, ranks, size(sent), runs, "", "") for what, name, sent, runs in synced(explanation)]
+    rows = [(seconds, what, *rest) for what, seconds, *rest in exchanges(explanation)]
     if not rows:
         return [f"{head}."]
     return [f"{head}; per micro-batch, before anything hides:", *columns(_EXCHANGES, rows, _RIGHT)]
 
 
-def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
+def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
+    """Every exchange as text: what, its time, collective, ranks, buffer, runs, the time of each, and how much of it is
+    exposed; of gradients and weights only what is sent."""
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{one.name} ({one.group})",
+            duration(one.seconds),
+            one.collective,
+            f"{one.ranks}",
+            size(one.size_bytes),
+            f"{one.runs:,.0f}",
+            duration(one.seconds / one.runs),
+            f"{one.exposed:.0%}",
+        )
+        for one in explanation.exchanges
+    ]
+    ranks = f"{explanation.plan.data * explanation.plan.context}"
+    rows += [(what, "", name, ranks, size(sent), runs, "", "") for what, name, sent, runs in _synced(explanation)]
+    return rows
+
+
+def _synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
     """What replicas exchange of gradients and weights: what and when, by which collective, bytes, and how
     often in that time, where it is not once."""
     if not explanation.gradient_bytes:
@@ -174,12 +191,6 @@ def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
         return [(when, "reduce_scatter", explanation.gradient_bytes, ""), weights]
     collective = "all_reduce" if plan.zero_stage == 0 else "reduce_scatter, all_gather"
     return [(when, collective, explanation.gradient_bytes, "")]
-
-
-def _exchange(one: Exchange) -> tuple[str, ...]:
-    row = (duration(one.seconds), f"{one.name} ({one.group})", one.collective, f"{one.ranks}")
-    each = duration(one.seconds / one.runs)
-    return (*row, size(one.size_bytes), f"{one.runs:,.0f}", each, f"{one.exposed:.0%}")
 
 
 def _syncs(explanation: Explanation) -> list[str]:
@@ -209,18 +220,18 @@ def document(explanation: Explanation) -> dict[str, Any]:
     return {
         "plan": str(explanation.plan),
         "gpu": explanation.gpu.name,
-        "modelFlops": _figures(explanation.model_flops),
-        "mfu": _figures(explanation.mfu),
-        "balanceFlopPerByte": _figures(explanation.balance),
-        "microBatchSeconds": _figures(explanation.seconds),
-        "copiedSeconds": _figures(explanation.copied_s),
+        "modelFlops": figures(explanation.model_flops),
+        "mfu": figures(explanation.mfu),
+        "balanceFlopPerByte": figures(explanation.balance),
+        "microBatchSeconds": figures(explanation.seconds),
+        "copiedSeconds": figures(explanation.copied_s),
         "sums": {
-            "stageSeconds": _figures(explanation.sums.stage_s),
-            "exchangedSeconds": _figures(explanation.sums.exchanged_s),
-            "contendedSeconds": _figures(explanation.sums.contended_s),
-            "gradientSeconds": _figures(explanation.sums.gradients_s),
-            "slowestRank": _figures(explanation.sums.waited),
-            "correction": _figures(explanation.sums.correction),
+            "stageSeconds": figures(explanation.sums.stage_s),
+            "exchangedSeconds": figures(explanation.sums.exchanged_s),
+            "contendedSeconds": figures(explanation.sums.contended_s),
+            "gradientSeconds": figures(explanation.sums.gradients_s),
+            "slowestRank": figures(explanation.sums.waited),
+            "correction": figures(explanation.sums.correction),
         },
         "operators": [_operator(one) for one in explanation.operators],
         "exchanges": [
@@ -230,9 +241,9 @@ def document(explanation: Explanation) -> dict[str, Any]:
                 "group": one.group,
                 "ranks": one.ranks,
                 "bytes": round(one.size_bytes),
-                "runs": _figures(one.runs),
-                "seconds": _figures(one.seconds),
-                "exposed": _figures(one.exposed),
+                "runs": figures(one.runs),
+                "seconds": figures(one.seconds),
+                "exposed": figures(one.exposed),
             }
             for one in explanation.exchanges
         ],
@@ -242,8 +253,8 @@ def document(explanation: Explanation) -> dict[str, Any]:
                 "gradientSync": one.gradient_sync,
                 **({"serverUpdates": one.server_updates} if one.server_updates else {}),
                 "servers": one.servers,
-                "seconds": _figures(one.seconds),
-                "stepSeconds": _figures(one.step_s),
+                "seconds": figures(one.seconds),
+                "stepSeconds": figures(one.step_s),
             }
             for one in explanation.syncs
         ],
@@ -256,20 +267,16 @@ def _operator(one: PricedOperator) -> Mapping[str, Any]:
         "pass": one.phase,
         "kernel": one.kind,
         "precision": one.precision,
-        "dimensions": {name: _figures(value) for name, value in one.dims.items()},
-        "runs": _figures(one.runs),
-        "seconds": _figures(one.seconds),
-        "flops": _figures(one.flops),
-        "bytes": _figures(one.moved_bytes),
-        "rooflineSeconds": _figures(one.roofline_s),
-        "kernelSeconds": _figures(one.kernel_s),
-        "corrections": {name: _figures(value) for name, value in one.corrections.items()},
+        "dimensions": {name: figures(value) for name, value in one.dims.items()},
+        "runs": figures(one.runs),
+        "seconds": figures(one.seconds),
+        "flops": figures(one.flops),
+        "bytes": figures(one.moved_bytes),
+        "rooflineSeconds": figures(one.roofline_s),
+        "kernelSeconds": figures(one.kernel_s),
+        "corrections": {name: figures(value) for name, value in one.corrections.items()},
         "bound": one.bound,
         "tile": list(one.tile),
         "tiles": one.tiles,
-        "waves": _figures(one.waves),
+        "waves": figures(one.waves),
     }
-
-
-def _figures(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -12,7 +12,7 @@ from tilecast.explain import Explanation
 from tilecast.plan_columns import PLAN_COLUMNS
 from tilecast.render import charts
 from tilecast.render.charts import Axis, Chart, Point, Series
-from tilecast.render.explain import SHOWN, shape, synced
+from tilecast.render.explain import SHOWN, cells, exchanges, shape
 from tilecast.render.page import facts, figure, meter, table, whole
 from tilecast.render.units import count, duration, gibibyte_range, gibibytes, interval, money, parameters, size
 from tilecast.scaling import Curve
@@ -59,9 +59,9 @@ def _recommendation(advice: Advice, explanation: Explanation | None) -> str:
     named = [
         ("step", duration(best.step_s)),
         ("90 % range", interval(best.lower_s, best.upper_s)),
-        ("whole run", duration(best.finish_s) if best.finish_s is not None else ""),
-        ("its cost", money(best.cost_to_finish, currency) if best.cost_to_finish is not None else ""),
-        ("1,000 steps", money(best.cost_per_1000_steps, currency) if best.cost_per_1000_steps is not None else ""),
+        ("whole run", duration(best.finish_s)),
+        ("its cost", money(best.cost_to_finish, currency)),
+        ("1,000 steps", money(best.cost_per_1000_steps, currency)),
         ("MFU", f"{explanation.mfu:.1%}" if explanation else ""),
         ("memory", _fit(best)),
         ("node type", best.pool.node_type),
@@ -98,15 +98,14 @@ def _pools(advice: Advice) -> str:
 
 
 def _offer(offer: Offer) -> list[str]:
-    cost, currency = offer.cost_per_1000_steps, offer.pool.currency
     return [
         escape(offer.pool.name),
         f"{offer.nodes} x {offer.gpus_per_node}",
         f"<code>{escape(str(offer.plan))}</code>",
         duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
-        duration(offer.finish_s) if offer.finish_s is not None else "",
-        money(cost, currency) if cost is not None else "",
+        duration(offer.finish_s),
+        money(offer.cost_per_1000_steps, offer.pool.currency),
         f"{gibibyte_range(offer.memory_lower_bytes, offer.memory_upper_bytes)} GiB",
         escape(offer.reason),
     ]
@@ -188,16 +187,9 @@ def _scaling(curves: Sequence[Curve]) -> list[tuple[str, Chart | None]]:
         for curve in curves
     ]
     times = [point.y for series in steps for point in series.points]
+    y = Axis("step time", charts.seconds, _base(times))
     plots: list[tuple[str, Chart | None]] = [
-        (
-            "scaling",
-            Chart(
-                "Step time of the best plan by GPUs",
-                gpus,
-                Axis("step time", charts.seconds, _base(times)),
-                tuple(steps),
-            ),
-        )
+        ("scaling", Chart("Step time of the best plan by GPUs", gpus, y, tuple(steps)))
     ]
     costs = [
         Series(
@@ -250,18 +242,7 @@ def _memory(best: Offer) -> str:
 
 
 def _kernels(best: Offer, explanation: Explanation) -> str:
-    rows = []
-    for one in explanation.operators[:SHOWN]:
-        tiles = f"{one.tiles:,} of {one.tile[0]}x{one.tile[1]}, {one.waves:.0f} waves" if one.tiles > 1 else ""
-        cells = (
-            one.name,
-            duration(one.seconds),
-            f"{one.seconds / explanation.seconds:.1%}",
-            shape(one),
-            f"{one.runs:,.0f}",
-        )
-        rest = (duration(one.kernel_s), f"{one.intensity:.0f}", one.bound, f"{one.utilization:.0%}", tiles)
-        rows.append(("", [escape(cell) for cell in (*cells, *rest)]))
+    rows = [("", [escape(cell) for cell in cells(one, explanation)]) for one in explanation.operators[:SHOWN]]
     titles = ("operator", "time", "share", "kernel", "runs", "each", "FLOP/B", "bound by", "reaches", "tiles")
     caption = (
         f"The costliest of {len(explanation.operators)} operators of one micro-batch through every stage, "
@@ -309,26 +290,8 @@ def _roofline(explanation: Explanation) -> Chart:
 def _exchanges(best: Offer, explanation: Explanation) -> str:
     if not explanation.exchanges and not explanation.gradient_bytes:
         return ""
-    rows = [
-        (
-            "",
-            [
-                escape(cell)
-                for cell in (
-                    f"{one.name} ({one.group})",
-                    duration(one.seconds),
-                    one.collective,
-                    f"{one.ranks}",
-                    size(one.size_bytes),
-                    f"{one.runs:,.0f}",
-                )
-            ],
-        )
-        for one in explanation.exchanges
-    ]
-    ranks = f"{best.plan.data * best.plan.context}"
-    rows += [("", [what, "", name, ranks, size(sent), runs]) for what, name, sent, runs in synced(explanation)]
     titles = ("what", "time", "collective", "ranks", "buffer", "runs")
+    rows = [("", [escape(cell) for cell in row[: len(titles)]]) for row in exchanges(explanation)]
     exposed = duration(best.breakdown["communication"])
     caption = f"Per micro-batch, before anything hides; {exposed} a step is left that nothing hides"
     return "<h2>Communication</h2>" + table(caption, titles, rows, "time|ranks|buffer|runs")

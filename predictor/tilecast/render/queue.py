@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +10,7 @@ from tilecast.queue.problem import JobOption, Unplanned
 from tilecast.queue.references import REFERENCES
 from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
 from tilecast.render import queue_page
-from tilecast.render.columns import columns
+from tilecast.render.columns import columns, csv_text
 from tilecast.render.table import wrapped
 from tilecast.render.units import duration, interval, money
 
@@ -49,20 +47,27 @@ def table(screen: QueueScreen) -> str:
     """The plan as a screen of text, ending in a newline."""
     shown = screen.report
     held = shown.solution.columns
-    order = sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+    order = _in_order(shown)
     rows = [_row(shown, place) for place in order[:MOST_LINES]]
     lines = [headline(shown), "", *columns(_TITLES, rows, ("GPUS", "START", "FINISH", "COST", "GAIN"))]
     if len(order) > MOST_LINES:
         lines.append(f"and {len(order) - MOST_LINES} more that start later: -o csv lists all")
-    lines += [
-        line for item in screen.unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")
-    ]
-    lines += ["", *columns(_TOTALS, totals_rows(shown), _TOTALS[1:]), ""]
+    lines += [*_refused(screen.unplanned), "", *columns(_TOTALS, totals_rows(shown), _TOTALS[1:]), ""]
     lines += [line for text in paid(shown) for line in wrapped("", text)]
     lines += [line for text in notes(screen) for line in wrapped("", text)]
     moved = sum(place is not None and _is_moved(shown, place) for place in shown.places)
     lines.append(f"{len(held.weight)} jobs planned, {moved} of them elsewhere than now.")
     return "\n".join(lines) + "\n"
+
+
+def _in_order(shown: QueueReport) -> list[QueuedPlace]:
+    """The jobs as they start."""
+    return sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
+
+
+def _refused(unplanned: Sequence[Unplanned]) -> list[str]:
+    """Lines of what cannot be planned as asked."""
+    return [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
 
 
 def headline(shown: QueueReport) -> str:
@@ -115,11 +120,8 @@ def gain(seconds: float) -> str:
 
 
 def _price(shown: QueueReport, amount: float | None) -> str:
-    return "" if amount is None else money(amount, _currency(shown))
-
-
-def _currency(shown: QueueReport) -> str:
-    return next((pool.currency for pool in shown.solution.columns.pools if pool.price_per_gpu_hour is not None), "USD")
+    pools = shown.solution.columns.pools
+    return money(amount, next((pool.currency for pool in pools if pool.price_per_gpu_hour is not None), "USD"))
 
 
 def totals_rows(shown: QueueReport) -> list[tuple[str, ...]]:
@@ -257,11 +259,9 @@ def to_json(screen: QueueScreen) -> str:
 
 def to_csv(screen: QueueScreen) -> str:
     """A line a job."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
+    rows: list[Sequence[object]] = [
         ("job", "now", "pool", "gpus", "plan", "start_s", "finish_s", "lower_s", "upper_s", "cost", "gain_s", "problem")
-    )
+    ]
     shown = screen.report
     for place in shown.places:
         option = option_of(shown, place)
@@ -269,19 +269,17 @@ def to_csv(screen: QueueScreen) -> str:
         name = shown.solution.columns.problem.jobs[place.job].name
         cost = "" if option.cost is None else f"{option.cost:.2f}"
         row = (name, now_of(shown, place), option.pool, option.gpus, option.plan)
-        writer.writerow((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
-    for item in screen.unplanned:
-        writer.writerow((item.job, *[""] * 10, f"{item.problem}; {item.remedy}"))
-    return out.getvalue()
+        rows.append((*row, *(f"{value:.0f}" for value in seconds), cost, f"{place.gain_s:.0f}", ""))
+    rows += [(item.job, *[""] * 10, f"{item.problem}; {item.remedy}") for item in screen.unplanned]
+    return csv_text(rows)
 
 
 def to_html(screen: QueueScreen) -> str:
     """The plan as one page."""
     shown = screen.report
-    order = sorted(shown.places, key=lambda place: (place.start_s, place.finish_s, place.job))
     problems = [(item.job, item.problem, item.remedy) for item in screen.unplanned]
     texts = [*paid(shown), *notes(screen)]
-    rows = [_row(shown, place) for place in order]
+    rows = [_row(shown, place) for place in _in_order(shown)]
     return queue_page.page(shown, headline(shown), (_TITLES, rows), (_TOTALS, totals_rows(shown)), problems, texts)
 
 
@@ -290,8 +288,7 @@ def nothing(unplanned: Sequence[Unplanned], output: str) -> str:
     if output == "json":
         empty = {"schemaVersion": SCHEMA_VERSION, "jobs": [], "unplanned": [_unplanned(item) for item in unplanned]}
         return json.dumps(empty, indent=2) + "\n"
-    lines = [line for item in unplanned for line in wrapped(f"x  {item.job}  ", f"{item.problem}: {item.remedy}")]
-    return "\n".join([*(lines or ["No job waits or runs."]), ""])
+    return "\n".join([*(_refused(unplanned) or ["No job waits or runs."]), ""])
 
 
 FORMATS: Mapping[str, Callable[[QueueScreen], str]] = {

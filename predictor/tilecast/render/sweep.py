@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from tilecast.advise import Offer
 from tilecast.render.charts import Axis, Chart, Point, Series, seconds
-from tilecast.render.columns import columns
+from tilecast.render.columns import columns, csv_text
 from tilecast.render.document import alternative, figures, rejection
 from tilecast.render.units import count, duration, interval, money
 from tilecast.sweep import Row, efficiency, per_gpu
@@ -34,22 +32,21 @@ def table(field: str, unit: str, rows: Sequence[Row], *, wide: bool = False) -> 
             why = row.advice.rejections[0] if row.advice.rejections else None
             text = f"{why.pool}: {why.message}" if why else "no pool"
             lines.append((row.label, text, *[""] * (len(titles) - 2)))
-        for offer in offers:
-            cost = offer.cost_per_1000_steps
-            lines.append(
-                (
-                    row.label,
-                    offer.pool.name,
-                    f"{offer.nodes}x{offer.gpus_per_node}",
-                    str(offer.plan),
-                    duration(offer.step_s),
-                    interval(offer.lower_s, offer.upper_s),
-                    money(cost, offer.pool.currency) if cost is not None else "",
-                    count(per_gpu(offer)),
-                    f"{efficiency(rows, offer):.0%}",
-                    bar(offer.step_s / longest),
-                )
+        lines += [
+            (
+                row.label,
+                offer.pool.name,
+                f"{offer.nodes}x{offer.gpus_per_node}",
+                str(offer.plan),
+                duration(offer.step_s),
+                interval(offer.lower_s, offer.upper_s),
+                money(offer.cost_per_1000_steps, offer.pool.currency),
+                count(per_gpu(offer)),
+                f"{efficiency(rows, offer):.0%}",
+                bar(offer.step_s / longest),
             )
+            for offer in offers
+        ]
     right = (titles[0], "GPUS", "COST/1K", "/S/GPU", "EFF")
     unit = "tokens" if rows[0].advice.request.workload.samples_are_tokens else "samples"
     note = f"/S/GPU: {unit} per second and GPU; EFF: of the best that the same pool reaches here."
@@ -64,18 +61,18 @@ def bar(share: float) -> str:
 
 def to_csv(field: str, unit: str, rows: Sequence[Row]) -> str:
     """One line per value and pool."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
-                     "costPer1000Steps", "tokensPerSecond", "efficiency", "best"])  # fmt: skip
+    lines: list[Sequence[object]] = [
+        (field, "pool", "nodes", "gpusPerNode", "plan", "stepSeconds", "lowerBound", "upperBound",
+         "costPer1000Steps", "tokensPerSecond", "efficiency", "best"),
+    ]  # fmt: skip
     for row in rows:
         for offer in row.advice.offers:
             cost = "" if offer.cost_per_1000_steps is None else f"{offer.cost_per_1000_steps:.6g}"
             times = [f"{value:.6g}" for value in (offer.step_s, offer.lower_s, offer.upper_s)]
             shares = [f"{offer.tokens_per_s:.6g}", f"{efficiency(rows, offer):.4g}", str(offer is row.best).lower()]
             place = [offer.pool.name, offer.nodes, offer.gpus_per_node, offer.plan]
-            writer.writerow([f"{row.value:g}", *place, *times, cost, *shares])
-    return out.getvalue()
+            lines.append([f"{row.value:g}", *place, *times, cost, *shares])
+    return csv_text(lines)
 
 
 def to_json(field: str, unit: str, rows: Sequence[Row]) -> str:

@@ -78,9 +78,9 @@ def _offer(mark: str, offer: Offer, width: int) -> tuple[str, ...]:
         str(offer.plan),
         duration(offer.step_s),
         interval(offer.lower_s, offer.upper_s),
-        duration(offer.finish_s) if offer.finish_s is not None else "",
-        money(offer.cost_to_finish, currency) if offer.cost_to_finish is not None else "",
-        money(each, currency) if each is not None else "",
+        duration(offer.finish_s),
+        money(offer.cost_to_finish, currency),
+        money(each, currency),
         f"{taken}/{gibibytes(offer.memory_available_bytes)}",
         f"{offer.reason}; not free now" if offer.fits_now is False else offer.reason,
     )

@@ -18,8 +18,10 @@ _SCALES = (
 """Up to this many seconds, the unit, and its name."""
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`."""
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: `85ms`, `8.2s`, `42min`, `22.8h`, `31d`; nothing where they are not known."""
+    if seconds is None:
+        return ""
     _, unit, name = _scale(seconds)
     return f"{_three(seconds / unit)}{name}" if seconds else "0s"
 
@@ -39,8 +41,10 @@ def _scale(seconds: float) -> tuple[float, float, str]:
     return next(scale for scale in _SCALES if seconds < scale[0])
 
 
-def money(value: float, currency: str) -> str:
-    """An amount: `$2,507`, `251 CHF`."""
+def money(value: float | None, currency: str) -> str:
+    """An amount: `$2,507`, `251 CHF`; nothing where it is not known."""
+    if value is None:
+        return ""
     text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
     return f"{_SYMBOL[currency]}{text}" if currency in _SYMBOL else f"{text} {currency}"
 

@@ -53,6 +53,5 @@ def _parts(offer: Offer) -> tuple[str, ...]:
 
 
 def _pareto(offer: Offer) -> tuple[str, ...]:
-    cost = offer.cost_per_1000_steps
-    priced = money(cost, offer.pool.currency) if cost is not None else ""
+    priced = money(offer.cost_per_1000_steps, offer.pool.currency)
     return (offer.pool.name, f"{offer.gpus}", str(offer.plan), duration(offer.step_s), priced)
