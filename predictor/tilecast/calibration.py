@@ -18,17 +18,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
-from importlib.resources import files
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from tilecast import shipped
 from tilecast.consensus import Consensus, Party
 from tilecast.spec import Floats, Ints, Workload
 
@@ -206,8 +205,7 @@ def _differ(one: Correction, two: Correction, tolerance: float) -> bool:
 @cache
 def deviations() -> Mapping[str, float]:
     """The standard deviations that ship with Tilecast."""
-    text = files("tilecast").joinpath("calibration.toml").read_text(encoding="utf-8")
-    return {name: float(value) for name, value in tomllib.loads(text)["deviation"].items()}
+    return {name: float(value) for name, value in shipped.table("tilecast", "calibration.toml")["deviation"].items()}
 
 
 def fit(runs: Sequence[Run], known: Mapping[str, float] | None = None) -> Calibration:

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import shipped
 from tilecast.spec import PassName, Plans, Workload
 
 Weights = Literal["master", "autocast", "sharded", "pure"]
@@ -162,11 +161,7 @@ def holds_fp8_alone(workload: Workload) -> bool:
     return workload.precision == "fp8" and (own or of(workload).fp8_weights_alone)
 
 
-def _tables() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(files("tilecast").joinpath("frameworks.toml").read_text(encoding="utf-8"))
-
-
-TABLES: Mapping[str, Mapping[str, Any]] = _tables()
+TABLES: Mapping[str, Mapping[str, Any]] = shipped.table("tilecast", "frameworks.toml")
 """The tables as they stand in the file, by name."""
 _CELLS = tuple(item.name for item in fields(Framework) if item.name not in ("name", "engine", "sources"))
 

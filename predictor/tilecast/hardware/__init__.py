@@ -14,8 +14,9 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from tilecast import shipped
 from tilecast.hardware.products import MESSAGE, MIG_INFIX, PROTOCOLS, Gpu, Link, MigProfile, Pool, Protocol, Tier
-from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chained, named, normalise, read_facts, toml_files
+from tilecast.hardware.schema import NAME, GpuFile, LinkFile, MigFile, chained, named, normalise, read_facts
 from tilecast.spec import SpecError
 
 __all__ = [
@@ -37,7 +38,7 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Every GPU that ships with Tilecast, by name."""
-    gpus = [load_gpu(path) for path in toml_files("gpus")]
+    gpus = [load_gpu(path) for path in shipped.entries("tilecast.hardware", "gpus")]
     return {gpu.name: gpu for gpu in gpus}
 
 
@@ -67,7 +68,8 @@ def _link_files(folder: str) -> Mapping[str, LinkFile]:
     if folder and not Path(folder).is_dir():
         raise SpecError(LINKS, f"{folder} is no folder", "name the folder that holds your link files")
     mine = sorted(Path(folder).glob("*.toml")) if folder else []
-    return {item.name: item for path in [*toml_files("links"), *mine] for item in [read_facts(path, LinkFile)]}
+    facts = [read_facts(path, LinkFile) for path in (*shipped.entries("tilecast.hardware", "links"), *mine)]
+    return {item.name: item for item in facts}
 
 
 @cache
@@ -117,7 +119,7 @@ def digest() -> str:
     paths = [
         root.joinpath("protocols.toml"),
         root.joinpath("mig.toml"),
-        *(item for name in ("gpus", "links", "nodes") for item in toml_files(name)),
+        *(item for name in ("gpus", "links", "nodes") for item in shipped.entries("tilecast.hardware", name)),
     ]
     return hashlib.sha256(b"".join(item.read_bytes() for item in paths)).hexdigest()
 

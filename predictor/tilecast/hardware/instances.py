@@ -6,13 +6,12 @@ The files are `hardware/nodes/*.toml`; each names its sources.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from tilecast import shipped
 from tilecast.hardware import Gpu, Link, find_link, links
 
 GIGABIT_BYTES_PER_S = 1e9 / 8
@@ -129,9 +128,4 @@ def default_gpus_per_node(gpu: Gpu) -> int:
 
 @cache
 def _tables() -> Mapping[str, dict[str, Any]]:
-    entries = sorted(files("tilecast.hardware").joinpath("nodes").iterdir(), key=lambda entry: entry.name)
-    return {
-        entry.name: tomllib.loads(entry.read_text(encoding="utf-8"))
-        for entry in entries
-        if entry.name.endswith(".toml")
-    }
+    return shipped.tables("tilecast.hardware", "nodes")

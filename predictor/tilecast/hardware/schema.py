@@ -6,13 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, field_validator
 
+from tilecast import shipped
 from tilecast.hardware.products import MESSAGE, PROTOCOLS, Gpu, Link, Protocol, Tier
 from tilecast.spec import PRECISIONS, Precision, SpecError
 
@@ -229,14 +229,8 @@ def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 @cache
 def protocols() -> Mapping[str, ConstantsFile]:
     """The tables of `protocols.toml`, by name."""
-    table = tomllib.loads(files("tilecast.hardware").joinpath("protocols.toml").read_text(encoding="utf-8"))
+    table = shipped.table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
-
-
-def toml_files(folder: str) -> list[Traversable]:
-    """The files of facts in a folder beside this file, in the order of their names."""
-    entries = files("tilecast.hardware").joinpath(folder).iterdir()
-    return sorted((entry for entry in entries if entry.name.endswith(".toml")), key=lambda entry: entry.name)
 
 
 def read_facts(path: Path | Traversable, schema: type[FileT]) -> FileT:

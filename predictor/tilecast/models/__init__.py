@@ -9,18 +9,16 @@ in `huggingface/types/`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tilecast import frameworks, fuse
+from tilecast import frameworks, fuse, shipped
 from tilecast.graph import Block, Graph, Shards
 from tilecast.memo import Memo
 from tilecast.models import hybrid, towers, traced
@@ -303,15 +301,13 @@ def _with_layers(model: Model, layers: int) -> Model:
 def presets() -> Mapping[str, Model]:
     """Every preset by the key of its name and of each of its aliases."""
     models: dict[str, Model] = {}
-    for path in sorted(files("tilecast.models").joinpath("presets").iterdir(), key=lambda entry: entry.name):
-        if not path.name.endswith(".toml"):
-            continue
-        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+    for file, tables in shipped.tables("tilecast.models", "presets").items():
+        for name, table in tables.items():
             aliases = table.pop("aliases", [])
             model = model_from({"name": name, **table})
             for spelling in (name, *aliases):
                 if models.setdefault(_key(spelling), model) is not model:
-                    raise SpecError(path.name, f"two presets answer to {spelling!r}", "rename one")
+                    raise SpecError(file, f"two presets answer to {spelling!r}", "rename one")
     return models
 
 

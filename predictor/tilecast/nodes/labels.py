@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
-from importlib.resources import files
 
 from pydantic import BaseModel, ConfigDict
 
+from tilecast import shipped
 from tilecast.hardware import normalise
 from tilecast.nodes.quantities import count
 
@@ -136,8 +135,7 @@ class Labels(_Data):
 @cache
 def labels() -> Labels:
     """The table as it ships."""
-    text = files("tilecast.nodes").joinpath("labels.toml").read_text(encoding="utf-8")
-    return Labels.model_validate(tomllib.loads(text))
+    return Labels.model_validate(shipped.table("tilecast.nodes", "labels.toml"))
 
 
 def gpu_resource() -> str:

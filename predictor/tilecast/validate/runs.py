@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from tilecast import constants, kernels, models, search, uncertainty
+from tilecast import constants, kernels, models, search, shipped, uncertainty
 from tilecast.constants import Constants
 from tilecast.graph import Graph, KernelTable, Shards
 from tilecast.hardware import Pool
@@ -146,8 +144,8 @@ def forecast_prepared(
 def left_out() -> Mapping[str, Constants]:
     """Constants for every source (`residuals.source_of`) whose rows move them: those that are fitted without it
     (`tilecast_fit.step`)."""
-    text = files("tilecast.validate").joinpath("left_out.toml").read_text(encoding="utf-8")
-    return {name: constants.with_values(moved) for name, moved in tomllib.loads(text).items()}
+    tables = shipped.table("tilecast.validate", "left_out.toml")
+    return {name: constants.with_values(moved) for name, moved in tables.items()}
 
 
 def price(group: RunGroup, fitted: Constants | None = None) -> Priced:

@@ -4,13 +4,12 @@ Mamba. The tables in `types/` say which key holds which dimension; this reads th
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from tilecast import models
+from tilecast import models, shipped
 from tilecast.models.huggingface import heads, parts, patterns, reading
 from tilecast.spec import Model, SpecError
 
@@ -107,10 +106,7 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
 @cache
 def _refused() -> Mapping[str, str]:
     """Why types are not read, of those that people ask for."""
-    reasons: Mapping[str, str] = tomllib.loads(
-        files("tilecast.models.huggingface").joinpath("refused.toml").read_text(encoding="utf-8")
-    )
-    return reasons
+    return shipped.table("tilecast.models.huggingface", "refused.toml")
 
 
 def _of_class(name: str) -> str:
@@ -166,7 +162,7 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
     if "crossed" in table:
         read = parts.crossed(read, config, path)
     auto = heads.auto(config, model, table.get("auto"))
-    return parts.renamed(read, name=_name(whole, kind), notes=(*read.notes, *notes), auto=auto)
+    return replace(read, name=_name(whole, kind), notes=(*read.notes, *notes), auto=auto)
 
 
 def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
@@ -270,8 +266,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 def _raw() -> Mapping[str, Mapping[str, Any]]:
     """The table of each type as it is written."""
     tables: dict[str, dict[str, Any]] = {}
-    for path in sorted(files("tilecast.models.huggingface").joinpath("types").iterdir(), key=lambda entry: entry.name):
-        tables |= tomllib.loads(path.read_text(encoding="utf-8"))
+    for part in shipped.tables("tilecast.models.huggingface", "types").values():
+        tables |= part
     return tables
 
 
@@ -285,8 +281,7 @@ def _filled(name: str) -> dict[str, Any]:
 def _defaults() -> Mapping[str, Mapping[str, Any]]:
     """What transformers fills in where a config leaves a key out, by type; a type that it does not have has those of
     the type that its table continues."""
-    text = files("tilecast.models.huggingface").joinpath("defaults.toml").read_text(encoding="utf-8")
-    stated = tomllib.loads(text)
+    stated = shipped.table("tilecast.models.huggingface", "defaults.toml")
     tables = {}
     for name in supported():
         base = name

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 
+from tilecast import shipped
 from tilecast.models import vision
 from tilecast.models.huggingface.expressions import evaluate
 from tilecast.spec import Model, SpecError
@@ -23,8 +22,8 @@ def place(alternatives: str, config: Mapping[str, Any]) -> str:
 
 def named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config of the published encoder that LLaVA's own files name, if it is one of `towers.toml`."""
-    text = files("tilecast.models.huggingface").joinpath("towers.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text).get(str(config.get("mm_vision_tower")))
+    known = shipped.table("tilecast.models.huggingface", "towers.toml")
+    return known.get(str(config.get("mm_vision_tower")))
 
 
 def is_single(table: Mapping[str, Any] | None) -> bool:
@@ -35,11 +34,6 @@ def is_single(table: Mapping[str, Any] | None) -> bool:
 def is_alike(one: str, other: str) -> bool:
     """Whether the names of two types begin alike, as those of a model and of its parts do."""
     return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
-
-
-def renamed(model: Model, *, name: str, notes: tuple[str, ...], auto: str | None) -> Model:
-    """The model under its own name, with what is to be said of it and the class that Transformers builds it by."""
-    return replace(model, name=name, notes=notes, auto=auto)
 
 
 def towers(
