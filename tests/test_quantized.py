@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tilecast import kernels, models
-from tilecast.graph import KIND_NAMES, PRECISION_NAMES, Block, KernelTable, Op, Shards
+from tilecast.graph import KIND_NAMES, Block, KernelTable, Op, Shards
 from tilecast.hardware import find_gpu
-from tilecast.spec import Plan, Plans, Workload
+from tilecast.spec import PRECISIONS, Plan, Plans, Workload
 
 DENSE = Workload(models.preset("llama-3-8b"), 4096, 8, precision="fp8", framework="megatron", fused_kernels=True)
 SPARSE = replace(DENSE, model=models.preset("qwen3-30b-a3b"))
@@ -29,7 +29,7 @@ def ops(job: Workload, block: str, **degrees: int) -> dict[str, Op]:
 
 
 def precision(op: Op) -> str:
-    return PRECISION_NAMES[op.table.precision[0]]
+    return PRECISIONS[op.table.precision[0]]
 
 
 def moved(op: Op) -> float:

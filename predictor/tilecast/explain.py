@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import constants, frameworks, kernels, models, step
-from tilecast.graph import KIND_NAMES, KINDS, PRECISION_NAMES, Block, Graph, Op, Phase
+from tilecast.graph import KIND_NAMES, KINDS, Block, Graph, Op, Phase
 from tilecast.hardware import Gpu, Pool
 from tilecast.models import Sharded
-from tilecast.spec import Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
+from tilecast.spec import PRECISIONS, Floats, GradientSync, Plan, Plans, ServerUpdates, Workload
 from tilecast.step import blocks, passes, placement, weights
 
 Bound = Literal["compute", "memory"]
@@ -264,7 +264,7 @@ def _operators(
     flops, moved = table.flops(), table.bytes()
     operators = []
     for (name, phase, row), (count, seconds) in runs.items():
-        kind, precision = KIND_NAMES[table.kind[row]], PRECISION_NAMES[table.precision[row]]
+        kind, precision = KIND_NAMES[table.kind[row]], PRECISIONS[table.precision[row]]
         compute_s = flops[row] / times.gpu.peak_flops.get(precision, np.inf)
         operators.append(
             PricedOperator(

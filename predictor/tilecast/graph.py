@@ -143,7 +143,6 @@ masks are exact, and where `drawn` is 1 each element takes a random number (drop
 `attention` is a fused (flash) kernel; unfused attention is two batched `gemm` and a `softmax`."""
 
 KIND_NAMES: tuple[str, ...] = tuple(KINDS)
-PRECISION_NAMES: tuple[str, ...] = PRECISIONS
 WIDTH = max(len(kind.dims) for kind in KINDS.values())
 """Columns of a kernel table: the most dimensions that any kind has."""
 
@@ -207,7 +206,7 @@ class KernelTable:
         for place, column in enumerate(columns):
             table[:, place] = column
         code = np.full(len(table), KIND_NAMES.index(kind), np.int8)
-        return cls(code, np.full(len(table), PRECISION_NAMES.index(precision), np.int8), table)
+        return cls(code, np.full(len(table), PRECISIONS.index(precision), np.int8), table)
 
     @classmethod
     def concatenate(cls, tables: Sequence[KernelTable]) -> KernelTable:
@@ -227,7 +226,11 @@ class KernelTable:
         _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         if not np.array_equal(key[first[inverse]], key):
             _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
-        return KernelTable(self.kind[first], self.precision[first], self.dims[first]), inverse.ravel()
+        return self.take(first), inverse.ravel()
+
+    def take(self, rows: npt.NDArray[np.intp]) -> KernelTable:
+        """The chosen rows, in the order given."""
+        return KernelTable(self.kind[rows], self.precision[rows], self.dims[rows])
 
 
 def _hashes(rows: Floats) -> npt.NDArray[np.uint64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecast import kernels
-from tilecast.graph import KIND_NAMES, KINDS, KernelTable
+from tilecast.graph import Dims, Kind
 from tilecast.hardware import Gpu, find_gpu
 from tilecast.kernels import features, utilization
 from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
@@ -104,8 +104,6 @@ class Samples:
     case: npt.NDArray[np.object_]
     die: npt.NDArray[np.object_]
     gpu: npt.NDArray[np.object_]
-    precision: npt.NDArray[np.object_]
-    op: npt.NDArray[np.object_]
     clock_hz: Floats
     roofline_s: Floats
     moved: Floats
@@ -117,7 +115,6 @@ class Samples:
     general: npt.NDArray[np.bool_]
     """Whether the general law learns from it too."""
     fold: Ints
-    source: npt.NDArray[np.object_]
 
     def __len__(self) -> int:
         return len(self.measured_s)
@@ -160,7 +157,7 @@ def by_die(die: npt.NDArray[np.object_], errors: Floats) -> dict[str, float]:
 
 
 def gather(
-    data: Path, sources: Iterable[SampleTable], leave_out: Sequence[str] = (), seed: int = 0, *, whole: bool = False
+    data: Path, sources: Iterable[SampleTable], leave_out: Sequence[str] = (), seed: int = 0
 ) -> dict[str, Samples]:
     """Samples by family of kernels from the files of the data folder.
 
@@ -169,7 +166,6 @@ def gather(
         sources: files to read; one that is absent is an error.
         leave_out: names of GPUs whose rows are dropped.
         seed: of the subsets that limits take.
-        whole: ignore the limits.
 
     Raises:
         SpecError: a file is missing or no table, or a GPU to leave out is unknown.
@@ -179,7 +175,7 @@ def gather(
     for source in sources:
         table = read(data / source.file)
         keep = _usable(table, source)
-        if source.limit and not whole and keep.sum() > source.limit:
+        if source.limit and keep.sum() > source.limit:
             rng = np.random.default_rng(seed)
             keep = np.isin(np.arange(len(table)), rng.choice(np.flatnonzero(keep), source.limit, replace=False))
         for family, part in _samples(table, keep, source, dropped):
@@ -218,54 +214,36 @@ def _samples(
         if gpu.name in dropped:
             continue
         here = np.flatnonzero((names[row_of] == name) & keep[row_of])
-        kernel_table = KernelTable(table.kernels.kind[here], table.kernels.precision[here], table.kernels.dims[here])
-        rows = row_of[here]
-        for kind in np.unique(kernel_table.kind):
-            for code in np.unique(kernel_table.precision[kernel_table.kind == kind]):
-                part = (kernel_table.kind == kind) & (kernel_table.precision == code)
-                if gpu.supports(PRECISIONS[code]):
-                    yield (
-                        features.family(KIND_NAMES[kind], PRECISIONS[code], gpu),
-                        _one(
-                            table,
-                            kernel_table.dims[part],
-                            rows[part],
-                            KIND_NAMES[kind],
-                            PRECISIONS[code],
-                            gpu,
-                            source,
-                            fold,
-                        ),
-                    )
+        kernel_table = table.kernels.take(here)
+        for kind, places, dims in kernel_table.groups():
+            codes, rows = kernel_table.precision[places], row_of[here[places]]
+            for code in np.unique(codes):
+                part, precision = codes == code, PRECISIONS[code]
+                if gpu.supports(precision):
+                    d = {dim: column[part] for dim, column in dims.items()}
+                    sampled = _one(table, kind, precision, d, rows[part], gpu, source, fold)
+                    yield features.family(kind.name, precision, gpu), sampled
 
 
 def _one(
-    table: MeasuredKernels,
-    dims: Floats,
-    rows: Ints,
-    kind: str,
-    precision: str,
-    gpu: Gpu,
-    source: SampleTable,
-    fold: Ints,
+    table: MeasuredKernels, kind: Kind, precision: str, d: Dims, rows: Ints, gpu: Gpu, source: SampleTable, fold: Ints
 ) -> Samples:
-    d: Mapping[str, Floats] = {dim: dims[:, i] for i, dim in enumerate(KINDS[kind].dims)}
-    work = features.work(KINDS[kind], precision, d)
-    asked = features.inputs(features.family(kind, precision, gpu), work, gpu, precision)
-    compute = work.flops / gpu.peak(precision) if kind in features.PRODUCTS else np.zeros(len(rows))
+    work = features.work(kind, precision, d)
+    asked = features.inputs(features.family(kind.name, precision, gpu), work, gpu, precision)
+    is_product = kind.name in features.PRODUCTS
+    compute = work.flops / gpu.peak(precision) if is_product else np.zeros(len(rows))
     count, moved = len(rows), work.moved
     times = np.array([table.harness[row].times for row in rows])
     return Samples(
         columns=asked.columns[0], larger=np.moveaxis(asked.columns[1:], 0, 1).astype(np.float32),
-        details=asked.details, names=asked.names, case=kernels.case(KINDS[kind], precision, d, gpu).astype(object),
+        details=asked.details, names=asked.names, case=kernels.case(kind, precision, d, gpu).astype(object),
         die=np.full(count, utilization.die(gpu), object), gpu=np.full(count, gpu.name, object),
-        precision=np.full(count, precision, object), op=np.array(table.op, object)[rows],
         clock_hz=np.full(count, gpu.boost_clock_hz),
         roofline_s=np.maximum(compute, kernels.formulas.memory_floor_s(moved, gpu)), moved=moved,
         rows=kernels.formulas.rows(d, moved), measured_s=table.latency_s[rows] / times,
         added_s=np.array([table.harness[row].added_s for row in rows]) / times,
         least_s=np.array([table.harness[row].least_s for row in rows]) / times,
         weight=np.full(count, source.weight),
-        general=np.full(count, source.general and (gpu.tdp_w > THROTTLED_W or kind not in features.PRODUCTS)),
-        fold=fold[rows], source=np.full(count, source.file, object),
+        general=np.full(count, source.general and (gpu.tdp_w > THROTTLED_W or not is_product)),
+        fold=fold[rows],
     )  # fmt: skip

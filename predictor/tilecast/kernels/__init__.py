@@ -183,7 +183,7 @@ def _bounded(times: KernelTimes, rows: Rows, model: Path | None) -> KernelTimes:
     volumes no shorter than one slice of them."""
 
     def others(rows: Rows, dims: Floats) -> Floats:
-        table = KernelTable(times.table.kind[rows], times.table.precision[rows], dims)
+        table = replace(times.table.take(rows), dims=dims)
         return seconds(table, times.gpu, model=model, bounded=False).seconds
 
     total, dims = times.seconds.copy(), times.table.dims[rows].copy()

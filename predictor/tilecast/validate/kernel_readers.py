@@ -28,8 +28,8 @@ def _gemm(b: Builder) -> None:
         b.add(rows, "gemm", precision, m=m, n=n, k=k, batch=batch, accumulated=accumulated)
         copy(b, rows & split, precision, m * n)
     b.op = ["gemm accumulating" if added else "gemm" for added in accumulated]
-    b.group = [f"{x},{y}" for x, y in zip(b.text("n"), b.text("k"), strict=True)]
-    b.variant = [str(text) for text in b.text("kernel")]
+    b.grouped("n", "k")
+    b.varied("kernel")
     if b.rows and b.columns.get("source", [""])[0] == "apex_plus":
         b.harness = "apex_plus"
     if aceso.any():
@@ -72,8 +72,8 @@ def _attention(b: Builder) -> None:
     for precision, rows in each_precision(b):
         b.add(rows & ~(window < dims["seq_kv"]), "attention", precision, **dims)
     b.op = ["attention backward" if back else "attention" for back in dims["backward"]]
-    b.group = [",".join(cells) for cells in zip(*(b.text(name) for name in _names(b, ATTENTION_GROUP)), strict=True)]
-    b.variant = [str(text) for text in b.text("kernel")]
+    b.grouped(*_names(b, ATTENTION_GROUP))
+    b.varied("kernel")
 
 
 def _rowwise(b: Builder) -> None:
@@ -87,21 +87,14 @@ def _rowwise(b: Builder) -> None:
     for precision, chosen in each_precision(b):
         size = ELEMENT_BYTES[precision]
         for name, kind in norms.items():
-            b.add(chosen & (op == name), kind, precision, rows=rows, cols=cols, backward=backward.astype(float))
+            b.add(chosen & (op == name), kind, precision, rows=rows, cols=cols, backward=backward)
         for name, (reads, writes) in pointwise.items():
-            here = chosen & (op == name)
-            b.add(
-                here,
-                "elementwise",
-                precision,
-                elements=rows * cols,
-                read_bytes=size * reads,
-                written_bytes=size * writes,
-            )
+            moved = {"read_bytes": size * reads, "written_bytes": size * writes}
+            b.add(chosen & (op == name), "elementwise", precision, elements=rows * cols, **moved)
     b.op = [f"{name} backward" if back else str(name) for name, back in zip(op, backward, strict=True)]
     b.harness = "vidur" if "vidur" in b.text("source") else ""
-    b.group = [",".join(cells) for cells in zip(b.text("rows"), b.text("cols"), strict=True)]
-    b.variant = [str(text) for text in b.text("impl")]
+    b.grouped("rows", "cols")
+    b.varied("impl")
 
 
 PASSES = {"forward": (0.0,), "backward": (1.0,), "full": (0.0, 1.0)}
@@ -145,7 +138,7 @@ def _liger(b: Builder) -> None:
                 dims = {"elements": rows * cols, "read_bytes": reads, "written_bytes": ELEMENT_BYTES[dtype]}
             else:
                 dims = {"rows": rows, "cols": cols, "backward": backward}
-            b.add(here, kind, dtype, **{dim: np.full(b.rows, value) for dim, value in dims.items()})
+            b.add(here, kind, dtype, **dims)
 
 
 def _conv_dims(
@@ -155,21 +148,20 @@ def _conv_dims(
     pad: tuple[Floats, Floats],
     stride: tuple[Floats, Floats],
     kernel: tuple[Floats, Floats],
-) -> dict[str, Floats]:
-    one = np.ones(b.rows)
+) -> dict[str, Floats | float]:
     out = [np.floor((s + 2 * p - k) / q) + 1 for s, p, q, k in zip(side, pad, stride, kernel, strict=True)]
     return {
         "batch": image,
         "c_in": b.number("c_in"),
         "c_out": b.number("c_out"),
         "groups": b.number("groups", 1.0),
-        "in_d": one,
+        "in_d": 1.0,
         "in_h": side[0],
         "in_w": side[1],
-        "k_d": one,
+        "k_d": 1.0,
         "k_h": kernel[0],
         "k_w": kernel[1],
-        "out_d": one,
+        "out_d": 1.0,
         "out_h": out[0],
         "out_w": out[1],
     }
@@ -191,21 +183,18 @@ def _conv(b: Builder) -> None:
     b.refuse(~np.isin(direction, list(codes)), "unknown-pass")
     for precision, rows in each_precision(b):
         for name, code in codes.items():
-            b.add(rows & (direction == name), "conv", precision, direction=np.full(b.rows, code), **dims)
+            b.add(rows & (direction == name), "conv", precision, direction=code, **dims)
     b.op = [f"conv {text}" for text in direction]
-    b.group = [
-        ",".join(cells)
-        for cells in zip(*(b.text(name) for name in ("batch", "c_in", "h", "w", "c_out", "kh")), strict=True)
-    ]
-    b.variant = [str(text) for text in b.text("fwd_algo")]
+    b.grouped("batch", "c_in", "h", "w", "c_out", "kh")
+    b.varied("fwd_algo")
 
 
 def _neusight_conv(b: Builder) -> None:
     side, pad, stride, kernel = (b.number(name) for name in ("in_hw", "padding", "stride", "kernel_size"))
     dims = _conv_dims(b, b.number("batch"), (side, side), (pad, pad), (stride, stride), (kernel, kernel))
-    b.add(np.ones(b.rows, bool), "conv", "fp32", direction=np.zeros(b.rows), **dims)
+    b.add(np.ones(b.rows, bool), "conv", "fp32", direction=0.0, **dims)
     b.op, b.precision, b.harness = ["conv fwd"] * b.rows, ["fp32"] * b.rows, "neusight"
-    b.group = [",".join(cells) for cells in zip(b.text("c_in"), b.text("c_out"), strict=True)]
+    b.grouped("c_in", "c_out")
 
 
 TWO_INPUTS = ("add", "mul", "div", "pow")
@@ -219,17 +208,9 @@ def _neusight(b: Builder) -> None:
     b.add(op == "bmm", "gemm", "fp32", batch=batch, m=m, n=n, k=k)
     b.add(op == "linear", "gemm", "fp32", batch=np.where(np.isfinite(batch), batch, 1.0), m=m, n=n, k=k)
     for name, kind in (("ln", "layernorm"), ("softmax", "softmax")):
-        b.add(op == name, kind, "fp32", rows=batch, cols=h, backward=np.zeros(b.rows))
+        b.add(op == name, kind, "fp32", rows=batch, cols=h, backward=0.0)
     for names, read in ((TWO_INPUTS, 8.0), (ONE_INPUT, 4.0)):
-        elements = batch * h
-        b.add(
-            np.isin(op, names),
-            "elementwise",
-            "fp32",
-            elements=elements,
-            read_bytes=np.full(b.rows, read),
-            written_bytes=np.full(b.rows, 4.0),
-        )
+        b.add(np.isin(op, names), "elementwise", "fp32", elements=batch * h, read_bytes=read, written_bytes=4.0)
     b.op = [str(name) for name in op]
     b.precision, b.harness = ["fp32"] * b.rows, "neusight"
     b.group = [

@@ -53,21 +53,18 @@ class Builder:
 
     columns: Columns
     rows: int
-    op: list[str] = field(default_factory=list)
-    precision: list[str] = field(default_factory=list)
-    group: list[str] = field(default_factory=list)
-    variant: list[str] = field(default_factory=list)
     harness: str = ""
-    reason: list[str] = field(default_factory=list)
+    op: list[str] = field(init=False)
+    precision: list[str] = field(init=False)
+    group: list[str] = field(init=False)
+    variant: list[str] = field(init=False)
+    reason: list[str] = field(init=False)
     tables: list[KernelTable] = field(default_factory=list)
     owners: list[Ints] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.reason = [""] * self.rows
-        self.op = [""] * self.rows
-        self.precision = [""] * self.rows
-        self.group = [""] * self.rows
-        self.variant = [""] * self.rows
+        for name in ("op", "precision", "group", "variant", "reason"):
+            setattr(self, name, [""] * self.rows)
 
     def number(self, name: str, default: float = np.nan) -> Floats:
         """A column as numbers; what is none becomes NaN, an empty cell the default."""
@@ -86,6 +83,14 @@ class Builder:
         """A column as strings, empty where it is absent."""
         return np.array(self.columns.get(name, [""] * self.rows), dtype=object)
 
+    def grouped(self, *names: str) -> None:
+        """Rows that are alike in those columns are held out together."""
+        self.group = [",".join(cells) for cells in zip(*(self.text(name) for name in names), strict=True)]
+
+    def varied(self, name: str) -> None:
+        """The column that says which of several kernels ran."""
+        self.variant = [str(text) for text in self.text(name)]
+
     def refuse(self, rows: np.ndarray, reason: str) -> None:
         """Give those rows a reason, unless they have one."""
         for row in np.flatnonzero(rows):
@@ -93,14 +98,12 @@ class Builder:
 
     def add(self, chosen_rows: np.ndarray, kind: str, precision: str, /, **dims: npt.ArrayLike) -> None:
         """Kernels for those rows (a mask), whose dimensions are whole columns."""
-        chosen = {
-            name: np.broadcast_to(np.asarray(value, float), self.rows)[chosen_rows] for name, value in dims.items()
-        }
-        sound = np.ones(int(chosen_rows.sum()), bool)
+        where = np.flatnonzero(chosen_rows)
+        chosen = {name: np.broadcast_to(np.asarray(value, float), self.rows)[where] for name, value in dims.items()}
+        sound = np.ones(len(where), bool)
         for name, column in chosen.items():
             low = 0.0 if name in kernels.FLAGS else 1.0
             sound &= np.isfinite(column) & (column >= low) & (column <= kernels.LARGEST)
-        where = np.flatnonzero(chosen_rows)
         self.refuse(np.isin(np.arange(self.rows), where[~sound]), "bad-number")
         if sound.any():
             self.tables.append(KernelTable.of(kind, precision, **{name: c[sound] for name, c in chosen.items()}))

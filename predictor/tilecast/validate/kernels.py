@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tilecast import kernels
-from tilecast.graph import KernelTable
 from tilecast.hardware import find_gpu
-from tilecast.spec import PRECISIONS, Floats, Ints, SpecError
+from tilecast.spec import PRECISIONS, Floats, SpecError
 from tilecast.validate import Track, csvfile, untracked
 from tilecast.validate.harness import HARNESS_SPREAD
 from tilecast.validate.kernel_readers import ONE_INPUT, TWO_INPUTS, read
@@ -53,7 +52,7 @@ def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
             reason[row] = reason[row] or "no-such-precision"
         mine = mine[able]
         if len(mine):
-            part = _take(table.kernels, mine)
+            part = table.kernels.take(mine)
             distinct, inverse = part.distinct()
             times = kernels.seconds(distinct, gpu, model=model)
             np.add.at(total, table.owner[mine], times.seconds[inverse])
@@ -73,10 +72,6 @@ def predict(table: MeasuredKernels, model: Path | None = None) -> Prediction:
         roofline + nothing,
         [text or ("not-expressible" if empty else "") for text, empty in zip(reason, blank, strict=True)],
     )
-
-
-def _take(table: KernelTable, rows: Ints) -> KernelTable:
-    return KernelTable(table.kind[rows], table.precision[rows], table.dims[rows])
 
 
 NEUSIGHT_OPS = {"bmm": "bmm", "linear": "linear", "softmax": "softmax", "ln": "ln"}

@@ -38,7 +38,7 @@ def grouped(b: Builder) -> None:
             added = float(name == "bwd_grad_w")
             b.add(rows & (stage == name), "gemm", precision, batch=groups, accumulated=added, **dims)
     b.op = [f"grouped gemm {products[name][0]}" if name in products else "-" for name in stage]
-    b.group = [",".join(cells) for cells in zip(b.text("n"), b.text("k"), strict=True)]
+    b.grouped("n", "k")
 
 
 def operators(b: Builder) -> None:
@@ -65,20 +65,18 @@ def operators(b: Builder) -> None:
         # A causal row is read up to its diagonal, half of it on average, and written whole.
         moved = cols * np.where(backward, 2 / 3, 3 / 4)
         softmax = chosen & (op == "scaled_causal_softmax")
-        b.add(softmax, "softmax", precision, rows=rows, cols=moved, backward=backward.astype(float))
+        b.add(softmax, "softmax", precision, rows=rows, cols=moved, backward=backward)
         norms = chosen & (op == "layer_norm")
-        b.add(norms, "layernorm", precision, rows=rows, cols=cols, backward=backward.astype(float))
+        b.add(norms, "layernorm", precision, rows=rows, cols=cols, backward=backward)
         for word, (forward_chain, backward_chain) in CHAINS.items():
             for chain, here in ((forward_chain, ~backward), (backward_chain, backward)):
                 for reads, writes, mask_reads, mask_writes in chain:
                     size = ELEMENT_BYTES[precision]
                     read, written = size * reads + mask_reads, size * writes + mask_writes
                     these = chosen & here & (op == word)
-                    bytes_of = {"read_bytes": np.full(b.rows, read), "written_bytes": np.full(b.rows, written)}
-                    drawn = float(mask_writes > 0)
-                    b.add(these, "elementwise", precision, elements=rows * cols, drawn=drawn, **bytes_of)
+                    dims = {"read_bytes": read, "written_bytes": written, "drawn": float(mask_writes > 0)}
+                    b.add(these, "elementwise", precision, elements=rows * cols, **dims)
     b.op = [f"megatron {word}{' backward' if back else ''}" for word, back in zip(op, backward, strict=True)]
     b.harness = "megatron"
-    sizes = (b.text(column) for column in ("n", "k", "rows", "cols"))
-    b.group = [",".join(cells) for cells in zip(*sizes, strict=True)]
-    b.variant = [str(text) for text in name]
+    b.grouped("n", "k", "rows", "cols")
+    b.varied("name")
