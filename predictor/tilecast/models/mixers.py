@@ -111,8 +111,8 @@ class Mixer:
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
         ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
         transfers = tensor_transfers(self.name, self.workload, self.rank)
-        kept = self.activation_bytes
-        return Part(ops, transfers, self.parameters, kept, selected=kept, linears=tuple(self.linears))
+        activation_bytes, linears = self.activation_bytes, tuple(self.linears)
+        return Part(ops, transfers, self.parameters, activation_bytes, selected=activation_bytes, linears=linears)
 
 
 def _mamba(mix: Mixer) -> None:
