@@ -57,3 +57,11 @@ def test_an_operator_takes_as_much_longer_as_its_implementation(phase, times):
     rows = np.arange(1)
     torch, own = (operator_seconds(workload(fused_kernels=fused), op, priced, rows) for fused in (False, True))
     assert torch == pytest.approx(times * own)
+
+
+def test_the_first_flash_attention_uses_hopper_as_little_as_the_second() -> None:
+    first, second = (next(one for one in constants.shipped().attention if one.name == f"flash{n}") for n in (1, 2))
+    for phase in ("forward", "backward"):
+        on = {gpu: first.factor(find_gpu(gpu), phase) for gpu in ("a100-80", "h100-sxm")}
+        assert on["a100-80"] > 1
+        assert on["h100-sxm"] / on["a100-80"] == pytest.approx(second.factor(find_gpu("h100-sxm"), phase))

@@ -61,14 +61,14 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
-    once_s = once_seconds(workload, every.graph, constants.shipped())
     for rows in every.rows():
         family = every.family(rows[:40])
         one, plans = family.chain, family.plans
+        once_s = once_seconds(workload, every.graph, plans.replicas, constants.shipped())
         priced = search.price(workload, plans, on)
         for row in range(len(plans)):
             cost, held = chain.price(one, np.full(len(one.cost), row))
-            ratios.append((cost + once_s) / priced.step_s[row])
+            ratios.append((cost + once_s[row]) / priced.step_s[row])
             over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
     ratios = np.array(ratios)
     # A chain hides exchanges behind neighbours only, the step behind the whole pass.
@@ -109,7 +109,7 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
-        fixed_s = once_seconds(workload, every.graph, constants.shipped())
+        fixed_s = float(once_seconds(workload, every.graph, every.plans.replicas, constants.shipped()).max())
         assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
         assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
         assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)

@@ -221,6 +221,23 @@ def test_the_host_s_work_per_step_grows_with_the_tensors() -> None:
     assert 0 < first < second
 
 
+def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
+    """What replicas of a model of images add to the host's work grows with its tensors, not with the batch nor with
+    their number; decoders, which are fed streams of tokens, and kernels of one's own add nothing."""
+
+    def more(job: Workload, samples: int, replicas: int = 8) -> float:
+        alone, beside = (seconds(job, Plan(data=n, micro_batch=samples), pool())["launch"] for n in (1, replicas))
+        return beside - alone
+
+    small, large = (
+        Workload(models.preset(name), 1, 512, "fp16", framework="ddp") for name in ("resnet-50", "bert-large")
+    )
+    large = replace(large, sequence_length=128)
+    assert more(small, 64) == pytest.approx(more(small, 16), rel=1e-9) == pytest.approx(more(small, 64, 2), rel=1e-9)
+    assert 0 < more(small, 64) < more(large, 64)
+    assert more(replace(JOB, framework="ddp"), 8) == more(replace(small, fused_kernels=True), 64) == 0
+
+
 def test_every_plan_has_a_finite_step() -> None:
     plans = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
     sharded = models.shard(JOB, plans)

@@ -29,7 +29,7 @@ class FusedAttention:
 
     def factor(self, gpu: Gpu, phase: str) -> float:
         """How much longer it takes there than the kernel that the utilization model prices."""
-        return self.times.get(gpu.architecture, self.times.get("any", {})).get(phase, 1.0)
+        return self.times.get("any", {}).get(phase, 1.0) * self.times.get(gpu.architecture, {}).get(phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class Constants:
     launch_s: Mapping[str, tuple[float, float]]
     collective_s: Mapping[str, float]
     step_s: Mapping[str, float]
+    gradient_s: Mapping[str, float]
+    """Host time per tensor of weights whose gradient replicas wait for."""
     slowdown: float
     tensor_share: float
     pipelined_share: float
@@ -61,6 +63,7 @@ class Constants:
             {mode: (cost["forward"] * 1e-6, cost["backward"] * 1e-6) for mode, cost in table["launch_us"].items()},
             {mode: cost * 1e-6 for mode, cost in table["collective_us"].items()},
             {mode: cost * 1e-3 for mode, cost in table["step_ms"].items()},
+            {mode: cost * 1e-6 for mode, cost in table["gradient_us"].items()},
             table["overlap"]["slowdown"],
             table["overlap"]["tensor_share"],
             table["overlap"]["pipelined_share"],

@@ -97,7 +97,7 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("overlap.pipelined_share",), 0.8, 0.1, 0.4, 0.98),
     Prior(("overlap.expert_share",), 0.3, 0.5, 0.02, 0.9),
     Prior(("scale.jitter",), 0.012, 0.4, 0.002, 0.05),
-    Prior(("scale.uneven_jitter",), 0.04, 0.4, 0.002, 0.15),
+    Prior(("scale.uneven_jitter",), 0.03, 0.4, 0.002, 0.15),
     # The host: Python, operator by operator; C++ for the rest.
     Prior(("launch_us.eager.forward",), 50.0, 0.08, 4.0, 120.0),
     Prior(("launch_us.eager.backward",), 60.0, 0.08, 3.0, 120.0),
@@ -110,6 +110,8 @@ PRIORS: tuple[Prior, ...] = (
     Prior(("step_ms.compiled",), 6.0, 0.7, 0.5, 40.0),
     Prior(("step_ms.xla",), 3.0, 0.7, 0.1, 40.0),
     Prior(("step_ms.cudaGraphs",), 2.0, 0.7, 0.1, 40.0),
+    Prior(("gradient_us.eager", "gradient_us.graph"), 100.0, 0.3, 10.0, 400.0),
+    Prior(("gradient_us.xla",), 50.0, 0.3, 5.0, 400.0),
     Prior(("optimizer.efficiency",), 0.65, 0.07, 0.3, 0.95),
 )
 """Every fitted constant by its paths in the file. Spreads are narrow where the tables disagree: wide ones bring the

@@ -160,8 +160,8 @@ class Steps:
     copied_bytes_per_s: float
     """What those reach of the GPU's memory."""
     contention: float
-    once_s: float
-    """Host time once per step."""
+    once_s: Floats
+    """Host time once per step, of each split."""
     gpus_per_node: int
     calibrated: tuple[Floats, Floats] | None
     """Ratio and width of the pool's calibration for each split; None where it has none."""
@@ -208,7 +208,7 @@ class Steps:
             _copied_seconds(workload, held.take(alike.split_of_copied), copied[1], bytes_per_s),
             bytes_per_s,
             contention(pool),
-            once_seconds(workload, sharded.graph, fitted),
+            once_seconds(workload, sharded.graph, split[1].replicas, fitted),
             pool.gpus_per_node,
             pool.calibration.columns(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
             pool.own,
@@ -239,7 +239,7 @@ class Steps:
             communication=communication * waited,
             bubble=bubble * waited,
             optimizer=update,
-            launch=repeats * micro.stall_s[place] + self.once_s,
+            launch=repeats * micro.stall_s[place] + self.once_s[split][place],
             input=fed,
             spread=micro.spread[place],
             correction=ones,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilecast import frameworks, fuse
+from tilecast import frameworks, fuse, models
 from tilecast.constants import Constants
 from tilecast.graph import KIND_NAMES, Graph
 from tilecast.hardware import Gpu
@@ -139,16 +139,23 @@ _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "a
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
-def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
-    """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
-    lists, zeroing, limiting), of which an operator with weights has one, or two with a bias."""
+def once_seconds(workload: Workload, graph: Graph, replicas: Floats, fitted: Constants) -> Floats:
+    """Host time once per step of plans with so many replicas, (n,): an eighth of it whatever the model, the rest for
+    each tensor of weights (the optimizer's lists, zeroing, limiting), of which an operator with weights has one, or two
+    with a bias. Replicas that are fed unequal samples wait for each other at the gradient of every tensor besides,
+    where no kernels of one's own keep gradients in one buffer."""
     operators = sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
+    tensors = 1.5 * operators
+    if not workload.training:
+        return np.full(len(replicas), 0.125 * fitted.step_s[host(workload)])
     calls = _CALLS[workload.optimizer] / _CALLS["adam"]
-    share = 0.125 + 0.875 * calls * min(1.5 * operators / _TENSORS, 4.0) if workload.training else 0.125
-    return fitted.step_s[host(workload)] * share
+    alone_s = fitted.step_s[host(workload)] * (0.125 + 0.875 * calls * min(tensors / _TENSORS, 4.0))
+    if workload.fused_kernels or models.feeds_alike(workload.model):
+        return np.full(len(replicas), alone_s)
+    return np.asarray(alone_s + np.where(replicas > 1, tensors * fitted.gradient_s[host(workload)], 0.0))
 
 
 HOST_BYTES_PER_S = 10e9
