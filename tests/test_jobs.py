@@ -31,8 +31,11 @@ from tilecast.jobs import (
     MODE,
     MODEL,
     NEXT_QUEUE,
+    PRIORITY_CLASS,
     QUEUE,
     TRAINING,
+    Priorities,
+    PriorityClass,
     is_job,
     mode_of,
     read,
@@ -113,6 +116,64 @@ def test_finished_jobs_are_finished(kind: str, condition: str) -> None:
         assert (
             read({**document, "status": {"conditions": [{"type": condition, "status": state}]}}).is_finished is expected
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("job", ("spec", "template", "spec")),
+        ("jobset", ("spec", "replicatedJobs", 1, "template", "spec", "template", "spec")),
+        ("pytorchjob", ("spec", "pytorchReplicaSpecs", "Worker", "template", "spec")),
+    ],
+)
+def test_the_first_pods_with_a_priority_class_name_that_of_the_job(name: str, path: tuple[str | int, ...]) -> None:
+    document: Any = example(name)
+    assert read(document).pod_priority_class == ""
+    pod = document
+    for part in path:
+        pod = pod[part]
+    pod["priorityClassName"] = "urgent"
+    assert read(document).pod_priority_class == "urgent"
+    pod["priorityClassName"] = ["urgent"]
+    with pytest.raises(SpecError, match=r"priorityClassName"):
+        read(document)
+
+
+def test_the_priority_class_of_a_scheduling_policy_wins_over_that_of_pods() -> None:
+    document = example("pytorchjob")
+    for role, name in (("Worker", "low"), ("Master", "high")):
+        document["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["priorityClassName"] = name
+    assert read(document).pod_priority_class == "high", "the master's pods come first"
+    document["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": "policy"}}
+    assert read(document).pod_priority_class == "policy"
+    document["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": 7}}
+    with pytest.raises(SpecError, match=r"schedulingPolicy\.priorityClass"):
+        read(document)
+
+
+def test_a_train_job_has_the_priority_class_of_its_runtime() -> None:
+    document, given = example("trainjob"), runtime(priorityClassName="of-trainer")
+    assert read(document, given).pod_priority_class == "of-trainer" and read(document).pod_priority_class == ""
+    initializer = given["spec"]["template"]["spec"]["replicatedJobs"][0]
+    initializer["template"] = {"spec": {"template": {"spec": {"priorityClassName": "of-initializer"}}}}
+    assert read(document, given).pod_priority_class == "of-initializer", "whose pods come first in Kueue's list"
+
+
+def test_a_priority_is_that_of_kueue_s_class_then_of_the_pods_then_the_least_default() -> None:
+    of_workloads = {"urgent": PriorityClass.of({"value": 7})}
+    of_pods = {
+        "urgent": PriorityClass.of({"value": 100}),
+        "usual": PriorityClass.of({"value": 5, "globalDefault": True}),
+        "other": PriorityClass.of({"value": 6, "globalDefault": True}),
+        "odd": PriorityClass.of({"value": "much"}),
+    }
+    known = Priorities(of_workloads, of_pods)
+    assert known.value("urgent", "usual") == 7 and known.value("", "urgent") == 100 and known.value("", "") == 5
+    assert known.value("gone", "urgent") == known.value("", "gone") == known.value("", "odd") == 0
+    assert Priorities().value("", "") == 0
+    document = example("job")
+    document["metadata"]["labels"][PRIORITY_CLASS] = "urgent"
+    assert read(document).workload_priority_class == "urgent"
 
 
 def test_a_job_made_by_another_kind_is_owned() -> None:

@@ -34,7 +34,9 @@ def test_its_rights_come_with_it(helm: Helm) -> None:
     assert granted["queueadvices/status"] == ["patch"]
     behind_kueue = rights(helm, "queue.enabled=true", "jobs.enabled=true", "capacity.readKueue=true")
     assert behind_kueue["workloadpriorityclasses"] == ["list", "watch"]
+    assert behind_kueue["priorityclasses"] == ["list", "watch"]
     assert behind_kueue.keys() - rights(helm, "jobs.enabled=true", "capacity.readKueue=true").keys() == {
+        "priorityclasses",
         "queueadvices",
         "queueadvices/status",
         "workloadpriorityclasses",

@@ -150,6 +150,24 @@ def test_a_quota_of_kueue_is_kept_to(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(end <= start + 1e-6 for (_, end), (start, _) in itertools.pairwise(ends))
 
 
+def test_jobs_start_by_the_priority_of_their_pods_where_kueue_s_class_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classes = [
+        {"kind": "PriorityClass", "metadata": {"name": "low"}, "value": -5},
+        {"kind": "PriorityClass", "metadata": {"name": "usual"}, "value": 10, "globalDefault": True},
+        {"kind": "PriorityClass", "metadata": {"name": "high"}, "value": 50},
+        {"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 20},
+    ]
+    jobs = [batch_job(name) for name in ("by-low-pods", "by-default", "by-label", "by-high-pods")]
+    for job, name in zip((jobs[0], jobs[2], jobs[3]), ("low", "low", "high"), strict=True):
+        job["spec"]["template"]["spec"]["priorityClassName"] = name
+    jobs[2]["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+    document = planned(capsys, written(tmp_path, *jobs, *classes, *kueue(quota=4)), "--nodes", MIXED)
+    starts = {job["name"]: job["startSeconds"] for job in document["jobs"]}
+    assert sorted(starts, key=starts.__getitem__) == ["by-high-pods", "by-label", "by-default", "by-low-pods"]
+
+
 def test_a_quota_that_is_too_small_names_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["queue", written(tmp_path, batch_job("job"), *kueue(quota=0)), "--nodes", MIXED]) == 3
     assert "x  job" in capsys.readouterr().out

@@ -442,6 +442,81 @@ async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() 
     assert all(store.now(name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team" for name in names)
 
 
+async def test_pods_priorities_decide_the_order_and_a_class_that_changes_changes_it() -> None:
+    store, names = JobStore(), ["a", "b", "c"]
+    for name, class_ in zip(names, ("low", "", "high"), strict=True):
+        document = queued(store, name)
+        document["metadata"]["annotations"]["tilecast.dev/mode"] = "Advise"
+        document["metadata"]["annotations"]["tilecast.dev/constraints"] = '{"allowedPools": ["h100-sxm"], "gpus": 4}'
+        document["spec"]["template"]["spec"] |= {"priorityClassName": class_} if class_ else {}
+        store.put(f"{BATCH}/{name}", document)
+
+    def order() -> list[str]:
+        known = {name: running.planned.get(Key("Job", "default", name)) for name in names}
+        return sorted(known, key=lambda name: 0 if (place := known[name]) is None else place.position)
+
+    async with serving(store, replace(PLANNING, read_kueue=True)) as running:
+        kueue(running, reserved=4)
+        for name, value in (("low", -1), ("high", 1)):
+            running.cache.see({"kind": "PriorityClass", "metadata": {"name": name}, "value": value})
+        for name in names:
+            running.cache.see(copy.deepcopy(store.now(name)))
+        await settled(running)
+        assert order() == ["c", "b", "a"]
+        running.cache.see({"kind": "PriorityClass", "metadata": {"name": "low", "resourceVersion": "2"}, "value": 9})
+        await settled(running)
+        assert order() == ["a", "c", "b"]
+        default = {"kind": "PriorityClass", "metadata": {"name": "all"}, "value": 5, "globalDefault": True}
+        running.cache.see(default)
+        await settled(running)
+        assert order() == ["a", "b", "c"]
+
+
+async def test_a_job_that_the_plan_is_without_says_so_once_in_an_event() -> None:
+    store = JobStore()
+    odd = store.job("job", "odd", mode=None, weight="much", training=LONG)
+    store.job("job", "endless", mode=None)
+    store.job("job", "unknown", mode=None, model="resnet-5", training=LONG)
+    store.job("job", "good", mode=None, training=LONG)
+
+    def left_out() -> list[tuple[str, str]]:
+        seen = [(item["involvedObject"]["name"], item["message"]) for item in store.events.values()
+                if item["reason"] == "NotPlanned"]  # fmt: skip
+        return sorted(seen)
+
+    leaves_out = "the plan of the whole queue leaves it out: "
+    async with serving(store, PLANNING) as running:
+        for name in ("odd", "endless", "unknown", "good"):
+            running.cache.see(copy.deepcopy(store.now(name)))
+        await until(lambda: len(left_out()) == 2, "both to be told")
+        await settled(running)
+        (first, why_endless), (second, why_odd) = left_out()
+        assert (first, second) == ("endless", "odd")
+        assert why_endless.startswith(leaves_out) and "training.steps" in why_endless
+        assert why_odd.startswith(leaves_out) and "'much' is no weight; write a number above 0" in why_odd
+        assert all("tilecast.dev/advice-hash" in store.annotations(name) for name in ("odd", "endless"))
+        for number in range(3):
+            changed = copy.deepcopy(store.now("good"))
+            changed["metadata"]["labels"]["seen"] = str(number)
+            running.cache.see(store.put(f"{BATCH}/good", changed))
+            await settled(running)
+        assert len(left_out()) == 2, "plans that are made anew say nothing twice"
+        odd = copy.deepcopy(store.now("odd"))
+        odd["metadata"]["annotations"]["tilecast.dev/weight"] = "2"
+        running.cache.see(store.put(f"{BATCH}/odd", odd))
+        await settled(running)
+        place = running.planned.get(Key("Job", "default", "odd"))
+        assert place and place.pool and len(left_out()) == 2
+    async with serving(store, PLANNING) as running:
+        for name in ("odd", "endless", "unknown", "good"):
+            running.cache.see(copy.deepcopy(store.now(name)))
+        await settled(running)
+    assert len(left_out()) == 2, "nor does the operator that starts next"
+
+
+LONG = '{"globalBatchSize": 1024, "precision": "fp16", "steps": 2000}'
+
+
 async def test_what_others_hold_counts_at_the_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
 

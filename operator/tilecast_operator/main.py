@@ -106,6 +106,8 @@ def watched(settings: Settings) -> Iterable[str]:
         yield queue_advice.KIND
     if settings.jobs or settings.learning or settings.namespace_selector:
         yield "Namespace"
+    if settings.jobs and settings.queue:
+        yield "PriorityClass"
     if settings.read_resource_slices:
         yield "ResourceSlice"
     if settings.read_kueue:

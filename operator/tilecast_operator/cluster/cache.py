@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from tilecast import nodes
 from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
-from tilecast.jobs import JOB_KINDS
+from tilecast.jobs import JOB_KINDS, Priorities, PriorityClass
 from tilecast_operator.cluster import view
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View
@@ -160,7 +160,8 @@ class Cache:
         self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)
-        self.priorities: CacheTable[int] = CacheTable(view.priority)
+        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of)
+        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of)
         self._tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,
@@ -172,7 +173,8 @@ class Cache:
             "LocalQueue": self.local_queues,
             "ClusterQueue": self.cluster_queues,
             "ResourceFlavor": self.flavors,
-            "WorkloadPriorityClass": self.priorities,
+            "WorkloadPriorityClass": self.workload_priorities,
+            "PriorityClass": self.pod_priorities,
             **dict.fromkeys(JOB_KINDS, self.jobs),
         }
 
@@ -184,10 +186,11 @@ class Cache:
         """Take note of an object that is gone."""
         self._table(body).lose(body)
 
-    def priority(self, name: str) -> int:
-        """The value of Kueue's priority class of that name; 0 where there is none."""
-        seen = self.priorities.get(Key("WorkloadPriorityClass", "", name))
-        return 0 if seen is None else seen.value
+    @property
+    def priorities(self) -> Priorities:
+        """Every priority class that there is."""
+        tables = (self.workload_priorities, self.pod_priorities)
+        return Priorities(*({key.name: item for key, item in table.items()} for table in tables))
 
     def table(self, key: Key) -> CacheTable[Any]:
         """The table that an object is in."""

@@ -44,6 +44,7 @@ KINDS: Mapping[str, ResourceKind] = {
     "ClusterQueue": ResourceKind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
     "ResourceFlavor": ResourceKind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
     "WorkloadPriorityClass": ResourceKind(KUEUE, "v1beta2", "workloadpriorityclasses", is_any_version=True),
+    "PriorityClass": ResourceKind("scheduling.k8s.io", "v1", "priorityclasses"),
     "LocalQueue": ResourceKind(KUEUE, "v1beta2", "localqueues", is_any_version=True),
     gpu_pool.KIND: ResourceKind(GROUP, VERSION, "gpupools"),
     pool_learning.KIND: ResourceKind(GROUP, VERSION, "poollearnings"),

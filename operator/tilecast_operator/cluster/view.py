@@ -153,12 +153,6 @@ def kueue_document(body: Document) -> Document:
     return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
 
 
-def priority(body: Document) -> int:
-    """The value of a priority class; 0 where it has none."""
-    value = body.get("value")
-    return value if isinstance(value, int) else 0
-
-
 def labels(body: Document) -> Mapping[str, str]:
     """The labels of an object."""
     return dict(mapping(body["metadata"].get("labels")))

@@ -25,6 +25,7 @@ from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
 from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools, PoolsChange
+from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed import reports
@@ -58,6 +59,8 @@ class Jobs:
         self._queueless: set[Key] = set()
         """Jobs whose queue is not known yet."""
         self._posted: dict[Key, Note] = {}
+        self._left_out: dict[Key, str] = {}
+        """Why the plan of the whole queue was without a job, as its Event says."""
         self._looks: Counter[Key] = Counter()
         """How often it was looked whether Kueue has admitted a job that was let go."""
         self._intact: dict[Key, dict[str, str]] = {}
@@ -82,6 +85,7 @@ class Jobs:
             self._context.runtime.forget(key)
             self._context.answers.forget(key)
             self._posted.pop(key, None)
+            self._left_out.pop(key, None)
             self._owed.discard(key)
             self._queueless.discard(key)
             self._looks.pop(key, None)
@@ -132,6 +136,19 @@ class Jobs:
             self._owed.discard(key)
             if not self._is_kept(key, seen.value):
                 self._context.cache.jobs.forget(key)
+        await self._say_left_out(key)
+
+    async def _say_left_out(self, key: Key) -> None:
+        """Say in an Event why the plan of the whole queue is without a job that is advised, once for each reason. The
+        Event of a job that is not advised says why already."""
+        reason, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
+        if seen is None or reason in ("", UNREADABLE, self._left_out.get(key)):
+            return
+        job = about(seen.value)
+        if HASH in job.annotations:
+            note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {reason}")
+            if await self._written(key, job, note):
+                self._left_out[key] = reason
 
     async def _advise(self, key: Key, seen: Stored[Document]) -> bool:
         """Write what differs; returns whether nothing is owed to the job for now."""
@@ -240,13 +257,16 @@ class Jobs:
         before = self._posted.get(key)
         if before == note:
             return
+        if await self._written(key, job, note, is_change=is_change or before is not None):
+            self._posted[key] = note
+
+    async def _written(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
+        """Write an Event; returns whether it is there."""
         try:
-            is_there = await self._context.writer.post(key, job.uid, note, is_change=is_change or before is not None)
+            return await self._context.writer.post(key, job.uid, note, is_change=is_change)
         except ApiError as error:
             log.warning("%s: Event not written: %s", key, error)
-            return
-        if is_there:
-            self._posted[key] = note
+            return False
 
 
 def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:

@@ -32,6 +32,11 @@ class PlannedJobs:
         """Where a job runs by the plan; None where the plan does not have it."""
         return self._positions.get(key)
 
+    def left_out(self, key: Key) -> str:
+        """Why the plan is without a job; empty where it has it, or nobody asked for it."""
+        position = self._positions.get(key)
+        return "" if position is None or position.pool else position.reason
+
     def renew(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
         """Take over a plan; returns the jobs that it changes something for."""
         before, self._positions = self._positions, dict(positions)

@@ -32,6 +32,8 @@ from tilecast_operator.report import job_status
 AT_ONCE = 64
 """Jobs that are read before others have a turn."""
 MOST_TEXT = 400
+UNREADABLE = "what it asks cannot be read now"
+"""Why a job is left out of one plan, and not of the next."""
 
 log = logging.getLogger("tilecast")
 
@@ -100,7 +102,7 @@ class QueueJobs:
             row = Unplanned(name_of(key), f"{error.field}: {error.problem}", error.remedy)
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: left out of the queue: %s", key, error)
-            return Unplanned(name_of(key), "what it asks cannot be read now", "")
+            return Unplanned(name_of(key), UNREADABLE, "")
         self._rows[key] = made_of, row
         return row
 
@@ -125,6 +127,7 @@ class QueueJobs:
             options,
             seconds(view.created) or self._context.clock(),
             jobs.weight(dict(view.inputs)),
+            self._context.cache.priorities.value("", ""),
             deadline_s=question.request.deadline_s,
             place=place,
             began_s=None if forecast is None or place is None else seconds(forecast.frozen_at),
@@ -156,7 +159,7 @@ class QueueJobs:
             options,
             seconds(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
             jobs.weight(job.annotations),
-            self._context.cache.priority(job.labels.get(jobs.PRIORITY_CLASS, "")),
+            self._context.cache.priorities.value(job.workload_priority_class, job.pod_priority_class),
             question.request.deadline_s,
             question.queue,
             _quotas(question),

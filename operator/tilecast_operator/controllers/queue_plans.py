@@ -69,10 +69,10 @@ class QueuePlans:
         cache = context.cache
         cache.training_jobs.listen(self._training_job_changed)
         cache.jobs.listen(self._job_changed)
-        cache.namespaces.listen(self._meaning_changed)
+        for meaning in (cache.namespaces, cache.workload_priorities, cache.pod_priorities):
+            meaning.listen(self._meaning_changed)
         for table in (cache.cluster_queues, cache.flavors, cache.local_queues):
             table.listen(self._quota_changed)
-        cache.priorities.listen(self._meaning_changed)
         cache.queue_advices.listen(self._advice_changed)
         pools.listen(self._pools_changed)
         capacity.listen(self._due)

@@ -15,7 +15,7 @@ from tilecast.api.documents import Document
 from tilecast.api.fields import mapping, value_at
 from tilecast.cli.reading import read_text, shown_name
 from tilecast.hardware import Pool
-from tilecast.jobs import kueue
+from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
 from tilecast.jobs.quantities import pod_gpus
@@ -23,7 +23,6 @@ from tilecast.queue.options import job_options
 from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
 
-_PRIORITIES = ("WorkloadPriorityClass", "PriorityClass")
 _KUEUE = ("LocalQueue", "ClusterQueue", "ResourceFlavor")
 
 
@@ -52,7 +51,7 @@ class QueueDocuments:
     others: Mapping[tuple[str, str], Document]
     """Runtimes of TrainJobs, by kind and name."""
     config_maps: Mapping[str, Document]
-    priorities: Mapping[str, int]
+    priorities: Priorities
     kueue: kueue.Objects
     pods: tuple[Document, ...] = ()
 
@@ -80,12 +79,12 @@ class QueueDocuments:
             (*own, *others),
             {(str(item.get("kind")), shown_name(item)): item for item in results},
             {shown_name(item): item for item in by_kind.get("ConfigMap", {}).values()},
-            {
-                shown_name(item): int(item.get("value", 0))
-                for kind in _PRIORITIES
-                for item in by_kind.get(kind, {}).values()
-                if isinstance(item.get("value", 0), int)
-            },
+            Priorities(
+                *(
+                    {shown_name(item): PriorityClass.of(item) for item in by_kind.get(kind, {}).values()}
+                    for kind in ("WorkloadPriorityClass", "PriorityClass")
+                )
+            ),
             kueue.Objects(local, cluster, flavors),
             tuple(by_kind.get("Pod", {}).values()),
         )
@@ -150,7 +149,7 @@ class QueueReader:
         if document.get("kind") == training_job.KIND:
             asked = training_job.read(document, self.given.config_maps)
             present = (asked.baseline.pool, asked.baseline.gpus) if asked.baseline else None
-            return self._queued(document, name, asked, self.pools, present, "")
+            return self._queued(document, name, asked, self.pools, present)
         runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
         job = jobs.read(document, runtime)
         if job.is_finished or job.is_owned:
@@ -167,7 +166,7 @@ class QueueReader:
             if item.flavor is not None:
                 quotas.setdefault(item.pool.name, {})[owner] = item.flavor.quota
         present = (possible.baseline.pool, possible.baseline.gpus) if possible.baseline else None
-        results = self._queued(document, name, asked, possible.pools, present, owner)
+        results = self._queued(document, name, asked, possible.pools, present, owner, job.pod_priority_class)
         is_running = bool(document.get("status")) and job.has_started and present is not None
         return self._running(document, results) if is_running else results
 
@@ -177,7 +176,7 @@ class QueueReader:
 
     def _queued(
         self, document: Document, name: str, asked: Request, pools: Sequence[Pool], present: tuple[str, int] | None,
-        queue: str,
+        queue: str = "", pod_class: str = "",
     ) -> QueuedJob:  # fmt: skip
         metadata = mapping(document.get("metadata"))
         labels = mapping(metadata.get("labels"))
@@ -187,7 +186,7 @@ class QueueReader:
             options=self._options(asked, pools),
             arrival_s=arrival,
             weight=jobs.weight(mapping(metadata.get("annotations"))),
-            priority=self.given.priorities.get(str(labels.get(jobs.PRIORITY_CLASS)), 0),
+            priority=self.given.priorities.value(str(labels.get(jobs.PRIORITY_CLASS, "")), pod_class),
             deadline_s=None if asked.deadline_s is None else asked.deadline_s + arrival,
             queue=queue,
             present=present,

@@ -2,7 +2,8 @@
 
 `interface` says what Tilecast must know of a kind; each kind is one module (`train_job`, `pytorch_job`, `job_set`,
 `batch_job`) and one line of `tilecast.api.job_kinds`. `kueue` reads the queues that jobs wait in, `candidates` says
-which pools that leaves, `changes` and `commands` what an advice writes. Everything here is pure on dictionaries.
+which pools that leaves, `priorities` in which order they are admitted, `changes` and `commands` what an advice writes.
+Everything here is pure on dictionaries.
 """
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
@@ -24,6 +25,7 @@ from tilecast.jobs.keys import (
     WEIGHT,
 )
 from tilecast.jobs.kinds import JOB_KINDS, is_job, runtime_of
+from tilecast.jobs.priorities import Priorities, PriorityClass
 from tilecast.jobs.reading import bare, read, require_gpus
 
 __all__ = [
@@ -43,6 +45,8 @@ __all__ = [
     "WEIGHT",
     "Job",
     "Placement",
+    "Priorities",
+    "PriorityClass",
     "bare",
     "changes",
     "described",

@@ -13,7 +13,17 @@ from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.api.job_kinds import JOB_APIS
-from tilecast.jobs.keys import ADMISSION_GATES, ADVISOR, APPLIED, ENABLED, IGNORE, MODE, NEXT_QUEUE, QUEUE
+from tilecast.jobs.keys import (
+    ADMISSION_GATES,
+    ADVISOR,
+    APPLIED,
+    ENABLED,
+    IGNORE,
+    MODE,
+    NEXT_QUEUE,
+    PRIORITY_CLASS,
+    QUEUE,
+)
 from tilecast.jobs.quantities import like, requested, whole_count
 from tilecast.jobs.shapes import POD, require
 from tilecast.nodes import choice_labels, gpu_resource
@@ -36,6 +46,8 @@ class Pods:
     affinity: tuple[Mapping[str, Any], ...] = ()
     """Terms of the required node affinity, one of which must match; none is no requirement."""
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str = ""
+    """Name of their PriorityClass; empty where they have that of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,16 @@ class Job:
     def gpus_per_pod(self) -> int:
         """GPUs of the largest pod."""
         return max((item.gpus for item in self.pods), default=0)
+
+    @property
+    def workload_priority_class(self) -> str:
+        """Name of the WorkloadPriorityClass by which Kueue admits it; empty where it goes by its pods."""
+        return self.labels.get(PRIORITY_CLASS, "")
+
+    @property
+    def pod_priority_class(self) -> str:
+        """Name of the PriorityClass that Kueue takes it to have: that of its first pods that name one."""
+        return next((item.priority_class for item in self.pods if item.priority_class), "")
 
     @property
     def queue(self) -> str:
@@ -268,4 +290,5 @@ def template(name: str, path: Path, count: int, spec: Document) -> Pods:
         node_selector=dict(spec.get("nodeSelector") or {}),
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
+        priority_class=str(spec.get("priorityClassName") or ""),
     )

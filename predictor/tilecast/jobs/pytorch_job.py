@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from tilecast.api.fields import Document, FieldChange
+from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.jobs.interface import JobKind, Pods, template
 from tilecast.jobs.quantities import any_count
-from tilecast.jobs.shapes import count_at
+from tilecast.jobs.shapes import count_at, require
 
 _ROLES = ("Master", "Worker")
+_POLICY: Path = ("spec", "runPolicy", "schedulingPolicy")
 
 
 class PyTorchJob(JobKind):
@@ -23,10 +25,12 @@ class PyTorchJob(JobKind):
 
     def pods(self, document: Document, runtime: Document | None) -> Iterator[Pods]:
         replicas = document["spec"]["pytorchReplicaSpecs"]
+        require(policy := value_at(document, _POLICY) or {}, {"priorityClass": str}, _POLICY)
         for role in (name for name in _ROLES if name in replicas):
             path = ("spec", "pytorchReplicaSpecs", role, "template", "spec")
             count = count_at(document, ("spec", "pytorchReplicaSpecs", role, "replicas"))
-            yield template(role, path, count, replicas[role]["template"]["spec"])
+            pods = template(role, path, count, replicas[role]["template"]["spec"])
+            yield replace(pods, priority_class=policy.get("priorityClass") or pods.priority_class)
 
     def is_active(self, status: Document) -> bool:
         return any_count((status.get("replicaStatuses") or {}).values(), "active", "succeeded", "failed")

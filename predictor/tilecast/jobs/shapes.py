@@ -25,6 +25,7 @@ POD: Shape = {
     "containers": [CONTAINER],
     "nodeSelector": {EVERY: str},
     "tolerations": [{}],
+    "priorityClassName": str,
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}},
 }
 

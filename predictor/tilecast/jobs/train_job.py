@@ -65,6 +65,7 @@ class TrainJob(JobKind):
             pinned=base.node_selector,
             affinity=base.affinity,
             tolerations=tolerations,
+            priority_class=_priority_class(base_spec),
         )
 
     def is_active(self, status: Document) -> bool:
@@ -117,6 +118,14 @@ def _trainer_job(runtime_spec: Document) -> Document:
         if value_at(item, _STEP) == "trainer" or item.get("name") == "node":
             return job
     return {}
+
+
+def _priority_class(runtime_spec: Document) -> str:
+    """That of the first replicated job of a runtime that names one, whichever it is, as Kueue takes it."""
+    for item in value_at(runtime_spec, ("template", "spec", "replicatedJobs")) or ():
+        if name := value_at(item, ("template", "spec", "template", "spec", "priorityClassName")):
+            return str(name)
+    return ""
 
 
 KIND = TrainJob()

@@ -1,0 +1,44 @@
+"""The priority of a job, as Kueue takes it: pure on the objects of both kinds of priority classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilecast.api.fields import Document
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """A WorkloadPriorityClass of Kueue or a PriorityClass of pods."""
+
+    value: int
+    is_default: bool = False
+    """Whether pods that name none have it."""
+
+    @classmethod
+    def of(cls, body: Document) -> PriorityClass:
+        """That of an object; one without a value is 0."""
+        value = body.get("value")
+        return cls(value if isinstance(value, int) else 0, body.get("globalDefault") is True)
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """Every priority class, by name."""
+
+    of_workloads: Mapping[str, PriorityClass] = field(default_factory=dict)
+    of_pods: Mapping[str, PriorityClass] = field(default_factory=dict)
+
+    def value(self, workload_class: str, pod_class: str) -> int:
+        """The priority of a job: that of its WorkloadPriorityClass, else of its pods' PriorityClass, else the cluster's
+        default (of several the least), else 0 (Kueue, `ExtractPriority` of pkg/controller/jobframework).
+
+        Args:
+            workload_class: the name on its label; empty where it has none.
+            pod_class: the name in its pods; empty where they have none.
+        """
+        if workload_class or pod_class:
+            classes, name = (self.of_workloads, workload_class) if workload_class else (self.of_pods, pod_class)
+            return classes[name].value if name in classes else 0
+        return min((item.value for item in self.of_pods.values() if item.is_default), default=0)
