@@ -223,7 +223,7 @@ class Cluster(Access):
 
     def kill(self, program: str) -> None:
         """End one program of the control plane without warning; `revive` starts it again."""
-        pid = self._pid(program)
+        pid = self.pid(program)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: has_ended(pid), f"{program} to end", STOP_TIMEOUT_S)
         # kwokctl takes a zombie for a running program.
@@ -241,7 +241,7 @@ class Cluster(Access):
     @contextmanager
     def paused(self, program: str) -> Iterator[None]:
         """One program of the control plane stands still, connections open, as on a machine that hangs."""
-        pid = self._pid(program)
+        pid = self.pid(program)
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -273,7 +273,8 @@ class Cluster(Access):
     def _await_api(self) -> None:
         wait_for(lambda: self._run(self._kubectl("get", "namespace", "default")).returncode == 0, "a namespace")
 
-    def _pid(self, program: str) -> int:
+    def pid(self, program: str) -> int:
+        """The process id of a component."""
         return int(_read(self._pid_file(program)))
 
     def _pid_file(self, program: str) -> Path:
