@@ -7,6 +7,7 @@ import copy
 import json
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +20,13 @@ from tilecast.advise import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
 from tilecast.api.pool_learning import MAX_KEPT, Forget
-from tilecast.calibration import Run
+from tilecast.calibration import Calibration, Correction, Run
 from tilecast.cli import main
 from tilecast.spec import SpecError
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.controllers import pools
-from tilecast_operator.observed.learner import Taught
+from tilecast_operator.observed.learner import Learner, Taught
 from tilecast_operator.observed.run_store import RunStore
 
 TRAINING_JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/{}/trainingjobs"
@@ -295,6 +296,26 @@ async def test_no_pool_is_lost_where_poollearnings_are_not_served() -> None:
 def item(number: int, space: str = "team", pool: str = "p") -> Seen:
     run = Run(pool, "h100-sxm", "bf16", "decoder", "2-8", f"w{number}", 1.2, 1.0, 5, "none", space)
     return Seen(f"{space}-{number:05}", f"2026-01-01T{number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}Z", run)
+
+
+def test_forecasts_of_a_namespace_change_once_its_own_table_differs_from_the_one_they_go_by() -> None:
+    learner, bare = Learner(RunStore()), Taught.by((), ())
+
+    def adopt(**ratios: float) -> tuple[bool, dict[str, float]]:
+        tables: dict[str | None, Calibration] = {
+            None if name == "others" else name: Calibration((Correction(("h100-sxm",), ratio=ratio, runs=10, own=10),))
+            for name, ratio in ratios.items()
+        }
+        is_other = learner.adopt(replace(bare, tables=tables))
+        by = {"others": learner.table, **learner.tables}
+        return is_other, {name: table.corrections[0].ratio for name, table in by.items()}
+
+    assert adopt(others=1.0, team=1.2) == (True, {"others": 1.0, "team": 1.2})
+    assert adopt(others=1.006, team=1.3) == (True, {"others": 1.0, "team": 1.3}), "strangers go on as they are"
+    assert adopt(others=1.009, team=1.305) == (False, {"others": 1.0, "team": 1.3})
+    assert adopt(others=1.012, team=1.31) == (True, {"others": 1.012, "team": 1.3}), "small changes add up"
+    assert adopt(others=1.012, team=1.314, new=1.015) == (True, {"others": 1.012, "team": 1.314, "new": 1.012})
+    assert adopt(others=1.012, new=1.012) == (True, {"others": 1.012, "new": 1.012}), "a namespace is forgotten"
 
 
 def test_a_pool_keeps_so_many_runs_and_a_flood_drives_out_only_itself() -> None:

@@ -33,7 +33,7 @@ from tilecast_operator.cluster.api import Api, ApiError, Connection
 from tilecast_operator.cluster.documents import FIELD_MANAGER, POOL
 from tilecast_operator.cluster.view import View, stamp, status_digest
 from tilecast_operator.controllers.pools import NODES
-from tilecast_operator.controllers.runtime import KeyQueue
+from tilecast_operator.controllers.runtime import BACKGROUND_AT_ONCE, KeyQueue
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -571,8 +571,34 @@ async def test_a_key_wakes_one_worker_however_many_wait() -> None:
         worker.cancel()
 
 
+async def test_a_key_waits_behind_few_of_the_background_however_many_there_are() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    for number in range(1000):
+        queue.add(f"b{number}", in_background=True)
+    queue.add("new")
+    queue.add("b900")
+    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 2)]
+    assert set(taken) == {*(f"b{number}" for number in range(BACKGROUND_AT_ONCE)), "new", "b900"}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("new")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("b1")
+    assert await queue.take() == f"b{BACKGROUND_AT_ONCE}"
+    assert len(queue) == 1000 - BACKGROUND_AT_ONCE - 2
+
+
 @hypothesis_settings(max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "later", "work"])), max_size=60))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdefgh"),
+            st.sampled_from(["add", "later", "background", "background later", "add and take", "work"]),
+        ),
+        max_size=60,
+    )
+)
 def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
     async def run() -> None:
         now = 0.0
@@ -588,9 +614,15 @@ def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
                 assert taken in owed
                 owed.discard(taken)
                 queue.done(taken)
-            else:
-                queue.add(key, 5.0 if step == "later" else 0.0)
-                owed.add(key)
+                continue
+            queue.add(key, 5.0 if "later" in step else 0.0, in_background="background" in step)
+            owed.add(key)
+            if step == "add and take":
+                taken = await queue.take()
+                owed.discard(taken)
+                queue.add(taken, in_background=True)
+                owed.add(taken)
+                queue.done(taken)
         now += 100.0
         while len(queue):
             taken = await queue.take()

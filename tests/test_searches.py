@@ -12,18 +12,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from operator_store import JOBS, Store, job, on_first_pool, operator, settled
+from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
 from tilecast import advise as advising
 from tilecast import models
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.spec import SpecError, Workload
-from tilecast_operator.searches import Searches
+from tilecast_operator import searches as where_searches_run
+from tilecast_operator.controllers.runtime import BACKGROUND_AT_ONCE
+from tilecast_operator.searches import PATIENCE, Searches
 
 GPU = find_gpu("t4")
+LONG_S = 0.2
 POOL = Pool("t4", GPU, 1, 4, find_link(GPU.intra_link), find_link("ethernet-10"))
 
 
@@ -115,6 +120,82 @@ def test_no_process_outlives_an_operator_that_was_killed() -> None:
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < ends_s, "it lives on"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "order"),
+    [(0.0, ["begun", "short", "long"]), (PATIENCE * LONG_S + 1.0, ["begun", "long", "short"])],
+    ids=["the shortest is next", "and none waits for ever"],
+)
+async def test_of_searches_that_wait_the_shortest_is_next(
+    monkeypatch: pytest.MonkeyPatch, later_s: float, order: list[str]
+) -> None:
+    now_s, made, go_on = [0.0], list[str](), threading.Event()
+    monkeypatch.setattr(where_searches_run, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def search(asked: Request, pools: Sequence[Pool]) -> Advice:
+        made.append(asked.name)
+        if asked.name == "begun":
+            go_on.wait(60)
+        now_s[0] += LONG_S if asked.workload.model.family == "encoder" else 0.0
+        return on_first_pool(asked, pools)
+
+    def asked(model: str, name: str) -> Request:
+        return Request(name, Workload(models.preset(model), 128, 8, precision="fp16"))
+
+    searches = Searches(search, 1, 0)
+    try:
+        for model in ("gpt2", "bert-base"):
+            await searches.run(asked(model, "known"), [POOL])
+        made.clear()
+        waiting = [asyncio.create_task(searches.run(asked("bert-base", name), [POOL])) for name in ("begun", "long")]
+        await asyncio.sleep(0)
+        now_s[0] += later_s
+        waiting += [asyncio.create_task(searches.run(asked("gpt2", name), [POOL])) for name in ("gone", "short")]
+        await asyncio.sleep(0)
+        waiting[2].cancel()
+        go_on.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    finally:
+        go_on.set()
+        searches.stop()
+    assert made == order, "one that nobody waits for any longer is not made"
+
+
+async def test_a_new_job_waits_behind_few_of_those_that_other_pools_make_due() -> None:
+    store, order, go_on, names = Store(), list[int](), threading.Event(), [f"j{number:02}" for number in range(40)]
+
+    def put(name: str, number: int) -> dict[str, Any]:
+        training = {"sequenceLength": 128, "globalBatchSize": 8 * (1 + number), "precision": "bf16"}
+        return store.put(f"{JOBS}/{name}", job(name, training=training))
+
+    def search(asked: Request, pools: Sequence[Pool]) -> Advice:
+        order.append(asked.workload.global_batch // 8 - 1)
+        if len(pools) > 1:
+            go_on.wait(60)
+        return on_first_pool(asked, pools)
+
+    for number, name in enumerate(names):
+        put(name, number)
+    async with operator(store, search) as running:
+        await settled(running)
+        order.clear()
+        for path in list(store.objects):
+            running.cache.see(store.objects[path])
+        await settled(running)
+        assert order == []
+        try:
+            running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+            async with asyncio.timeout(30):
+                while not order:
+                    await asyncio.sleep(0.01)
+            running.cache.see(put("new", len(names)))
+            await asyncio.sleep(0.1)
+        finally:
+            go_on.set()
+        await settled(running)
+    assert sorted(order) == list(range(len(names) + 1))
+    assert order.index(len(names)) <= BACKGROUND_AT_ONCE
 
 
 async def test_jobs_that_ask_the_same_are_answered_by_one_search_and_wait_behind_no_other() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import itertools
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,10 +144,11 @@ class Advisor:
 
     def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
         """Answer for these pools from now on; in some namespaces for the same ones with corrections of their own."""
-        before = {} if self._report is None else {"": self._report, **self._of_namespace}
-        now = {"": report, **of_namespace}
-        same = {name for name, one in now.items() if name in before and before[name].pools == one.pools}
-        numbers = {name: self.versions.numbers[name] if name in same else next(self._version) for name in now}
+        numbers = {}
+        for name, one in {"": report, **of_namespace}.items():
+            known = self._of_namespace.get(name, self._report)
+            is_same = known is not None and known.pools == one.pools
+            numbers[name] = self.versions.of(name) if is_same else next(self._version)
         self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
@@ -309,16 +309,13 @@ class Advisor:
             return internal_error(error)
 
     async def _search(self, request: Request, pools: Sequence[Pool]) -> Answer:
-        began = time.monotonic()
         try:
-            advice = await self._searches.run(request, pools)
+            return await self._searches.run(request, pools, self._counted)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
         except Exception as error:
             log.exception("advice failed")
             return internal_error(error)
-        self._counted(advice, time.monotonic() - began)
-        return advice
 
 
 def _small_job() -> tuple[Request, list[Pool]]:

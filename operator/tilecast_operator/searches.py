@@ -1,8 +1,11 @@
-"""Where searches run: in threads of the operator, or in processes of their own where there are cores for them."""
+"""Where searches run, and in which order: in threads of the operator, or in processes of their own where there are
+cores for them; of those that wait the shortest first."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -10,9 +13,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from tilecast.advise import Advice, Request
@@ -22,6 +27,47 @@ from tilecast_operator.settings import RECURSION_LIMIT
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 
 log = logging.getLogger("tilecast")
+
+PATIENCE = 50.0
+"""A search waits for others that came so many times its length later, and for none after those."""
+NEWEST = 0.2
+"""Share of the newest search in what one of its kind is expected to take."""
+
+
+class Turns:
+    """Lets a few go on at once, of the others the one that has the lowest rank next. Belongs to one event loop."""
+
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    @asynccontextmanager
+    async def take(self, rank: float) -> AsyncIterator[None]:
+        """Wait for one's turn, and give it back at the end."""
+        if self._free:
+            self._free -= 1
+        else:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (rank, next(self._order), turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._give_back()
+                raise
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class Searches:
@@ -37,35 +83,61 @@ class Searches:
         self._advise = advise
         self._processes = processes
         self._executor: Executor = _started(processes) if processes else ThreadPoolExecutor(threads, "search")
-        self._slots = asyncio.Semaphore(processes + 1)
-        """Of processes: each has its next search at hand, and one that dies had no more than these."""
+        self._turns = Turns(processes + 1 if processes else threads)
+        """A process has its next search at hand, and one that dies had no more than these."""
+        self._expected_s: dict[Hashable, float] = {}
+        """What searches take, by their kind."""
 
-    async def run(self, request: Request, pools: Sequence[Pool]) -> Advice:
+    async def run(
+        self, request: Request, pools: Sequence[Pool], counted: Callable[[Advice, float], None] | None = None
+    ) -> Advice:
         """The advice; raises as the search does. A process that dies takes no search along, for another does it; only
-        one that dies again, alone, raises BrokenProcessPool."""
-        if not self._processes:
-            return await self._search(self._executor, request, pools)
-        async with self._slots:
-            executor = self._executor
-            try:
-                return await self._search(executor, request, pools)
-            except BrokenProcessPool:
-                if self._executor is executor:
-                    log.warning("a process that searches has ended; another is started")
-                    executor.shutdown(wait=False)
-                    self._executor = _started(self._processes)
-            alone = _started(1)
-            try:
-                return await self._search(alone, request, pools)
-            finally:
-                alone.shutdown(wait=False)
+        one that dies again, alone, raises BrokenProcessPool.
+
+        Args:
+            request: what is asked.
+            pools: those to search.
+            counted: called with the advice and how long the search took, without its wait, in seconds.
+        """
+        kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
+        expected_s = self._expected_s.get(kind, 0.0)
+        async with self._turns.take(time.monotonic() + PATIENCE * expected_s):
+            advice, spent_s = await self._run(request, pools)
+        known_s = self._expected_s.get(kind, spent_s)
+        self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)
+        if counted is not None:
+            counted(advice, spent_s)
+        return advice
+
+    async def _run(self, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+        executor = self._executor
+        try:
+            return await self._search(executor, request, pools)
+        except BrokenProcessPool:
+            if self._executor is executor:
+                log.warning("a process that searches has ended; another is started")
+                executor.shutdown(wait=False)
+                self._executor = _started(self._processes)
+        alone = _started(1)
+        try:
+            return await self._search(alone, request, pools)
+        finally:
+            alone.shutdown(wait=False)
 
     def stop(self) -> None:
         """End the threads or processes once they are done with what they do."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _search(self, executor: Executor, request: Request, pools: Sequence[Pool]) -> Advice:
-        return await asyncio.get_running_loop().run_in_executor(executor, self._advise, request, tuple(pools))
+    async def _search(self, executor: Executor, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, _timed, self._advise, request, tuple(pools))
+
+
+def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+    """An advice and how many seconds it took where it was made."""
+    began = time.monotonic()
+    advice = advise(request, pools)
+    return advice, time.monotonic() - began
 
 
 def _started(processes: int) -> Executor:

@@ -121,7 +121,9 @@ class Jobs:
     def _pools_changed(self, change: PoolsChange) -> None:
         for key in {*self._context.cache.jobs, *self._requests}:
             if change.concerns(key.namespace):
-                self._context.runtime.add(key)
+                seen = self._context.cache.jobs.get(key)
+                annotations = {} if seen is None else seen.value["metadata"].get("annotations") or {}
+                self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
     async def _reconcile(self, key: Key) -> None:
         """Annotate a job that does not wait for us."""

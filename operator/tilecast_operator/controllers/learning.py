@@ -107,9 +107,11 @@ class PoolLearnings:
         self.corrected.release(key)
 
     def _notify(self, item: Seen) -> None:
-        """All jobs of a run's workload are due, and those of its name or template."""
+        """All jobs of a run's workload are due, and those of its name or template; others that were measured
+        themselves, which go by that above all, in the background."""
         for key in self.askers.of(item.run.namespace, item.run.workload, template(item.job)):
-            self._context.runtime.add(key, self._context.settings.observe_settle_s)
+            is_other = key in self._own and self._own[key].uid != item.uid
+            self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
     def recall_status(self, pool: str, status: Any) -> None:
         """Take note of the runs that a pool's status kept in earlier releases."""

@@ -2,6 +2,7 @@
 
 The rules are those of the work queues of Kubernetes controllers: each key at most once, never two workers on one key;
 adding a key that waits changes nothing, adding a key that is being worked on queues it again for when that is done.
+Keys in the background are worked on a few at a time, so that thousands of them hold up no other key.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 CONDITIONAL_TRIES = 6
 """How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
+
+BACKGROUND_AT_ONCE = 4
+"""Keys in the background that are worked on at once, or are next: others wait behind no more searches of theirs."""
 
 TAKE_OVER_S = 30.0
 """Within this time a replica that has begun to lead looks at everything. New jobs need not wait for that."""
@@ -68,39 +72,64 @@ class KeyQueue(Generic[KeyT]):
         self._ready: asyncio.Queue[KeyT] = asyncio.Queue()
         self._waiting: set[KeyT] = set()
         self._running: set[KeyT] = set()
-        self._again: set[KeyT] = set()
+        self._again: dict[KeyT, bool] = {}
+        """Keys that are due again once the work on them is done, and whether in the background."""
+        self._background: dict[KeyT, None] = {}
+        """Keys that wait for others of the background."""
+        self._admitted: set[KeyT] = set()
+        """Those of the background that wait for them no longer."""
         self._later: list[tuple[float, int, KeyT]] = []
-        self._due: dict[KeyT, float] = {}
+        self._due: dict[KeyT, tuple[float, bool]] = {}
+        """When a key is due, and whether in the background."""
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._last_progress = clock()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._due)
+        return len(self._waiting) + len(self._background.keys() | self._due.keys())
 
-    def add(self, key: KeyT, delay_s: float = 0.0) -> None:
-        """Work on the key, not before `delay_s` from now. Of several delays the shortest counts."""
+    def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
+        """Work on the key, not before `delay_s` from now. Of several delays the shortest counts, and a key that is
+        wanted at once is no longer one of the background."""
         if key in self._waiting:
             return
         if delay_s > 0:
-            due = self._clock() + delay_s
-            if due < self._due.get(key, float("inf")):
-                self._due[key] = due
-                heapq.heappush(self._later, (due, next(self._order), key))
-                self._tidy()
-                if self._later[0][2] == key:
-                    self._wake()
+            self._add_later(key, self._clock() + delay_s, in_background)
         elif key in self._running:
-            self._again.add(key)
+            self._again[key] = in_background and self._again.get(key, True)
+        elif in_background:
+            self._background[key] = None
+            self._admit()
         else:
-            self._due.pop(key, None)
-            self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._background.pop(key, None)
+            self._put(key)
+
+    def _add_later(self, key: KeyT, due: float, in_background: bool) -> None:
+        known, was_in_background = self._due.get(key, (float("inf"), True))
+        self._due[key] = min(due, known), in_background and was_in_background
+        if due < known:
+            heapq.heappush(self._later, (due, next(self._order), key))
+            self._tidy()
+            if self._later[0][2] == key:
+                self._wake()
+
+    def _put(self, key: KeyT) -> None:
+        self._due.pop(key, None)
+        self._waiting.add(key)
+        self._ready.put_nowait(key)
+
+    def _admit(self) -> None:
+        """Make keys of the background ready, the first first, while few of them are."""
+        while self._background and len(self._admitted) < BACKGROUND_AT_ONCE:
+            key = next(iter(self._background))
+            del self._background[key]
+            self._admitted.add(key)
+            self._put(key)
 
     def ready(self) -> Iterator[KeyT]:
         """The keys that could be taken now."""
         self._move_due()
-        return iter(self._waiting)
+        return itertools.chain(self._waiting, self._background)
 
     async def take(self) -> KeyT:
         """The next key; call `done` with it afterwards."""
@@ -122,9 +151,10 @@ class KeyQueue(Generic[KeyT]):
         """Say that the work on a key has ended, well or not."""
         self._last_progress = self._clock()
         self._running.discard(key)
+        self._admitted.discard(key)
         if key in self._again:
-            self._again.discard(key)
-            self.add(key)
+            self.add(key, in_background=self._again.pop(key))
+        self._admit()
 
     def stalled_s(self) -> float:
         """How long work has been ready or under way without any being finished; 0 when there is none."""
@@ -133,7 +163,7 @@ class KeyQueue(Generic[KeyT]):
     def _tidy(self) -> None:
         """Let go of delays that shorter ones have replaced, before they outnumber the others."""
         if len(self._later) > 2 * len(self._due) + 64:
-            self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
+            self._later = [item for item in self._later if self._due.get(item[2], (None,))[0] == item[0]]
             heapq.heapify(self._later)
 
     def wait_s(self) -> float | None:
@@ -147,13 +177,14 @@ class KeyQueue(Generic[KeyT]):
         """Make keys ready whose time has come."""
         while self._later:
             due, _, key = self._later[0]
-            if self._due.get(key) == due:
+            known, in_background = self._due.get(key, (None, False))
+            if known == due:
                 if due > self._clock():
                     return
                 del self._due[key]
                 if not self._waiting and not self._running:
                     self._last_progress = self._clock()
-                self.add(key)
+                self.add(key, in_background=in_background)
             heapq.heappop(self._later)
 
 
@@ -182,10 +213,11 @@ class Runtime:
         """How many keys of a kind are ready, or failed the last time. Others wait for their time."""
         return sum(key.kind == kind for key in {*self.queue.ready(), *self._failures})
 
-    def add(self, key: Key, delay_s: float = 0.0) -> None:
-        """Work off a key, not before `delay_s` from now; one of a kind that no controller has is left alone."""
+    def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
+        """Work off a key, not before `delay_s` from now; one of a kind that no controller has is left alone. What is
+        due because of something else than itself is for the background."""
         if key.kind in self._reconcile:
-            self.queue.add(key, delay_s)
+            self.queue.add(key, delay_s, in_background=in_background)
 
     def lead(self, others: Iterable[Key]) -> None:
         """Work off what another replica has not written, and look at the others within `TAKE_OVER_S`: it may have ended
@@ -195,7 +227,7 @@ class Runtime:
             self.queue.add(key)
         for key in others:
             if key not in unwritten:
-                self.add(key, random.uniform(0.1, TAKE_OVER_S))  # noqa: S311
+                self.add(key, random.uniform(0.1, TAKE_OVER_S), in_background=True)  # noqa: S311
 
     def start(self, workers: int) -> None:
         """Start the workers."""

@@ -77,30 +77,36 @@ class Learner:
         self._store = store
         self._trusted = frozenset(trusted)
         self._taught = Taught.by((), ())
+        self._tables: Mapping[str | None, Calibration] = self._taught.tables
+        """What forecasts go by: what was taught, but for changes that are too small to answer anybody anew."""
         self._doubts: dict[str, tuple[list[Run], list[str]]] = {}
         """By namespace: the runs, and why each is not learnt from. The same runs are judged once."""
 
     def adopt(self, taught: Taught) -> bool:
-        """Take over what the runs teach; returns whether forecasts change by it."""
-        before, self._taught = self._taught, taught
-        names = {*before.tables, *taught.tables}
-        return any(taught.table(name).differs(before.table(name)) for name in names)
+        """Take over what the runs teach; returns whether forecasts change by it. Those of a namespace go on as they
+        are until its own table differs from the one they go by."""
+        before, self._taught = self._tables, taught
+        known = {name: before.get(name, before[None]) for name in {*before, *taught.tables}}
+        self._tables = {
+            name: table if table.differs(known[name]) else known[name] for name, table in taught.tables.items()
+        }
+        return any(self._tables.get(name, self.table) is not table for name, table in known.items())
 
     @property
     def table(self) -> Calibration:
-        """What holds for jobs of a namespace without runs."""
-        return self._taught.table(None)
+        """What forecasts go by in a namespace without runs."""
+        return self._tables[None]
 
     @property
     def tables(self) -> Mapping[str, Calibration]:
-        """What holds for jobs of namespaces that have runs."""
-        return {name: table for name, table in self._taught.tables.items() if name is not None}
+        """What they go by in namespaces that have runs."""
+        return {name: table for name, table in self._tables.items() if name is not None}
 
     @property
     def _shown(self) -> Calibration:
         """What statuses and metrics show: what holds in the one namespace that has runs, or else for all others."""
-        tables = list(self.tables.values())
-        return tables[0] if len(tables) == 1 else self.table
+        names = [name for name in self._taught.tables if name is not None]
+        return self._taught.table(names[0] if len(names) == 1 else None)
 
     def pool(self, name: str, gpu: str) -> tuple[PoolCalibration | None, PoolError | None]:
         """`calibration` and `error` of a pool's status; None where it has had no run."""
