@@ -674,7 +674,8 @@ async def test_client_applies_and_logs_in_again_when_its_token_expired() -> None
         with pytest.raises(ApiError, match="401: expired"):
             await api.apply("/x", {"a": 1})
         assert await api.apply("/x", {"a": 1}) == {"got": {"a": 1}}
-        assert seen == [("PATCH", "application/apply-patch+yaml", {"fieldManager": FIELD_MANAGER, "force": "true"})]
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore", "force": "true"}
+        assert seen == [("PATCH", "application/apply-patch+yaml", query)]
     finally:
         await api.close()
         await runner.cleanup()

@@ -21,7 +21,8 @@ import aiohttp
 from tilecast_operator.cluster.documents import FIELD_MANAGER, delete_options
 from tilecast_operator.cluster.server_clock import ServerClock
 
-_MANAGED = {"fieldManager": FIELD_MANAGER}
+_MANAGED = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
+"""Nobody reads the warnings about fields that an older CRD lacks, for which the API server parses everything twice."""
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 
 from tilecast.advise import Advice
 from tilecast.api.status import Recommendation, Summary
+from tilecast.memo import Memo
 from tilecast.render import document, units
 from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.cluster.documents import NODE_SELECTOR, AdviceAnnotations, Note
 from tilecast_operator.report.job_status import short_plan
 
 MAX_BYTES = 4096
+ANNOTATIONS: Memo[Advice, dict[str, str]] = Memo(16)
+"""Those of the last answers: jobs that ask the same have one answer."""
 
 
 def advice_annotations(advice: Advice) -> dict[str, str]:
@@ -20,8 +23,12 @@ def advice_annotations(advice: Advice) -> dict[str, str]:
     best = advice.best
     if best is None:
         return {}
-    shown = Recommendation.within(**document.recommendation(best))
-    return recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
+    annotations = ANNOTATIONS.find(lambda other: other is advice)
+    if annotations is None:
+        shown = Recommendation.within(**document.recommendation(best))
+        annotations = recommendation_annotations(shown, advice.inputs_hash, best.pool.gpu.product)
+        ANNOTATIONS.put(advice, annotations)
+    return dict(annotations)
 
 
 def recommendation_annotations(best: Recommendation, inputs_hash: str, product: str | None = None) -> dict[str, str]:

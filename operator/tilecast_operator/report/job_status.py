@@ -24,6 +24,7 @@ from tilecast.api.status import (
     TrainingJobStatus,
 )
 from tilecast.calibration import ENOUGH
+from tilecast.memo import Memo
 from tilecast.render import document, units
 from tilecast_operator.answer import Answer, Declined, message, reason
 from tilecast_operator.observed.learner import Score
@@ -36,6 +37,10 @@ LOW_CONFIDENCE_FACTOR = 1.15
 """LowConfidence is true above this multiple of the half-width, as a logarithm, that every range of the model family
 has for what a job description leaves out. Half-widths add in quadrature, so this is where communication, host time
 and unmeasured kernels together come to 57 % of it."""
+
+
+ANSWERS: Memo[Advice, TrainingJobStatus] = Memo(16)
+"""The statuses of the last answers, without generation and conditions: jobs that ask the same have one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,16 @@ def status(answer: Answer, generation: int, conditions: list[Condition]) -> Trai
     if isinstance(answer, Declined):
         summary = Summary.within(reason=answer.reason)
         return TrainingJobStatus(observed_generation=generation, conditions=conditions, summary=summary)
+    shown = ANSWERS.find(lambda other: other is answer)
+    if shown is None:
+        ANSWERS.put(answer, shown := _advised(answer))
+    return _changed(shown, observed_generation=generation, conditions=conditions)
+
+
+def _advised(answer: Advice) -> TrainingJobStatus:
+    """The status for an advice, but for what each job has of its own."""
     best = answer.best
     return TrainingJobStatus.within(
-        observed_generation=generation,
-        conditions=conditions,
         recommendation=None if best is None else Recommendation.within(**document.recommendation(best)),
         baseline=_alternative(answer.baseline),
         uncapped=_alternative(answer.uncapped),
