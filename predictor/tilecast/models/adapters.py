@@ -50,8 +50,8 @@ def adapter_products(workload: Workload, linears: Sequence[Linear]) -> tuple[lis
     ops: list[Op] = []
     parameters = np.zeros(1)
     for item in linears:
-        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank)
-        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs)
+        ops += layers.linear(f"lora.{item.name}.down", numerics, item.rows, item.inputs, rank, trainable=True)
+        ops += layers.linear(f"lora.{item.name}.up", numerics, item.rows, rank, item.outputs, trainable=True)
         ops += layers.pointwise(f"lora.{item.name}.add", numerics, item.rows * item.outputs, reads=2.0)
         parameters = parameters + rank * (item.inputs + item.outputs)
     return ops, parameters

@@ -36,7 +36,6 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     query, rotated, value = float(model.head_dim), extra["rotary_dim"], extra["value_dim"]
     latent, query_latent = extra["latent"], extra.get("query_latent", 0.0)
     down, up = latent + rotated, heads * (query - rotated + value)
-    trainable = not numerics.frozen
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
     parameters = norm_parameters(model) * np.ones_like(t)
@@ -51,7 +50,7 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     linears.append(Linear(f"{name}.query-up", tokens, query_latent or float(h), heads * query))
     linears.append(Linear(f"{name}.output", tokens, heads * value, float(h)))
     for item in linears:
-        ops += layers.linear(item.name, numerics, item.rows, item.inputs, item.outputs, trainable=trainable)
+        ops += layers.linear(item.name, numerics, item.rows, item.inputs, item.outputs)
         parameters = parameters + item.inputs * item.outputs
     ops += layers.norm(f"{name}.latent-norm", numerics, outer, latent, rms=True)
     parameters = parameters + latent

@@ -34,8 +34,8 @@ def linear(
 ) -> list[Op]:
     """A dense layer of every expert, of `sides` inputs and outputs, over equal shares of the `slots` that a balanced
     router fills, in `calls` kernels each."""
-    rows, trainable = np.maximum(slots / local, 1.0), not numerics.frozen
-    product = layers.linear(f"experts.{name}", numerics, rows, *sides, bias=bias, trainable=trainable)
+    rows = np.maximum(slots / local, 1.0)
+    product = layers.linear(f"experts.{name}", numerics, rows, *sides, bias=bias)
     return [_of_each(op, local, calls) for op in product]
 
 

@@ -24,12 +24,13 @@ def linear(
     outputs: Floats | float,
     *,
     bias: bool = False,
-    trainable: bool = True,
+    trainable: bool | None = None,
     input_gradient: bool = True,
     cast: tuple[Floats | float, Floats | float] = (1.0, 1.0),
 ) -> list[Op]:
     """A dense layer: Y[tokens, outputs] = X[tokens, inputs] W. Backward is two GEMMs of the same FLOPs, the
-    gradients of X and of W, plus a reduction over tokens for the bias. In FP8 the shares `cast` of the input and of the
+    gradients of X and of W, plus a reduction over tokens for the bias; without `trainable` a weight has a gradient
+    unless the job's weights are frozen. In FP8 the shares `cast` of the input and of the
     output's gradient are quantized here: a norm writes its output so, and tensor ranks gather what each has cast."""
 
     def gemm(
@@ -45,7 +46,7 @@ def linear(
     ops += quantized(f"{name}.gradient", numerics, tokens * outputs * cast[1], "backward")
     if input_gradient:
         ops.append(gemm(".input-gradient", tokens, inputs, outputs, "backward"))
-    if trainable:
+    if not numerics.frozen if trainable is None else trainable:
         ops.append(gemm(".weight-gradient", outputs, inputs, tokens, "backward", adds=numerics.accumulates))
         if bias:
             ops += elementwise(f"{name}.bias-gradient", numerics, tokens * outputs, 1, 0, phase="backward")

@@ -53,8 +53,8 @@ class Mixer:
 
     def linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
         """A dense layer over the tokens; its input is kept by whoever wrote it."""
-        name, trainable = f"{self.name}.{label}", not self.numerics.frozen
-        self.ops += layers.linear(name, self.numerics, self.tokens, inputs, outputs, trainable=trainable)
+        name = f"{self.name}.{label}"
+        self.ops += layers.linear(name, self.numerics, self.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
         self.linears.append(Linear(name, self.tokens, inputs, outputs))
 

@@ -22,12 +22,11 @@ def mlp(workload: Workload, rank: Rank) -> Part:
     tokens, outer = rank.tokens, rank.outer_tokens
     dropout = model.dropout and workload.training
     ups = 2.0 if model.gated_mlp else 1.0
-    trainable = not numerics.frozen
     ops = layers.norm("mlp.norm", numerics, outer, h, rms=model.rms_norm)
-    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, trainable=trainable, cast=NORMED)
+    ops += layers.linear("mlp.up", numerics, tokens, h, ups * f / t, bias=model.bias, cast=NORMED)
     ops += _activation("mlp.activation", workload, numerics, tokens * f / t)
     spread = (1.0, outer / tokens)
-    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, trainable=trainable, cast=spread)
+    ops += layers.linear("mlp.down", numerics, tokens, f / t, h, bias=model.bias, cast=spread)
     ops += residual("mlp.residual", numerics, outer * h, dropout)
     narrow = numerics.product_input
     activation_bytes = (
@@ -68,8 +67,7 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     calls = grouped.launches(workload, local)
 
     ops = layers.norm("experts.norm", numerics, outer, h, rms=model.rms_norm)
-    trainable = not numerics.frozen
-    ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts), trainable=trainable)
+    ops += layers.linear("experts.router", numerics.unquantized, tokens, h, float(experts))
     ops += layers.pointwise("experts.gate", numerics, tokens * experts, kernels=4, absorbed=False)
     ops += layers.pointwise("experts.dispatch", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     ops += grouped.linear("up", numerics, local, slots, (h, ups * f), calls, bias=model.bias)
@@ -80,9 +78,9 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     ops += layers.pointwise("experts.combine", numerics, slots * h, kernels=2, absorbed=False, backward=(1.0, 1.0))
     linears: tuple[Linear, ...] = ()
     if shared:
-        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared, trainable=not numerics.frozen)
+        ops += layers.linear("experts.shared-up", numerics, tokens, h, ups * shared)
         ops += _activation("experts.shared-activation", workload, numerics, tokens * shared)
-        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h, trainable=not numerics.frozen)
+        ops += layers.linear("experts.shared-down", numerics, tokens, shared, h)
         linears = (
             Linear("experts.shared-up", tokens, float(h), ups * shared, ups),
             Linear("experts.shared-down", tokens, shared, float(h)),

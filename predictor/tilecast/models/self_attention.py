@@ -23,18 +23,15 @@ def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tup
     model, numerics = workload.model, Numerics.of(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    trainable = not numerics.frozen
     ops = layers.norm(f"{name}.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
     if key_rank is rank:
         qkv = (width + 2 * np.maximum(model.kv_heads / t, 1.0) * t * model.head_dim) / t
-        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, trainable=trainable, cast=NORMED)
+        ops += layers.linear(f"{name}.qkv", numerics, tokens, h, qkv, bias=model.bias, cast=NORMED)
         linears = [Linear(f"{name}.qkv", tokens, float(h), (width + 2 * kv_width) / t, 1 + 2 * kv_width / width)]
     else:
         read = memory_width(model)
-        ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias, trainable=trainable)
-        ops += layers.linear(
-            f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias, trainable=trainable
-        )
+        ops += layers.linear(f"{name}.query", numerics, tokens, h, width / t, bias=model.bias)
+        ops += layers.linear(f"{name}.key-value", numerics, key_rank.tokens, read, 2 * kv_width / t, bias=model.bias)
         linears = [
             Linear(f"{name}.query", tokens, float(h), width / t),
             Linear(f"{name}.key-value", key_rank.tokens, float(read), 2 * kv_width / t),
@@ -59,7 +56,6 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     tokens, outer = rank.tokens, rank.outer_tokens
     heads = model.heads / t
     kv_heads = np.maximum(model.kv_heads / t, 1.0)
-    trainable = not numerics.frozen
     dropout = model.dropout and workload.training
 
     ops, linears = _projected(name, workload, rank, key_rank)
@@ -77,9 +73,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         dropout=dropout,
     )
     spread = (1.0, outer / tokens)
-    ops += layers.linear(
-        f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, trainable=trainable, cast=spread
-    )
+    ops += layers.linear(f"{name}.output", numerics, tokens, width / t, h, bias=model.bias, cast=spread)
     ops += residual(f"{name}.residual", numerics, outer * h, dropout)
 
     statistic = 4.0 * heads * tokens
@@ -96,7 +90,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     if model.bias:
         parameters = parameters + (width + 2 * kv_width) / t + h
     if (further := model.extra.get("global_projections", 0.0)) and key_rank is rank and not causal:
-        ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t, trainable=trainable)
+        ops += layers.linear(f"{name}.global", numerics, tokens, h, further * width / t)
         parameters = parameters + further * width * h / t
     transfers = tensor_transfers(name, workload, rank)
     if key_rank is rank:

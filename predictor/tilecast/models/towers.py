@@ -46,8 +46,7 @@ def _projector(workload: Workload, shards: Shards) -> Block:
     ops = layers.norm("projector.norm", numerics, rows, inputs, rms=False)
     parameters, activation_bytes = 2 * inputs, numerics.element * rows * inputs
     for number, (read, written) in enumerate(widths):
-        name, trained = f"projector{number + 1}", not numerics.frozen
-        ops += layers.linear(name, numerics, rows, read, written, bias=True, trainable=trained)
+        ops += layers.linear(f"projector{number + 1}", numerics, rows, read, written, bias=True)
         parameters += read * written + written
         activation_bytes = activation_bytes + numerics.element * rows * read
     ops += layers.pointwise("projector.activation", numerics, rows * inner)

@@ -223,21 +223,20 @@ def _head(workload: Workload, rank: Rank) -> Block:
     classes = model.extra.get("classes", 0.0)
     rows = rank.micro_batch if classes else rank.tokens * model.extra.get("head_share", 1.0)
     vocab = classes * np.ones_like(t) if classes else model.extra.get("head_vocab", model.vocab) / t
-    trainable = not numerics.frozen
     ops: list[Op] = []
     parameters = np.zeros_like(t)
     if model.extra.get("final_norm", 1.0):
         ops += layers.norm("head.norm", numerics, rank.outer_tokens, h, rms=model.rms_norm)
         parameters = parameters + norm_parameters(model)
     if model.extra.get("head_transform"):
-        ops += layers.linear("head.transform", numerics, rows, h, h, bias=True, trainable=trainable)
+        ops += layers.linear("head.transform", numerics, rows, h, h, bias=True)
         ops += layers.pointwise("head.activation", numerics, rows * h)
         ops += layers.norm("head.transform-norm", numerics, rows, h, rms=False)
         parameters = parameters + h * h + h + 2 * h + model.vocab / t
     if model.extra.get("pooler"):
-        ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True, trainable=trainable)
+        ops += layers.linear("head.pooler", numerics, rank.micro_batch, h, h, bias=True)
         parameters = parameters + h * h + h + 2 * h + 2
-    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab, trainable=trainable)
+    ops += layers.linear("head.logits", numerics.unquantized, rows, h, vocab)
     if workload.training:
         ops += layers.cross_entropy("head.loss", numerics, rows, vocab)
     if classes:

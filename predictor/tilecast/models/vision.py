@@ -117,7 +117,7 @@ def _merge(name: str, workload: Workload, shards: Shards) -> Block:
     inputs = 2 * width
     ops = layers.pointwise("merge.gather", numerics, tokens * inputs, absorbed=False, backward=(1.0, 1.0))
     ops += layers.norm("merge.norm", numerics, tokens, inputs, rms=False)
-    ops += layers.linear("merge", numerics, tokens, inputs, float(width))
+    ops += layers.linear("merge", numerics, tokens, inputs, float(width), trainable=True)
     activation_bytes = numerics.element * 2 * tokens * inputs
     parameters = float(inputs * width + 2 * inputs)
     return Block(name, 1, tuple(ops), np.full(len(shards), parameters), np.stack([activation_bytes] * 3))

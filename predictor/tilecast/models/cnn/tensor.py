@@ -48,6 +48,10 @@ class Tensor:
     fixed_norms: bool = False
     """Whether norms are fixed scales and offsets, as detectors keep those of a pretrained backbone."""
 
+    def __post_init__(self) -> None:
+        # Nothing in these networks has adapters: their weights are trained beside a model that has some.
+        self.numerics = replace(self.numerics, frozen=False)
+
     @property
     def elements(self) -> Floats:
         """Elements of the tensor in hand, (S,)."""
