@@ -174,11 +174,11 @@ def exchanges(explanation: Explanation) -> list[tuple[str, ...]]:
         for one in explanation.exchanges
     ]
     ranks = f"{explanation.plan.data * explanation.plan.context}"
-    rows += [(what, "", name, ranks, size(sent), runs, "", "") for what, name, sent, runs in _synced(explanation)]
+    rows += [(what, "", name, ranks, size(sent), runs, "", "") for what, name, sent, runs in synced(explanation)]
     return rows
 
 
-def _synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
+def synced(explanation: Explanation) -> list[tuple[str, str, float, str]]:
     """What replicas exchange of gradients and weights: what and when, by which collective, bytes, and how
     often in that time, where it is not once."""
     if not explanation.gradient_bytes:
