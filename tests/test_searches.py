@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,15 @@ from operator_store import JOBS, Store, job, node, on_first_pool, operator, sett
 from tilecast import advise as advising
 from tilecast import models
 from tilecast.advise import Advice, Offer, Request
+from tilecast.calibration import Calibration, Correction
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.render import document
 from tilecast.spec import SpecError, Workload
+from tilecast_operator import answer_memo, pickles
 from tilecast_operator import searches as where_searches_run
+from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.controllers.runtime import BACKGROUND_AT_ONCE
+from tilecast_operator.pickles import weight
 from tilecast_operator.searches import PATIENCE, Searches
 
 GPU = find_gpu("t4")
@@ -69,6 +74,38 @@ async def test_a_process_gives_the_answer_that_a_thread_gives() -> None:
     finally:
         threads.stop()
         processes.stop()
+
+
+async def test_an_answer_of_a_process_shares_the_pools_of_the_operator_with_all_others() -> None:
+    searches, asked = Searches(advising.advise, 1, 1), request()
+    pool = replace(POOL, calibration=Calibration((Correction(("t4",), ratio=1.2, runs=10, own=10),)))
+    try:
+        advice = await searches.run(asked, [pool])
+    finally:
+        searches.stop()
+    assert advice.request is asked and all(offer.pool is pool for offer in (*advice.offers, *advice.pareto))
+    assert weight(advice, (Pool, Request)) <= len(pickles.dump(advice, (asked, pool))) < len(pickles.dump(advice, ()))
+
+
+async def test_a_memo_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_memo, "MOST_BYTES", 10_000)
+    memo: AnswerMemo[bytes] = AnswerMemo(100)
+
+    async def compute(size: int) -> bytes:
+        return b"x" * size
+
+    async def get(key: int, size: int) -> int:
+        await memo.get(key, lambda: compute(size))
+        await asyncio.sleep(0)
+        return len(memo)
+
+    assert [await get(key, 1000) for key in range(12)] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9]
+    assert 9000 < memo.bytes <= 10_000
+    assert await get(12, 5000) == 5, "the oldest go, as many as it takes"
+    assert await get(13, 50_000) == 1, "one that is too large for itself is kept until the next"
+    assert await get(14, 1000) == 1 and memo.bytes < 2000
+    memo.drop(14)
+    assert len(memo) == memo.bytes == 0
 
 
 async def test_a_process_says_why_nothing_can_be_advised() -> None:

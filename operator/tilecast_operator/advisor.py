@@ -9,13 +9,12 @@ import asyncio
 import hashlib
 import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
@@ -28,6 +27,7 @@ from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Declined, internal_error, is_passing, no_pools
+from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
@@ -39,40 +39,6 @@ log = logging.getLogger("tilecast")
 
 UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
 """Fields of a spec on which no answer depends."""
-
-
-class AnswerMemo(Generic[ResultT]):
-    """Results by key, each computed once even when many ask at the same time; the least recently used go first, and a
-    failure is not kept."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._results: OrderedDict[Hashable, asyncio.Future[ResultT]] = OrderedDict()
-
-    async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """The result of a key."""
-        result = self._results.get(key)
-        if result is None:
-            result = self._results[key] = asyncio.ensure_future(compute())
-            # Whoever asked may be gone by the time it fails.
-            result.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-            while len(self._results) > self._size:
-                self._results.popitem(last=False)
-        self._results.move_to_end(key)
-        try:
-            return await asyncio.shield(result)
-        except Exception:
-            if self._results.get(key) is result:
-                del self._results[key]
-            raise
-
-    def drop(self, key: Hashable) -> None:
-        """Forget one result."""
-        self._results.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget every result."""
-        self._results.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +102,8 @@ class Advisor:
         self.facts = ""
         """What the pools are, whatever runs teach."""
         self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
-        self._answers: AnswerMemo[Answer] = AnswerMemo(size)
-        self._standing: AnswerMemo[Answer] = AnswerMemo(size)
+        self._answers: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
+        self._standing: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
         self._hashes: AnswerMemo[str] = AnswerMemo(size)
         self._workloads: AnswerMemo[Mapping[str, Workload]] = AnswerMemo(size)
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)

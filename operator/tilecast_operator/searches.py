@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
+from tilecast_operator import pickles
 from tilecast_operator.settings import RECURSION_LIMIT
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
@@ -129,8 +130,17 @@ class Searches:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _search(self, executor: Executor, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, _timed, self._advise, request, tuple(pools))
+        loop, asked = asyncio.get_running_loop(), (request, tuple(pools))
+        if not self._processes:
+            return await loop.run_in_executor(executor, _timed, self._advise, *asked)
+        data = await loop.run_in_executor(executor, _pickled, self._advise, *asked)
+        answer: tuple[Advice, float] = pickles.load(data, (request, *pools))
+        return answer
+
+
+def _pickled(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
+    """The same without request and pools: the answers of a thousand jobs share those of the operator."""
+    return pickles.dump(_timed(advise, request, pools), (request, *pools))
 
 
 def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:

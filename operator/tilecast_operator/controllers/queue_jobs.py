@@ -14,8 +14,9 @@ from tilecast.hardware import Pool
 from tilecast.queue.options import job_options
 from tilecast.queue.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor, AnswerMemo, Question
+from tilecast_operator.advisor import Advisor, Question
 from tilecast_operator.answer import Answer, Declined, message
+from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import UNREACHABLE, ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key

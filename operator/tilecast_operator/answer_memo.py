@@ -1,0 +1,75 @@
+"""The last results of what takes long, bounded in number and in size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Generic, TypeVar
+
+from tilecast.hardware import Pool
+from tilecast_operator.pickles import weight
+
+ResultT = TypeVar("ResultT")
+
+MOST_BYTES = 16 * 2**20
+"""Of the pickles of the results that a memo keeps, in which pools are left out, for the operator has them anyway."""
+
+
+class AnswerMemo(Generic[ResultT]):
+    """Results by key, each computed once even when many ask at the same time; the least recently used go first, where
+    there are too many or they are too large, and a failure is not kept.
+
+    Args:
+        size: results that are kept.
+        shared: types of what results share with others.
+    """
+
+    def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:
+        self._size = size
+        self._shared = shared
+        self._results: OrderedDict[Hashable, asyncio.Future[ResultT]] = OrderedDict()
+        self._weights: dict[asyncio.Future[ResultT], int] = {}
+        self.bytes = 0
+        """Of the results that are kept."""
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """The result of a key."""
+        result = self._results.get(key)
+        if result is None:
+            result = self._results[key] = asyncio.ensure_future(compute())
+            result.add_done_callback(partial(self._weigh, key))
+            self._bound()
+        self._results.move_to_end(key)
+        try:
+            return await asyncio.shield(result)
+        except Exception:
+            if self._results.get(key) is result:
+                self.drop(key)
+            raise
+
+    def drop(self, key: Hashable) -> None:
+        """Forget one result."""
+        if (result := self._results.pop(key, None)) is not None:
+            self.bytes -= self._weights.pop(result, 0)
+
+    def clear(self) -> None:
+        """Forget every result."""
+        self._results.clear()
+        self._weights.clear()
+        self.bytes = 0
+
+    def _weigh(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
+        # Whoever asked may be gone by the time it fails.
+        if not ended.cancelled() and ended.exception() is None and self._results.get(key) is ended:
+            self._weights[ended] = weight(ended.result(), self._shared)
+            self.bytes += self._weights[ended]
+            self._bound()
+
+    def _bound(self) -> None:
+        while len(self._results) > self._size or (self.bytes > MOST_BYTES and len(self._results) > 1):
+            self.drop(next(iter(self._results)))
