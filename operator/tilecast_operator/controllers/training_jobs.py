@@ -37,8 +37,7 @@ from tilecast_operator.report.job_status import Aspect, Fit
 
 log = logging.getLogger("tilecast")
 
-UNANNOTATED = annotations_digest({})
-UNANSWERED = status_digest({})
+UNANNOTATED, UNANSWERED = annotations_digest({}), status_digest({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +184,7 @@ class TrainingJobs:
         self._observations.forget(key)
 
     def _pools_changed(self, change: PoolsChange) -> None:
-        """Every job is due that other pools concern, those that have an answer in the background; what others' runs
-        teach moves no forecast that is scored."""
+        """All that have no score are due, and the others by other facts; those with an answer in the background."""
         for key, view in list(self._context.cache.training_jobs.items()):
             if change.concerns(key.namespace) and not (change.is_learnt and self._scores.get(key)):
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
