@@ -1,6 +1,6 @@
 """The story of a forecast that was 30 % too slow, and of the next one: told on any cluster that has the operator.
 
-The same steps run on the local control plane and on kind; only what makes the cluster differs.
+The same steps run on the local control plane and on kind; only what makes the cluster differs (`sites.py`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     python tools/binaries.py kube-state-metrics
     python tools/binaries.py kube-score
     python tools/binaries.py prometheus-operator    # its CRDs alone
-    python tools/binaries.py kind            # for tests/e2e, where there is a container engine
+    python tools/binaries.py kind            # for `make e2e`, where there is a container engine
     python tools/binaries.py all
 
 prints the folder that holds the programs; everything else goes to standard error. What is built, and in which

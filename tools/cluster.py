@@ -37,7 +37,7 @@ from typing import Any, Self, TypeVar
 import yaml
 
 import binaries
-from processes import adopt_orphans, has_ended, is_alive
+from processes import adopt_orphans, die_with_parent, has_ended, is_alive
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 20
@@ -293,20 +293,24 @@ class NamedCluster(Cluster):
     """A cluster that is there already, kind's for instance: it is neither started nor stopped.
 
     Args:
-        context: its name in the user's own kubeconfig. Which context is current there plays no part.
-        nodes: a YAML file of Node objects; they are created, and deleted in the end.
+        context: its name in a kubeconfig. Which context is current there plays no part.
+        nodes: a YAML file of Node objects; they are created, and deleted in the end. A kwok of our own keeps them Ready
+            and leaves every node alone that lacks its annotation.
+        kubeconfig: the file; the user's own by default.
     """
 
-    def __init__(self, context: str, *, nodes: Path | None = None) -> None:
+    def __init__(self, context: str, *, nodes: Path | None = None, kubeconfig: Path | None = None) -> None:
         super().__init__(nodes=nodes)
         self._context = context
+        self._given = [] if kubeconfig is None else [f"--kubeconfig={kubeconfig}"]
+        self._kwok: subprocess.Popen[bytes] | None = None
 
     def start(self, *, detached: bool = False) -> None:
-        """Copies the way to it, and creates the nodes."""
+        """Copies the way to it, creates the nodes, and starts what keeps them Ready."""
         programs = binaries.ensure("controlplane")
         self.folder.mkdir(parents=True)
         (self.folder / "programs").symlink_to(programs)
-        view = ("config", "view", "--minify", "--flatten", "--raw", f"--context={self._context}")
+        view = ("config", "view", "--minify", "--flatten", "--raw", f"--context={self._context}", *self._given)
         done = subprocess.run([str(programs / "kubectl"), *view], capture_output=True, text=True, check=False)
         if done.returncode:
             shutil.rmtree(self.folder)
@@ -315,12 +319,25 @@ class NamedCluster(Cluster):
         self.kubeconfig.write_text(done.stdout)
         if self._nodes:
             self.kubectl("apply", "-f", str(self._nodes))
+            command = [str(programs / "kwok"), f"--kubeconfig={self.kubeconfig}", *_TENDED]
+            with (self.folder / "kwok.log").open("wb") as log:
+                environment = self.environment()
+                self._kwok = subprocess.Popen(
+                    command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=die_with_parent
+                )
 
     def stop(self) -> None:
         """Deletes the nodes and the copy."""
         if self._nodes and self.kubeconfig.exists():
             self.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", str(self._nodes))
+        if self._kwok is not None:
+            self._kwok.terminate()
+            self._kwok.wait(STOP_TIMEOUT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_TENDED = ("--manage-all-nodes=false", "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake")
+"""Arguments of a kwok that is not the cluster's own."""
 
 
 def wait_for(probe: Callable[[], ValueT | None], what: str, timeout_s: float = START_TIMEOUT_S) -> ValueT:

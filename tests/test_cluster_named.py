@@ -1,0 +1,31 @@
+"""A cluster that is there already, as kind's is: `TILECAST_TEST_CONTEXT` and `make e2e` go this way in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, NamedCluster
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "of-its-own"}}
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+def test_its_own_nodes_are_left_alone_and_ours_are_ready_and_gone_afterwards(binaries: Path) -> None:
+    with Cluster(components=PROGRAMS) as there:
+        there.kubectl("create", "-f", "-", input=json.dumps(OWN))
+        context = there.kubectl("config", "current-context").strip()
+        nodes = ROOT / "examples" / "clusters" / "mixed.yaml"
+        with NamedCluster(context, nodes=nodes, kubeconfig=there.kubeconfig) as named:
+            ours = "--selector=nvidia.com/gpu.product"
+            named.kubectl("wait", "--for=condition=Ready", "--timeout=90s", "node", ours)
+            assert len(named.kubectl("get", "nodes", ours, "-o", "name").split()) == 14
+            status = json.loads(named.kubectl("get", "node", "of-its-own", "-o", "json"))["status"]
+            assert "allocatable" not in status and "phase" not in status
+        there.kubectl("wait", "--for=delete", "--timeout=60s", "node", ours)
+        assert there.kubectl("get", "nodes", "-o", "name").split() == ["node/of-its-own"]
