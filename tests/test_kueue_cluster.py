@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from controllers import Controllers
 from operator_process import Operator
 from test_jobs_cluster import (
     ACCOUNT,
+    H100,
     KUEUE,
     NAMESPACE,
     PLACE_VALUES,
@@ -34,11 +35,13 @@ from test_jobs_cluster import (
     get,
     granted,
     is_complete,
+    nodes_of,
+    pods,
     target,
     training_job,
     until,
 )
-from tilecast.jobs import APPLIED, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
+from tilecast.jobs import ADMISSION_GATES, ADVISOR, APPLIED, HOLD_QUEUE, MODE, MODEL, NEXT_QUEUE, QUEUE, TRAINING
 from witness import kubeconfig_of
 
 pytestmark = pytest.mark.cluster
@@ -56,12 +59,12 @@ HELD = {
 @pytest.fixture(scope="module")
 def cluster(binaries: Path) -> Iterator[Cluster]:
     """A control plane of its own, for Kueue's webhooks would judge the jobs of every other test."""
-    for toolset in ("jobset", "kueue"):
+    for toolset in ("jobset", "trainer", "training-operator", "kueue"):
         ensure_or_fail(toolset)
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-kueue.yaml"
     with Cluster(nodes=nodes, audit_policy=policy) as started:
         started.apply(ROOT / "crds")
-        with Controllers(started, "jobset"):
+        with Controllers(started, "trainer", "training-operator"):
             yield started
 
 
@@ -150,6 +153,58 @@ def test_of_a_burst_in_the_held_queue_no_job_is_lost(cluster: Cluster, operator:
     assert set(ends) == {"Succeeded"}
 
 
+def waiting(kind: str, name: str, *, is_gated: bool) -> dict[str, Any]:
+    """A job of another kind in mode Initial, created behind Kueue's gate or in the held queue."""
+    marks = {MODE: "Initial"} | ({ADMISSION_GATES: ADVISOR} if is_gated else {NEXT_QUEUE: "team"})
+    document = example(kind, name, marks)
+    document["metadata"]["labels"][QUEUE] = "team" if is_gated else HOLD_QUEUE
+    return document
+
+
+def first_write(cluster: Cluster, name: str, holds: Callable[[Mapping[str, Any]], object]) -> int | None:
+    """The place in the audit log of the first write of which something holds, to an object whose name starts so."""
+    for number, entry in enumerate(audited(cluster)):
+        body = entry.get("requestObject")
+        if str(entry["objectRef"].get("name")).startswith(name) and isinstance(body, dict) and holds(body):
+            return number
+    return None
+
+
+def is_admitted(workload: Mapping[str, Any]) -> bool:
+    conditions = workload.get("status", {}).get("conditions", ())
+    return any((item["type"], item["status"]) == ("Admitted", "True") for item in conditions)
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob", "jobset"])
+def test_a_job_of_another_kind_goes_to_the_better_flavor(
+    cluster: Cluster, operator: Operator, has_gate: bool, prefix: str, kind: str
+) -> None:
+    for is_gated in (False, True) if has_gate else (False,):
+        name = f"{prefix}-{kind}-{'gated' if is_gated else 'held'}"
+        create(cluster, waiting(kind, name, is_gated=is_gated))
+        assert applied(until(cluster, kind, name, applied, "is told")) == "Placed"
+        assert flavor(cluster, name) == "second-h100"
+        admitted = first_write(cluster, f"{kind}-{name}-", is_admitted)
+        placed = first_write(cluster, name, lambda body: annotations(body).get(APPLIED) == "Placed")
+        assert admitted is not None and placed is not None and admitted < placed
+        chosen = nodes_of(cluster, {"nvidia.com/gpu.product": H100})
+        if kind == "pytorchjob":  # kwok ends the pods of Jobs alone
+
+            def running(of: str = name) -> bool:
+                own = pods(cluster, of)
+                return len(own) == 2 and all(pod["status"].get("phase") == "Running" for pod in own)
+
+            wait_for(running, f"the pods of {name} to run", WAIT_S)
+        else:
+            until(cluster, kind, name, is_complete, "is complete, and not lost")
+        ran = pods(cluster, name)
+        assert ran and {pod["spec"]["nodeName"] for pod in ran} <= chosen
+        document = get(cluster, kind, name)
+        assert document["metadata"]["labels"][QUEUE] == "team" and NEXT_QUEUE not in annotations(document)
+        cluster.kubectl("delete", kind, name)  # the next asks for the same GPUs
+        wait_for(lambda of=name: not pods(cluster, of), f"the pods of {name} to go", WAIT_S)
+
+
 def test_a_queue_with_stop_policy_holds_and_one_without_is_refused(
     cluster: Cluster, operator: Operator, prefix: str
 ) -> None:
@@ -227,7 +282,8 @@ def test_no_job_whose_workload_has_quota_is_patched_but_for_its_annotations(
     assert with_quota, "the audit log has what Kueue writes"
     for number, entry in enumerate(audited(cluster)):
         name, ours = str(entry["objectRef"].get("name")), entry["user"]["username"] == ACCOUNT
-        since = min((at for each, at in with_quota.items() if each.startswith(f"job-{name}-")), default=None)
+        start = f"{entry['objectRef']['resource'].removesuffix('s')}-{name}-"
+        since = min((at for each, at in with_quota.items() if each.startswith(start)), default=None)
         if not ours or entry["verb"] != "patch" or since is None or number < since:
             continue
         body = entry.get("requestObject") or {}

@@ -34,6 +34,10 @@ _WATCHED = ("kueue.x-k8s.io", "batch", "jobset.x-k8s.io", "kubeflow.org", "train
 """API groups whose webhooks are installed. Kueue's manifests name many more, which it serves only when asked to."""
 
 
+_FRAMEWORKS = ("batch/job", "jobset.x-k8s.io/jobset", "kubeflow.org/pytorchjob", "trainer.kubeflow.org/trainjob")
+"""Kinds of jobs that Kueue manages. It waits for the CRDs of those that a cluster lacks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """Where a controller listens, on 127.0.0.1."""
@@ -76,7 +80,7 @@ def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
         "clientConnection": {"qps": 200, "burst": 400},
         "controller": {"groupKindConcurrency": {"Job.batch": 5, "Workload.kueue.x-k8s.io": 5}},
         "featureGates": {"VisibilityOnDemand": False},
-        "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
+        "integrations": {"frameworks": list(_FRAMEWORKS)},
     }
 
 
