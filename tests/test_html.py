@@ -120,6 +120,16 @@ addEventListener("load", () => {
 </script>"""
 
 
+def stays_inside(page: Path, folder: Path, width: int) -> None:
+    """Nothing of a page runs out of a window of that width, nor words out of their pictures."""
+    probed = folder / "probed.html"
+    probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
+    done = chromium(folder, probed, "--dump-dom", f"--window-size={width},900")
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert title is not None, done.stderr
+    assert '"wide":false' in title[1] and '"far":[]' in title[1], title[1]
+
+
 def test_a_browser_shows_it_without_a_word_on_its_console(report: Path, tmp_path: Path) -> None:
     done = chromium(tmp_path, report, "--dump-dom")
     text = re.sub(r"<style>.*?</style>", "", done.stdout, flags=re.DOTALL)
@@ -144,12 +154,7 @@ def test_a_browser_shows_it_without_a_word_on_its_console(report: Path, tmp_path
 def test_nothing_runs_out_of_the_window_and_words_stay_in_their_pictures(
     report: Path, tmp_path: Path, width: int
 ) -> None:
-    probed = tmp_path / "probed.html"
-    probed.write_text(report.read_text().replace("</body>", f"{PROBE}</body>"))
-    done = chromium(tmp_path, probed, "--dump-dom", f"--window-size={width},900")
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
-    assert title is not None, done.stderr
-    assert '"wide":false' in title[1] and '"far":[]' in title[1], title[1]
+    stays_inside(report, tmp_path, width)
 
 
 def test_light_and_dark_differ_and_are_legible(report: Path, tmp_path: Path) -> None:

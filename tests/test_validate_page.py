@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from test_html import CHROMIUM, PROBE, chromium, tags
+from test_html import CHROMIUM, stays_inside, tags
 from test_validate_runs import ROW
 from tilecast.cli import main
 from tilecast.render import intervals
@@ -176,9 +176,4 @@ def test_the_summary_lists_what_the_strata_hold(measured: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_runs_out_of_the_window(report: Path, tmp_path: Path, width: int) -> None:
-    probed = tmp_path / "probed.html"
-    probed.write_text(report.read_text().replace("</body>", f"{PROBE}</body>"))
-    done = chromium(tmp_path, probed, "--dump-dom", f"--window-size={width},900")
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
-    assert title is not None, done.stderr
-    assert '"wide":false' in title[1] and '"far":[]' in title[1], title[1]
+    stays_inside(report, tmp_path, width)

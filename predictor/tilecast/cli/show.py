@@ -139,8 +139,7 @@ def _link(options: argparse.Namespace) -> Row:
 
 def _report(options: argparse.Namespace) -> NodesReport:
     report = pool_inputs.nodes_report(options)
-    for name, error in report.invalid.items():
-        raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
+    report.refuse_invalid()
     return report
 
 

@@ -80,6 +80,15 @@ class NodesReport:
         calibrated = (replace(item, pool=replace(item.pool, calibration=table)) for item in self.entries)
         return replace(self, entries=tuple(calibrated))
 
+    def refuse_invalid(self) -> None:
+        """Nothing, where every GPUPool can be meant.
+
+        Raises:
+            SpecError: one cannot.
+        """
+        for name, error in self.invalid.items():
+            raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
+
     def require(self) -> tuple[Pool, ...]:
         """The pools, for a caller that cannot go on without.
 
@@ -87,8 +96,7 @@ class NodesReport:
             SpecError: a GPUPool is wrong, or there is no pool that has or can have a node; the message says what was
                 left out and why.
         """
-        for name, error in self.invalid.items():
-            raise SpecError(f"GPUPool {name}: {error.field}", error.problem, error.remedy)
+        self.refuse_invalid()
         empty = [item for item in self.entries if item.nodes and not item.pool.max_nodes and item.remarks]
         if self.entries and len(empty) < len(self.entries):
             return self.pools

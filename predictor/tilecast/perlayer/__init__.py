@@ -125,7 +125,6 @@ def best(
     best_path: tuple[float, StrategyChain, Ints] | None = None
     uniform: tuple[float, Plan] | None = None
     limit = bound = np.inf
-    graph, order = None, np.zeros(0, np.int64)
     every = Families.of(workload, pool, gpus, limits, vary)
     if every is None:
         return None
