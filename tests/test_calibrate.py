@@ -118,10 +118,10 @@ def rates(before: Link, after: Link) -> dict[str, float]:
 def test_what_a_log_does_not_measure_stays(nvlink_log: Path, tmp_path: Path) -> None:
     """A log of small buffers once cut the bulk bandwidth to an eighth; one of a link as it is moved six constants."""
     start, other, rows = find_link("nvlink3"), find_link("ethernet-100"), read_log(nvlink_log).measured
-    small = rates(start, fit(start, rows.where(rows.size_bytes <= 2**16), other))
+    small = rates(start, fit(start, rows.take(rows.size_bytes <= 2**16), other))
     assert small
     assert not {name for name in small if name == "efficiency" or name.endswith(".share")}
-    large = rates(start, fit(start, rows.where(rows.size_bytes >= 2**24), other))
+    large = rates(start, fit(start, rows.take(rows.size_bytes >= 2**24), other))
     assert large["efficiency"] == pytest.approx(0.65, rel=0.05)
     assert not {name for name in large if name.startswith(("ll.", "message.")) or name == "own_share"}
     path = tmp_path / "all_reduce.log"
@@ -294,8 +294,8 @@ def test_four_gpus_are_forecast_from_two_and_eight(name: str) -> None:
         pytest.skip("TILECAST_DATA names no folder with measured tables")
     rows = nvlink.read(Path(folder) / "collectives" / "aiconfigurator" / "nccl.csv", name)
     network = find_link("ethernet-100")
-    link = fit(nvlink.start(name), rows.where(rows.ranks != 4), network)
-    four = rows.where(rows.ranks == 4)
+    link = fit(nvlink.start(name), rows.take(rows.ranks != 4), network)
+    four = rows.take(rows.ranks == 4)
     error = abs(predict(four, link, network) / four.seconds - 1)
     for collective in np.unique(four.collective):
         of, large = four.collective == collective, four.size_bytes >= 2**20

@@ -23,13 +23,13 @@ import numpy.typing as npt
 from tilecast import collectives
 from tilecast.collectives import Group
 from tilecast.hardware import MESSAGE, PROTOCOLS, Link
-from tilecast.spec import Floats, Ints, SpecError
+from tilecast.spec import Columns, Floats, SpecError
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
+class Measurements(Columns):
     """Collectives as they were measured: names, whole buffers in bytes, groups, seconds; columns (R,)."""
 
     collective: npt.NDArray[np.str_]
@@ -41,10 +41,6 @@ class Measurements:
 
     def __len__(self) -> int:
         return len(self.size_bytes)
-
-    def where(self, rows: Mask | Ints) -> Measurements:
-        """The chosen rows, by mask or index."""
-        return Measurements(*(getattr(self, name)[rows] for name in self.__slots__))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Measurements]) -> Measurements:
@@ -61,7 +57,7 @@ def predict(measured: Measurements, intra: Link, inter: Link) -> Floats:
     seconds = np.zeros(len(measured))
     for name in np.unique(measured.collective):
         rows = measured.collective == name
-        part = measured.where(rows)
+        part = measured.take(rows)
         seconds[rows] = collectives.seconds(str(name), part.size_bytes, part.group(), intra, inter)
     return seconds
 
@@ -353,7 +349,7 @@ def calibrate(link: Link, measured: Measurements, other: Link, name: str) -> Lin
     unseen = np.full(len(measured), np.nan)
     if len(measured) > 1:
         for half in (even, ~even):
-            unseen[half] = errors(fit(link, measured.where(~half), other), measured.where(half))
+            unseen[half] = errors(fit(link, measured.take(~half), other), measured.take(half))
     table = np.abs([errors(link, measured), errors(after, measured), unseen])
     lines = []
     for collective in np.unique(measured.collective):

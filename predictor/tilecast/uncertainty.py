@@ -21,19 +21,16 @@ import numpy.typing as npt
 from tilecast import constants
 from tilecast.constants import Widths
 from tilecast.search import Priced
-from tilecast.spec import Floats, Ints, Workload
+from tilecast.spec import Columns, Floats, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
+class Errors(Columns):
     """Half-widths of the 90 % ranges that each source leaves on plans' steps, as logarithms, every column (n,)."""
 
     communication: Floats
     host: Floats
     kernels: Floats
-
-    def take(self, rows: Ints) -> Errors:
-        return Errors(self.communication[rows], self.host[rows], self.kernels[rows])
 
 
 def errors(priced: Priced, known: Widths | None = None) -> Errors:

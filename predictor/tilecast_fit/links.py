@@ -71,9 +71,9 @@ def report(data: Path, leave_out: int) -> None:
     network = find_link(NETWORK)
     for name in sorted(set(LINKS.values())):
         measured = read(data / "collectives" / "aiconfigurator" / "nccl.csv", name)
-        estimate = fit(start(name), measured.where(measured.ranks != leave_out), network)
+        estimate = fit(start(name), measured.take(measured.ranks != leave_out), network)
         print(name, *(f"{key}={value:.3g}" for key in CONSTANTS if (value := constant(estimate, key))))
-        judged = measured.where(measured.ranks == leave_out) if leave_out else measured
+        judged = measured.take(measured.ranks == leave_out) if leave_out else measured
         errors = np.abs(predict(judged, estimate, network) / judged.seconds - 1)
         large = judged.size_bytes >= LARGE_BYTES
         for operation in [*np.unique(judged.collective), "all"]:

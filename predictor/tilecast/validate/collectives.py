@@ -157,11 +157,11 @@ def _forecast(
         if intra is None or refusal:
             continue
         rows = np.array([row for row in members if not reason[row]], dtype=np.int64)
-        part, network = measured.where(rows), inter or find_link("ethernet-100")
+        part, network = measured.take(rows), inter or find_link("ethernet-100")
         seconds[rows] = predict(part, intra, network)
         for name in np.unique(part.collective):
             of = rows[part.collective == name]
-            one = measured.where(of)
+            one = measured.take(of)
             bound[of] = collectives.bandwidth_bound(str(name), one.size_bytes, one.group(), intra, network)
         inside = np.where(part.local > intra.domain, (intra.beyond or intra).spread, intra.spread)
         spread[rows] = network.spread if key[-1] else inside
