@@ -61,7 +61,7 @@ class RunningOperator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Surroundings:
     """A cluster with the nodes of `NODES`, the operator of the chart, and a Prometheus that scrapes it."""
 
     cluster: Cluster
@@ -79,7 +79,7 @@ def is_ready(url: str) -> bool:
 
 
 @contextmanager
-def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Site]:
+def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
     """Processes beside a cluster that has the nodes and the CRDs; the operator has the chart's rights."""
     chosen = ["--set=queue.enabled=true"]
     chosen += [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
@@ -92,7 +92,7 @@ def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Site]:
         Operator(cluster, kubeconfig=account, settings=settings) as operator,
         _prometheus(operator.url.removeprefix("http://"), folder) as prometheus,
     ):
-        yield Site(cluster, operator, prometheus)
+        yield Surroundings(cluster, operator, prometheus)
     cluster.kubectl("delete", "namespace", TEAM, NAMESPACE, "--wait=false")
     cluster.kubectl("delete", "gpupools", "--all")
 
@@ -122,7 +122,7 @@ def _prometheus(target: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def kind(helm: Helm, folder: Path) -> Iterator[Site]:
+def kind(helm: Helm, folder: Path) -> Iterator[Surroundings]:
     """A new cluster of kind with the image, the chart and a Prometheus inside; it is deleted afterwards."""
     if (
         shutil.which("docker") is None
@@ -146,7 +146,7 @@ def kind(helm: Helm, folder: Path) -> Iterator[Site]:
 
 
 @contextmanager
-def _installed(cluster: Cluster, helm: Helm) -> Iterator[Site]:
+def _installed(cluster: Cluster, helm: Helm) -> Iterator[Surroundings]:
     """The chart, whose own test passes, and a Prometheus."""
     connection = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
     for namespace in (NAMESPACE, TEAM):
@@ -169,7 +169,7 @@ def _installed(cluster: Cluster, helm: Helm) -> Iterator[Site]:
         operator = DeployedOperator(cluster)
         operator.start()
         try:
-            yield Site(cluster, operator, prometheus)
+            yield Surroundings(cluster, operator, prometheus)
         finally:
             operator.stop()
     helm("uninstall", RELEASE, *connection, "--wait", "--timeout=5m")

@@ -13,7 +13,7 @@ import pytest
 
 from cluster import ClusterError, free_ports, wait_for
 from conftest import Helm, ensure_or_fail
-from sites import RunningOperator, Site, kind, local
+from sites import RunningOperator, Surroundings, kind, local
 from story import DIRECT, TEAM, Scene, fill_the_dashboards, from_advice_to_a_better_forecast, unfilled
 
 pytestmark = pytest.mark.timeout(1800)
@@ -27,7 +27,9 @@ UNKNOWN_GPU = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.product": "NVID
     scope="module",
     params=[pytest.param("local", marks=pytest.mark.cluster), pytest.param("kind", marks=pytest.mark.kind)],
 )
-def site(request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Surroundings]:
     """The operator with the rights of the chart, and a Prometheus: processes, or pods of kind (`make e2e`)."""
     folder = tmp_path_factory.mktemp("site")
     made = kind(helm, folder) if request.param == "kind" else local(request.getfixturevalue("cluster"), helm, folder)
@@ -38,12 +40,12 @@ def site(request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
-def operator(site: Site) -> RunningOperator:
+def operator(site: Surroundings) -> RunningOperator:
     return site.operator
 
 
 @pytest.fixture(scope="module")
-def scene(site: Site) -> Scene:
+def scene(site: Surroundings) -> Scene:
     return Scene(site.cluster.kubectl, lambda: site.operator.url, site.prometheus)
 
 
@@ -51,7 +53,7 @@ def test_from_advice_over_measured_steps_to_a_better_forecast(scene: Scene, tmp_
     from_advice_to_a_better_forecast(scene, tmp_path)
 
 
-def test_every_panel_shows_what_the_story_made(site: Site, scene: Scene) -> None:
+def test_every_panel_shows_what_the_story_made(site: Surroundings, scene: Scene) -> None:
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "riddle", "labels": UNKNOWN_GPU}}
     site.cluster.kubectl("create", "-f", "-", input=json.dumps(node))
     try:
@@ -81,7 +83,9 @@ def test_a_restart_remembers_what_was_learnt(scene: Scene, operator: RunningOper
     assert after == before
 
 
-def test_forged_and_absurd_reports_are_refused_and_counted(site: Site, scene: Scene, operator: RunningOperator) -> None:
+def test_forged_and_absurd_reports_are_refused_and_counted(
+    site: Surroundings, scene: Scene, operator: RunningOperator
+) -> None:
     good = site.cluster.kubectl("create", "token", "default", f"--namespace={TEAM}", "--audience=tilecast").strip()
     other = site.cluster.kubectl("create", "token", "default", "--namespace=default", "--audience=tilecast").strip()
     plain = site.cluster.kubectl("create", "token", "default", f"--namespace={TEAM}").strip()
@@ -107,7 +111,7 @@ def test_promtool_finds_nothing_to_say_about_the_metrics(operator: RunningOperat
     assert "first" not in text and TEAM not in text, "no job in a label"
 
 
-def test_kube_state_metrics_has_series_of_single_jobs(site: Site) -> None:
+def test_kube_state_metrics_has_series_of_single_jobs(site: Surroundings) -> None:
     port, telemetry = free_ports(2)
     command = [
         str(ensure_or_fail("kube-state-metrics") / "kube-state-metrics"),
