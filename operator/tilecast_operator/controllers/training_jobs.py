@@ -184,7 +184,7 @@ class TrainingJobs:
         self._observations.forget(key)
 
     def _pools_changed(self, change: PoolsChange) -> None:
-        """All that have no score are due, and the others by other facts; those with an answer in the background."""
+        """Jobs that other pools concern are due, those with an answer in the background; learning moves no score."""
         for key, view in list(self._context.cache.training_jobs.items()):
             if change.concerns(key.namespace) and not (change.is_learnt and self._scores.get(key)):
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
