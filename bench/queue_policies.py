@@ -413,6 +413,13 @@ def main() -> None:
 FIGURES = ("mean_s", "p99_s", "makespan_s", "cost", "fairness", "decision_s")
 
 
+def arrivals_s(jobs: Sequence[Drawn], pools: Sequence[PoolCapacity], load: int) -> list[float]:
+    """When the jobs come, for a load in per cent."""
+    span = least_s([real for _, real, *_ in jobs], pools) / (load / 100)
+    first, last = jobs[0][-1], jobs[-1][-1]
+    return [(arrival - first) / (last - first) * span for *_, arrival in jobs]
+
+
 def run(
     jobs: Sequence[Drawn],
     pools: Sequence[PoolCapacity],
@@ -421,9 +428,7 @@ def run(
     warm: int = 0,
 ) -> list[tuple[float | str, ...]]:
     """A row for each placement."""
-    span = least_s([real for _, real, *_ in jobs], pools) / (load / 100)
-    first, last = jobs[0][-1], jobs[-1][-1]
-    at = [(arrival - first) / (last - first) * span for *_, arrival in jobs]
+    at = arrivals_s(jobs, pools, load)
     rows = []
     for name, (placement, knows) in WAYS.items():
         arrivals = [
