@@ -25,7 +25,7 @@ test: check
 	@echo "tests against a real control plane (its first build takes some minutes)"
 	@$(BIN)/python tools/binaries.py all >/dev/null
 	@$(BIN)/python tools/checkov.py >/dev/null
-	$(BIN)/pytest -m "cluster or image or long or data"
+	$(BIN)/pytest -m "cluster or image or long or data" -n 2 --dist loadfile
 
 check: lint types unit
 

@@ -1,4 +1,4 @@
-"""Fixtures that start real programs: one control plane for each test run that asks for it."""
+"""Fixtures that start real programs: one control plane for each process of a test run that asks for it."""
 
 import os
 import signal
@@ -57,11 +57,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Under pytest-xdist's --dist loadgroup all of them share one control plane.
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
-            item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 def ensure_or_fail(toolset: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -124,6 +125,13 @@ def objects(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
 def jobs(cluster: Cluster, names: Sequence[str]) -> list[dict[str, Any]]:
     by_name = {item["metadata"]["name"]: item for item in objects(cluster, "trainingjobs")}
     return [by_name[name] for name in names]
+
+
+def messages(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
+    """What Events say of each job, in the order in which they were written."""
+    events = sorted(objects(cluster, "events"), key=lambda item: int(item["metadata"]["resourceVersion"]))
+    uids = [item["metadata"]["uid"] for item in jobs(cluster, names)]
+    return [[item["message"] for item in events if item["involvedObject"]["uid"] == uid] for uid in uids]
 
 
 def all_answered(cluster: Cluster, names: Sequence[str]) -> Callable[[], bool]:
@@ -346,8 +354,8 @@ def test_nodes_that_come_and_go_leave_the_advice_as_of_the_nodes_that_stay(
     with Operator(cluster, operator.kubeconfig, QUICK):
         written = written_within(cluster, 3.0)
     assert written == [], "an operator that has only seen the nodes that stay has nothing to correct"
-    counts = Counter((item["involvedObject"]["uid"], item["message"]) for item in objects(cluster, "events"))
-    assert max(counts.values()) == 1
+    for texts in messages(cluster, names):
+        assert all(one != other for one, other in itertools.pairwise(texts)), "said again only after something else was"
     turns = operator.log_tail(100_000).count('"message": "pools: ')
     assert max(witness.changes(cluster, since).values(), default=0) <= (WRITES + 1) * turns, "and what is free"
 
