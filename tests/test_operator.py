@@ -17,9 +17,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from advice_values import advice
 from operator_store import JOBS, POOLS, Store, job, node, on_first_pool, operator, ready, settled
@@ -33,7 +30,6 @@ from tilecast_operator.cluster.api import Api, ApiError, Connection
 from tilecast_operator.cluster.documents import FIELD_MANAGER, POOL
 from tilecast_operator.cluster.view import View, stamp, status_digest
 from tilecast_operator.controllers.pools import NODES
-from tilecast_operator.controllers.runtime import BACKGROUND_AT_ONCE, KeyQueue
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
@@ -498,139 +494,6 @@ async def test_the_time_of_an_answer_is_that_since_the_job_was_created_or_change
         running.cache.see(store.objects[f"{JOBS}/old"])
         await settled(running)
         assert times(running) == (1, 1), "a change is a new question"
-
-
-async def test_queue_holds_each_key_once() -> None:
-    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
-    for key in "abab":
-        queue.add(key)
-    assert [await queue.take(), await queue.take()] == ["a", "b"]
-    assert len(queue) == 0
-
-
-async def test_queue_never_gives_a_running_key_twice() -> None:
-    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
-    queue.add("a")
-    assert await queue.take() == "a"
-    queue.add("a")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("a")
-    assert await queue.take() == "a"
-
-
-async def test_queue_delays_and_the_shortest_counts() -> None:
-    loop = asyncio.get_running_loop()
-    queue: KeyQueue[str] = KeyQueue(loop.time)
-    queue.add("a", 10)
-    queue.add("a", 0.03)
-    queue.add("b", 0.01)
-    began = loop.time()
-    assert [await queue.take(), await queue.take()] == ["b", "a"]
-    assert 0.02 < loop.time() - began < 1
-
-
-@pytest.mark.parametrize("turns", range(6))
-async def test_a_worker_that_is_ended_just_as_a_key_comes_ends(turns: int) -> None:
-    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
-    queue.add("later", 60.0)
-
-    async def work() -> None:
-        while True:
-            queue.done(await queue.take())
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0.01)
-    queue.add("a")
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    done, _ = await asyncio.wait([task], timeout=0.2)
-    assert done and task.cancelled()
-
-
-async def test_a_key_wakes_one_worker_however_many_wait() -> None:
-    looks = 0
-
-    def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return asyncio.get_running_loop().time()
-
-    queue: KeyQueue[str] = KeyQueue(clock)
-    queue.add("last", 60.0)
-    workers = [asyncio.create_task(queue.take()) for _ in range(200)]
-    await asyncio.sleep(0.01)
-    looks = 0
-    queue.add("now")
-    queue.add("soon", 0.01)
-    while sum(worker.done() for worker in workers) < 2:
-        await asyncio.sleep(0.01)
-    assert looks < 20
-    for worker in workers:
-        worker.cancel()
-
-
-async def test_a_key_waits_behind_few_of_the_background_however_many_there_are() -> None:
-    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
-    for number in range(1000):
-        queue.add(f"b{number}", in_background=True)
-    queue.add("new")
-    queue.add("b900")
-    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 2)]
-    assert set(taken) == {*(f"b{number}" for number in range(BACKGROUND_AT_ONCE)), "new", "b900"}
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("new")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(queue.take(), 0.02)
-    queue.done("b1")
-    assert await queue.take() == f"b{BACKGROUND_AT_ONCE}"
-    assert len(queue) == 1000 - BACKGROUND_AT_ONCE - 2
-
-
-@hypothesis_settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abcdefgh"),
-            st.sampled_from(["add", "later", "background", "background later", "add and take", "work"]),
-        ),
-        max_size=60,
-    )
-)
-def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
-    async def run() -> None:
-        now = 0.0
-        queue: KeyQueue[str] = KeyQueue(lambda: now)
-        owed: set[str] = set()
-        for key, step in steps:
-            now += 1.0
-            if step == "work":
-                if not len(queue):
-                    continue
-                now += 10.0
-                taken = await queue.take()
-                assert taken in owed
-                owed.discard(taken)
-                queue.done(taken)
-                continue
-            queue.add(key, 5.0 if "later" in step else 0.0, in_background="background" in step)
-            owed.add(key)
-            if step == "add and take":
-                taken = await queue.take()
-                owed.discard(taken)
-                queue.add(taken, in_background=True)
-                owed.add(taken)
-                queue.done(taken)
-        now += 100.0
-        while len(queue):
-            taken = await queue.take()
-            owed.discard(taken)
-            queue.done(taken)
-        assert owed == set()
-
-    asyncio.run(run())
 
 
 def test_digest_ignores_times_and_spelling_of_numbers() -> None:

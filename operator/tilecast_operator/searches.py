@@ -31,6 +31,8 @@ log = logging.getLogger("tilecast")
 
 PATIENCE = 50.0
 """A search waits for others that came so many times its length later, and for none after those."""
+MOST_PATIENCE_S = 2.0
+"""However long it is, it waits for none that came this much later: a job that is held has to go within seconds."""
 NEWEST = 0.2
 """Share of the newest search in what one of its kind is expected to take."""
 
@@ -102,7 +104,7 @@ class Searches:
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
-        async with self._turns.take(time.monotonic() + PATIENCE * expected_s):
+        async with self._turns.take(time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)):
             advice, spent_s = await self._run(request, pools)
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)

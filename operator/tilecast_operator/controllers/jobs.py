@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,8 @@ LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
 """Between looks whether Kueue has admitted a job, which its own events tell unless Kueue gives it up."""
 
 log = logging.getLogger("tilecast")
+
+NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class Jobs:
@@ -136,19 +139,21 @@ class Jobs:
         if await self._advise(key, seen):
             self._context.answers.forget(key)
             self._owed.discard(key)
+            if key not in self._queueless:
+                await self._say_left_out(key)
             if not self._is_kept(key, seen.value):
                 self._context.cache.jobs.forget(key)
-        await self._say_left_out(key)
 
     async def _say_left_out(self, key: Key) -> None:
-        """Say in an Event why the plan of the whole queue is without a job that is advised, once for each reason. The
-        Event of a job that is not advised says why already."""
-        reason, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
-        if seen is None or reason in ("", UNREADABLE, self._left_out.get(key)):
+        """Say in an Event why the plan of the whole queue is without a job that is advised, once for each reason, which
+        another number in it does not make another. The Event of a job that is not advised says why already."""
+        text, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
+        reason = NUMBER.sub("", text)
+        if seen is None or text in ("", UNREADABLE) or reason == self._left_out.get(key):
             return
         job = about(seen.value)
         if HASH in job.annotations:
-            note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {reason}")
+            note = Note("Warning", "NotPlanned", f"the plan of the whole queue leaves it out: {text}")
             if await self._written(key, job, note):
                 self._left_out[key] = reason
 

@@ -146,8 +146,9 @@ class QueuePlans:
         )
         changed = self._planned.renew({names[name]: one for name, one in shown.items() if name in names})
         self._state, self._plan = state, plan
+        known = {names[name] for name in before if name in names}
         for key in changed:
-            self._context.runtime.add(key)
+            self._context.runtime.add(key, in_background=key in known)
             self._requests.notify(key)
         self._context.metrics.show_queue(plan, time.monotonic() - began_s, now_s)
         self._context.runtime.add(self._advice_key)

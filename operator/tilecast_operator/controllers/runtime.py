@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
@@ -78,15 +79,15 @@ class KeyQueue(Generic[KeyT]):
         """Keys that wait for others of the background."""
         self._admitted: set[KeyT] = set()
         """Those of the background that wait for them no longer."""
-        self._later: list[tuple[float, int, KeyT]] = []
-        self._due: dict[KeyT, tuple[float, bool]] = {}
-        """When a key is due, and whether in the background."""
+        self._later: list[tuple[float, int, tuple[KeyT, bool]]] = []
+        self._due: dict[tuple[KeyT, bool], float] = {}
+        """When a key is due, in the background or not: each has its own time."""
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._last_progress = clock()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._background.keys() | self._due.keys())
+        return len(self._waiting) + len(self._background.keys() | {key for key, _ in self._due})
 
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
         """Work on the key, not before `delay_s` from now. Of several delays the shortest counts, and a key that is
@@ -94,7 +95,7 @@ class KeyQueue(Generic[KeyT]):
         if key in self._waiting:
             return
         if delay_s > 0:
-            self._add_later(key, self._clock() + delay_s, in_background)
+            self._add_later((key, in_background), self._clock() + delay_s)
         elif key in self._running:
             self._again[key] = in_background and self._again.get(key, True)
         elif in_background:
@@ -104,17 +105,19 @@ class KeyQueue(Generic[KeyT]):
             self._background.pop(key, None)
             self._put(key)
 
-    def _add_later(self, key: KeyT, due: float, in_background: bool) -> None:
-        known, was_in_background = self._due.get(key, (float("inf"), True))
-        self._due[key] = min(due, known), in_background and was_in_background
-        if due < known:
-            heapq.heappush(self._later, (due, next(self._order), key))
+    def _add_later(self, entry: tuple[KeyT, bool], due: float) -> None:
+        if due < self._due.get(entry, math.inf):
+            self._due[entry] = due
+            heapq.heappush(self._later, (due, next(self._order), entry))
             self._tidy()
-            if self._later[0][2] == key:
+            if self._later[0][2] == entry:
                 self._wake()
 
     def _put(self, key: KeyT) -> None:
-        self._due.pop(key, None)
+        if not self._waiting and not self._running:
+            self._last_progress = self._clock()
+        for in_background in (False, True):
+            self._due.pop((key, in_background), None)
         self._waiting.add(key)
         self._ready.put_nowait(key)
 
@@ -147,6 +150,10 @@ class KeyQueue(Generic[KeyT]):
         if self._later:
             self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._wake)
 
+    def is_in_background(self, key: KeyT) -> bool:
+        """Whether a key that is worked on is one of the background."""
+        return key in self._admitted
+
     def done(self, key: KeyT) -> None:
         """Say that the work on a key has ended, well or not."""
         self._last_progress = self._clock()
@@ -163,7 +170,7 @@ class KeyQueue(Generic[KeyT]):
     def _tidy(self) -> None:
         """Let go of delays that shorter ones have replaced, before they outnumber the others."""
         if len(self._later) > 2 * len(self._due) + 64:
-            self._later = [item for item in self._later if self._due.get(item[2], (None,))[0] == item[0]]
+            self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
     def wait_s(self) -> float | None:
@@ -176,14 +183,12 @@ class KeyQueue(Generic[KeyT]):
     def _move_due(self) -> None:
         """Make keys ready whose time has come."""
         while self._later:
-            due, _, key = self._later[0]
-            known, in_background = self._due.get(key, (None, False))
-            if known == due:
+            due, _, entry = self._later[0]
+            if self._due.get(entry) == due:
                 if due > self._clock():
                     return
-                del self._due[key]
-                if not self._waiting and not self._running:
-                    self._last_progress = self._clock()
+                del self._due[entry]
+                key, in_background = entry
                 self.add(key, in_background=in_background)
             heapq.heappop(self._later)
 
@@ -292,4 +297,4 @@ class Runtime:
             wait_s = max(wait_s, self._settings.retry_most_s)
         log.warning("%s: %s; again in %.1f s", key, error or "see above", wait_s)
         self._metrics.retries.inc()
-        self.queue.add(key, wait_s)
+        self.queue.add(key, wait_s, in_background=self.queue.is_in_background(key))

@@ -1,0 +1,200 @@
+"""The queue of keys and the workers: no key is lost or given twice, and those of the background hold up no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.controllers import runtime
+from tilecast_operator.controllers.runtime import BACKGROUND_AT_ONCE, KeyQueue, Runtime, TryAgainError
+from tilecast_operator.metrics import Metrics
+from tilecast_operator.settings import Settings
+
+
+async def test_queue_holds_each_key_once() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    for key in "abab":
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == ["a", "b"]
+    assert len(queue) == 0
+
+
+async def test_queue_never_gives_a_running_key_twice() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    queue.add("a")
+    assert await queue.take() == "a"
+    queue.add("a")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("a")
+    assert await queue.take() == "a"
+
+
+async def test_queue_delays_and_the_shortest_counts() -> None:
+    loop = asyncio.get_running_loop()
+    queue: KeyQueue[str] = KeyQueue(loop.time)
+    queue.add("a", 10)
+    queue.add("a", 0.03)
+    queue.add("b", 0.01)
+    began = loop.time()
+    assert [await queue.take(), await queue.take()] == ["b", "a"]
+    assert 0.02 < loop.time() - began < 1
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_worker_that_is_ended_just_as_a_key_comes_ends(turns: int) -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    queue.add("later", 60.0)
+
+    async def work() -> None:
+        while True:
+            queue.done(await queue.take())
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0.01)
+    queue.add("a")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=0.2)
+    assert done and task.cancelled()
+
+
+async def test_a_key_wakes_one_worker_however_many_wait() -> None:
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return asyncio.get_running_loop().time()
+
+    queue: KeyQueue[str] = KeyQueue(clock)
+    queue.add("last", 60.0)
+    workers = [asyncio.create_task(queue.take()) for _ in range(200)]
+    await asyncio.sleep(0.01)
+    looks = 0
+    queue.add("now")
+    queue.add("soon", 0.01)
+    while sum(worker.done() for worker in workers) < 2:
+        await asyncio.sleep(0.01)
+    assert looks < 20
+    for worker in workers:
+        worker.cancel()
+
+
+async def test_a_key_waits_behind_few_of_the_background_however_many_there_are() -> None:
+    queue: KeyQueue[str] = KeyQueue(asyncio.get_running_loop().time)
+    for number in range(1000):
+        queue.add(f"b{number}", in_background=True)
+    queue.add("new")
+    queue.add("b900")
+    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 2)]
+    assert set(taken) == {*(f"b{number}" for number in range(BACKGROUND_AT_ONCE)), "new", "b900"}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("new")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.02)
+    queue.done("b1")
+    assert await queue.take() == f"b{BACKGROUND_AT_ONCE}"
+    assert len(queue) == 1000 - BACKGROUND_AT_ONCE - 2
+
+
+async def test_a_delay_of_the_background_and_one_that_is_not_leave_each_other_alone() -> None:
+    now = 0.0
+    queue: KeyQueue[str] = KeyQueue(lambda: now)
+    for number in range(20):
+        queue.add(f"b{number}", 300.0)
+        queue.add(f"b{number}", 5.0, in_background=True)
+    queue.add("own", 6.0)
+    queue.add("own", 5.0, in_background=True)
+    now = 6.0
+    taken = [await queue.take() for _ in range(BACKGROUND_AT_ONCE + 1)]
+    assert "own" in taken and queue.wait_s() != 0.0
+    assert len(queue) == 20 - BACKGROUND_AT_ONCE
+
+
+async def test_idle_time_is_no_time_without_progress() -> None:
+    now = 0.0
+    queue: KeyQueue[str] = KeyQueue(lambda: now)
+    for in_background in (False, True):
+        now += 1000.0
+        queue.add("a", in_background=in_background)
+        assert queue.stalled_s() == 0.0
+        now += 7.0
+        assert queue.stalled_s() == 7.0
+        queue.done(await queue.take())
+
+
+async def test_what_fails_in_the_background_is_tried_again_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "retry_s", lambda *_: 0.01)
+    worked, most, tried = Runtime(Settings(), Metrics()), [0, 0], Counter[Key]()
+
+    async def reconcile(key: Key) -> None:
+        tried[key] += 1
+        most[0] += 1
+        most[1] = max(most)
+        await asyncio.sleep(0.001)
+        most[0] -= 1
+        if tried[key] == 1:
+            raise TryAgainError("the API server is away")
+
+    worked.register("Job", reconcile)
+    for number in range(100):
+        worked.add(Key("Job", "default", f"j{number}"), in_background=True)
+    worked.start(64)
+    async with asyncio.timeout(60):
+        while len(worked.queue) or set(tried.values()) != {2}:
+            await asyncio.sleep(0.01)
+    await worked.stop()
+    assert most[1] <= BACKGROUND_AT_ONCE
+
+
+@hypothesis_settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdefgh"),
+            st.sampled_from(["add", "later", "background", "background later", "add and take", "work"]),
+        ),
+        max_size=60,
+    )
+)
+def test_queue_loses_nothing(steps: list[tuple[str, str]]) -> None:
+    async def run() -> None:
+        now = 0.0
+        queue: KeyQueue[str] = KeyQueue(lambda: now)
+        owed: set[str] = set()
+        for key, step in steps:
+            now += 1.0
+            if step == "work":
+                if not len(queue):
+                    continue
+                now += 10.0
+                taken = await queue.take()
+                assert taken in owed
+                owed.discard(taken)
+                queue.done(taken)
+                continue
+            queue.add(key, 5.0 if "later" in step else 0.0, in_background="background" in step)
+            owed.add(key)
+            if step == "add and take":
+                taken = await queue.take()
+                owed.discard(taken)
+                queue.add(taken, in_background=True)
+                owed.add(taken)
+                queue.done(taken)
+        now += 100.0
+        while len(queue):
+            taken = await queue.take()
+            owed.discard(taken)
+            queue.done(taken)
+        assert owed == set()
+
+    asyncio.run(run())
