@@ -79,8 +79,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     house.add_line(
         "fuse.py", '    "zeta": FusionPass("look-ups vanish", ("compiled",)),\n', '    "attention": FusionPass('
     )
-    look_up = 'KernelTable.of("embedding", numerics.vector, rows=rows, cols=cols, backward=0.0)'
-    house.change("models/layers.py", f"{look_up})]", f'{look_up}, unless="zeta")]')
+    look_up = 'rowwise(name, numerics, "embedding", rows, cols, launches=4.0)'
+    house.change("models/layers.py", f"return {look_up}", f'return fused_away("zeta", {look_up})')
     house.add_file("jobs/zeta_job.py", "zeta_job.py")
     api = '    "ZetaJob": JobApi("zeta.dev/v1", "tilecast.jobs.zeta_job"),\n'
     house.add_line("api/job_kinds.py", api, '    "Job": JobApi(')
