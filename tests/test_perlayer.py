@@ -54,6 +54,7 @@ def small(**dimensions: float) -> Model:
         ("t5-v1.1-large", 512, "a100-40", 8),
         ("mixtral-8x7b", 4096, "h100-sxm", 32),
         ("bert-large", 512, "l4", 1),
+        ("bert-large", 128, "h100-sxm", 4),
     ],
 )
 def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequence: int, gpu: str, gpus: int) -> None:
@@ -61,14 +62,14 @@ def test_the_same_strategy_everywhere_costs_what_the_step_says(name: str, sequen
     on = pool(gpu)
     ratios, over = [], []
     every = families(workload, on, gpus)
+    once_s = once_seconds(workload, every.graph, constants.shipped())
     for rows in every.rows():
         family = every.family(rows[:40])
         one, plans = family.chain, family.plans
-        once_s = once_seconds(workload, every.graph, plans.replicas, constants.shipped())
         priced = search.price(workload, plans, on)
         for row in range(len(plans)):
             cost, held = chain.price(one, np.full(len(one.cost), row))
-            ratios.append((cost + once_s[row]) / priced.step_s[row])
+            ratios.append((cost + once_s) / priced.step_s[row])
             over.append(held + priced.usable_bytes - one.budget - priced.memory_bytes[row])
     ratios = np.array(ratios)
     # A chain hides exchanges behind neighbours only, the step behind the whole pass.
@@ -109,12 +110,21 @@ def test_it_is_the_best_of_all_assignments(layers: int, experts: int, vocab: int
     per_layer = perlayer.best(workload, on, gpus, vary=vary)
     assert (per_layer is None) == (best == np.inf)
     if per_layer is not None:
-        fixed_s = float(once_seconds(workload, every.graph, every.plans.replicas, constants.shipped()).max())
+        fixed_s = once_seconds(workload, every.graph, constants.shipped())
         assert best <= (per_layer.step_s - fixed_s) * (1 + 1e-11)
         assert per_layer.step_s - fixed_s <= best * (1 + 1.1 * perlayer.TIDY)
         assert per_layer.bound_s - fixed_s == pytest.approx(best, rel=1e-9)
         assert per_layer.memory_bytes <= per_layer.memory_available_bytes
         assert per_layer.uniform_s is None or per_layer.uniform_s >= best + fixed_s - 1e-9
+
+
+@pytest.mark.parametrize(("gpu", "batch"), [("h100-sxm", 64), ("a100-40", 48)])
+def test_waits_for_gradients_count_before_strategies_are_chosen(gpu: str, batch: int) -> None:
+    workload = Workload(models.preset("bert-large"), 128, batch, "fp16")
+    per_layer = perlayer.best(workload, pool(gpu), 2)
+    assert per_layer is not None and per_layer.saving is not None
+    assert per_layer.saving >= -1e-9
+    assert per_layer.bound_s <= per_layer.step_s * (1 + 1e-9)
 
 
 def test_the_example_gains_more_than_two_percent(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,15 @@ Science 6, 1991), so a run moves its own job everywhere, by as much as what the 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.resources import files
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from tilecast import shipped
 from tilecast.spec import Floats, Ints, Plan, Plans, Workload
 
 MOST = 3.0
@@ -87,8 +86,7 @@ def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
 @cache
 def deviations() -> Mapping[str, float]:
     """The standard deviations that ship with Tilecast, what tells the two kinds of jobs apart, and `narrowing`."""
-    text = files("tilecast").joinpath("calibration.toml").read_text(encoding="utf-8")
-    return {name: float(value) for name, value in tomllib.loads(text)["job"].items()}
+    return {name: float(value) for name, value in shipped.table("tilecast", "calibration.toml")["job"].items()}
 
 
 @dataclass(frozen=True, slots=True)

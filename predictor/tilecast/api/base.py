@@ -120,7 +120,7 @@ class StatusModel(ApiModel):
     @classmethod
     def known(cls, value: object) -> list[Self]:
         """The items of a list as such models, without those that cannot be meant: anyone with the right to write the
-        document may have touched it. None where the value is no list."""
+        document may have touched it. no items where the value is no list."""
         items = []
         for item in value if isinstance(value, list) else []:
             with suppress(ValidationError):

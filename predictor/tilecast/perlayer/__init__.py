@@ -146,7 +146,7 @@ def best(
     cost_s, held_bytes = chain.price(family.chain, used)
     links = np.arange(len(used) - 1)
     groups = _groups(graph, order, family.plans, used)
-    fixed_s = _once_seconds(workload, graph, family.plans.take(used))
+    fixed_s = weights.once_seconds(workload, graph, constants.shipped())
     available = memory.usable_bytes(pool.gpu)
     return PerLayer(
         pool=pool,
@@ -156,16 +156,11 @@ def best(
         memory_bytes=float(held_bytes) + available - family.chain.budget,
         memory_available_bytes=available,
         uniform=uniform[1] if uniform else None,
-        uniform_s=uniform[0] + _once_seconds(workload, graph, Plans.of(uniform[1])) if uniform else None,
+        uniform_s=uniform[0] + fixed_s if uniform else None,
         resharding_s=float(family.moving[links, used[:-1], used[1:]].sum()),
         bound_s=bound + fixed_s,
         varies=_varies(groups),
     )
-
-
-def _once_seconds(workload: Workload, graph: Graph, mixed: Plans) -> float:
-    """Host time once per step of a plan that mixes those."""
-    return float(weights.once_seconds(workload, graph, mixed.replicas, constants.shipped()).max())
 
 
 MOST_STRATEGIES = 32

@@ -67,7 +67,8 @@ def block_costs(
         gpu_s, stall_s, exchange_s, backward_s = passes.block_seconds(
             workload, alone, plans, times, fitted, exchanges, recomputed=is_layer
         )
-        update_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
+        once_s = weights.optimizer_seconds(workload, alone, plans, pool.gpu, fitted)
+        once_s = once_s + weights.gradient_seconds(workload, alone.graph, plans, fitted)
         whole = weights.Held.of(workload, alone, plans)
         copied_s = weights.copied_seconds(workload, whole, plans, copied_bytes_per_s)
         sync = replicas.sync_seconds(workload, alone, whole, plans, pool, one_bucket, ones, fitted)
@@ -76,7 +77,7 @@ def block_costs(
         bill = memory.footprint(workload, alone, plans, pool.gpu)
         inputs = times.block.activation_bytes[CHECKPOINTING.index("full")] if is_layer else graph.boundary_bytes
         rows.append((
-            repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + update_s,
+            repeats * ((gpu_s + copied_s + exchange_s) * straggle + stall_s) + once_s,
             gpu_s + stall_s + exchange_s - backward_s,
             backward_s,
             np.where((stage == 1) | ((stage == 2) & ~reshards), sync.updated_s, nil),

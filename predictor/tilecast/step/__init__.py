@@ -32,6 +32,7 @@ from tilecast.step.weights import (
     copied_bytes_per_s,
     copied_seconds,
     fetch_seconds,
+    gradient_seconds,
     once_seconds,
 )
 from tilecast.transfer import JobRuns, Place, node_samples
@@ -208,7 +209,7 @@ class Steps:
             _copied_seconds(workload, held.take(alike.split_of_copied), copied[1], bytes_per_s),
             bytes_per_s,
             contention(pool),
-            once_seconds(workload, sharded.graph, split[1].replicas, fitted),
+            once_seconds(workload, sharded.graph, fitted) + gradient_seconds(workload, sharded.graph, split[1], fitted),
             pool.gpus_per_node,
             pool.calibration.columns(pool.gpu.name, workload, split[1].gpus) if pool.calibration.corrections else None,
             pool.own,

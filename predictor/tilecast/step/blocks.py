@@ -124,7 +124,7 @@ def _kernel_seconds(
 
 
 def host(workload: Workload) -> str:
-    """Who launches the kernels: a key of `launch_us`, `collective_us` and `step_ms` in the constants."""
+    """Who launches the kernels: a key of `launch_us`, `collective_us`, `step_ms` and `gradient_us` in the constants."""
     is_graph = workload.execution == "eager" and frameworks.of(workload).host == "graph"
     return "graph" if is_graph else workload.execution
 

@@ -139,23 +139,32 @@ _CALLS: Mapping[str, float] = {"none": 1, "sgd": 2, "momentum": 4, "adam": 8, "a
 _WEIGHTED = [KIND_NAMES.index(name) for name in ("gemm", "conv", "layernorm", "rmsnorm", "embedding")]
 
 
-def once_seconds(workload: Workload, graph: Graph, replicas: Floats, fitted: Constants) -> Floats:
-    """Host time once per step of plans with so many replicas, (n,): an eighth of it whatever the model, the rest for
-    each tensor of weights (the optimizer's lists, zeroing, limiting), of which an operator with weights has one, or two
-    with a bias. Replicas that are fed unequal samples wait for each other at the gradient of every tensor besides,
-    where no kernels of one's own keep gradients in one buffer."""
-    operators = sum(
+def once_seconds(workload: Workload, graph: Graph, fitted: Constants) -> float:
+    """Host time once per step: an eighth of it whatever the model, the rest for each tensor of weights (the optimizer's
+    lists, zeroing, limiting)."""
+    calls = _CALLS[workload.optimizer] / _CALLS["adam"]
+    share = 0.125 + 0.875 * calls * min(_tensors(graph) / _TENSORS, 4.0) if workload.training else 0.125
+    return fitted.step_s[host(workload)] * share
+
+
+def gradient_seconds(workload: Workload, graph: Graph, plans: Plans, fitted: Constants) -> Floats:
+    """How long replicas that are fed unequal samples wait for each other once per step, at the gradient of every tensor
+    of weights of a pipeline stage, (n,). Kernels of one's own keep gradients in one buffer, asynchronous servers wait
+    for nobody, and adapters were not measured: none of these waits."""
+    waits = workload.training and not (workload.fused_kernels or models.feeds_alike(workload.model))
+    if not waits or workload.lora_rank or workload.server_updates == "asynchronous":
+        return np.zeros(len(plans))
+    each_s = _tensors(graph) / plans.pipeline * fitted.gradient_s[host(workload)]
+    return np.asarray(np.where(plans.replicas > 1, each_s, 0.0))
+
+
+def _tensors(graph: Graph) -> float:
+    """Tensors of weights: an operator with weights has one, or two with a bias. Products of attention that is not fused
+    count too."""
+    return 1.5 * sum(
         block.repeat * sum(op.phase == "forward" and op.table.kind[0] in _WEIGHTED for op in block.ops)
         for block in graph.blocks
     )
-    tensors = 1.5 * operators
-    if not workload.training:
-        return np.full(len(replicas), 0.125 * fitted.step_s[host(workload)])
-    calls = _CALLS[workload.optimizer] / _CALLS["adam"]
-    alone_s = fitted.step_s[host(workload)] * (0.125 + 0.875 * calls * min(tensors / _TENSORS, 4.0))
-    if workload.fused_kernels or models.feeds_alike(workload.model):
-        return np.full(len(replicas), alone_s)
-    return np.asarray(alone_s + np.where(replicas > 1, tensors * fitted.gradient_s[host(workload)], 0.0))
 
 
 HOST_BYTES_PER_S = 10e9
