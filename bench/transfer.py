@@ -31,14 +31,14 @@ class LeftOutFit:
         self.pairs = transfer.pairs(subjects)
         self.shared = {kind: transfer.shared(subjects, *both) for kind, both in self.pairs.items()}
         self.macro = {kind: Macro.of(asked, subjects) for kind, (_, asked) in self.pairs.items()}
-        self.deviation = subjects.deviation
+        self.deviation, self.usual = subjects.deviation, subjects.usual
         self.source = np.array(subjects.source)
 
     def errors(self, known: Mapping[str, float]) -> dict[str, tuple[Floats, Floats]]:
         """Absolute errors of every pair by kind, raw and corrected."""
         out = {}
         for kind, (seen, asked) in self.pairs.items():
-            ratio, _ = transfer.corrections(self.shared[kind], self.deviation[seen], known)
+            ratio, _ = transfer.corrections(self.shared[kind], self.deviation[seen], self.usual[asked], known)
             raw = np.exp(self.deviation[asked])
             out[kind] = (np.abs(raw - 1), np.abs(raw * ratio - 1))
         return out

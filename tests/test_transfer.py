@@ -20,7 +20,7 @@ from tilecast.transfer import MOST, JobRun, JobRuns, Place
 from tilecast.validate import runs as tables
 from tilecast.validate import transfer
 
-A100 = Place("a100-80", "ampere", "bf16", 2048, 64)
+A100 = Place("a100-80", "ampere", "bf16", 2048, 64, "decoder")
 H100 = replace(A100, gpu="h100-sxm", architecture="hopper")
 PLAN = Plan(data=8, zero_stage=3, micro_batch=4, gradient_accumulation=2)
 
@@ -31,6 +31,7 @@ places = st.builds(
     st.sampled_from(["bf16", "fp16"]),
     st.sampled_from([1024, 2048]),
     st.sampled_from([32, 64]),
+    st.sampled_from(["decoder", "resnet"]),
 )
 plans = st.builds(
     Plan, data=st.sampled_from([1, 8]), tensor=st.sampled_from([1, 2]), micro_batch=st.sampled_from([1, 4])
@@ -87,6 +88,15 @@ def test_a_run_moves_the_more_the_more_it_shares() -> None:
     assert moved == sorted(moved)
     assert moved[0] > 0
     assert moved[-1] > 0.9 * 0.3, "its own step is what was measured"
+
+
+@pytest.mark.parametrize("place", [A100, H100])
+def test_a_run_of_a_language_model_moves_other_plans_less_than_one_of_another_network(place: Place) -> None:
+    def moved(family: str) -> float:
+        own = JobRun(replace(A100, family=family), PLAN, 0.05, reports=20)
+        return -math.log(at(JobRuns((own,)), replace(place, family=family), replace(PLAN, data=4, micro_batch=8))[0])
+
+    assert 0 < moved("decoder") == moved("moe") < 0.8 * moved("resnet") == 0.8 * moved("encoder")
 
 
 def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None:

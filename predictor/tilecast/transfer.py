@@ -43,11 +43,14 @@ class Place:
     precision: str
     sequence_length: int
     global_batch: int
+    family: str
+    """Of the model; it says how many jobs are forecast well (`usual`)."""
 
     @classmethod
     def of(cls, gpu: str, architecture: str, workload: Workload) -> Place:
         """That of a workload on a GPU."""
-        return cls(gpu, architecture, workload.precision, workload.sequence_length, workload.global_batch)
+        shape = (workload.precision, workload.sequence_length, workload.global_batch)
+        return cls(gpu, architecture, *shape, workload.model.family)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,17 @@ def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
 
 @cache
 def deviations() -> Mapping[str, float]:
-    """The standard deviations that ship with Tilecast, what tells the two kinds of jobs apart, and `narrowing`."""
-    return {name: float(value) for name, value in shipped.table("tilecast", "calibration.toml")["job"].items()}
+    """The standard deviations that ship with Tilecast, what multiplies the variances of the two kinds of jobs, and
+    `narrowing`."""
+    table = shipped.table("tilecast", "calibration.toml")["job"]
+    return {name: float(value) for name, value in table.items() if name != "usual"}
+
+
+@cache
+def usual(family: str) -> float:
+    """The share of the jobs of a model family that deviate little."""
+    shares = shipped.table("tilecast", "calibration.toml")["job"]["usual"]
+    return float(shares.get(family, shares["other"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,8 @@ class JobRuns:
         held = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(held)[:, None, None] | ~relative[:, None]
-        ratio, width = corrected(known or deviations(), among[:, :, 0], shared, deviation, reports)
+        share = usual(place.family)
+        ratio, width = corrected(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
         return (np.clip(ratio, 1 / (1 + BOUND), 1 + BOUND) if relative.all() else ratio), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
@@ -132,7 +145,7 @@ def node_samples(plans: Plans, gpus_per_node: int) -> Floats:
 
 
 def corrected(
-    known: Mapping[str, float], among: Mask, shared: Mask, deviation: Floats, reports: Ints
+    known: Mapping[str, float], usual: Floats | float, among: Mask, shared: Mask, deviation: Floats, reports: Ints
 ) -> tuple[Floats, Floats]:
     """What steps are multiplied by, and what the half-width of their ranges is, (…, n) each. Leading axes are as many
     jobs.
@@ -143,6 +156,7 @@ def corrected(
 
     Args:
         known: figures as `deviations` has them.
+        usual: the share of jobs like these that deviate little, (…,).
         among: which of `LEVELS` the runs share with each other, (5, …, k, k).
         shared: which they share with what is asked for, (5, …, k, n).
         deviation: of the runs, (…, k).
@@ -152,7 +166,7 @@ def corrected(
     covariance, target = (np.tensordot(variance, one, 1) for one in (among, shared))
     noise = known["run"] ** 2 + known["report"] ** 2 / reports
     odds, expected = [], []
-    for scale, share in ((known["small"], known["usual"]), (known["large"], 1 - known["usual"])):
+    for scale, share in ((known["small"], np.asarray(usual)), (known["large"], 1 - np.asarray(usual))):
         whole = scale * covariance + noise[..., None] * np.eye(deviation.shape[-1])
         weighed = np.linalg.solve(whole, deviation[..., None])[..., 0]
         odds.append(np.log(share) - 0.5 * ((deviation * weighed).sum(-1) + np.linalg.slogdet(whole)[1]))

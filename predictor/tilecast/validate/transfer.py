@@ -21,7 +21,7 @@ import numpy as np
 
 from tilecast import calibration
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.transfer import JobRun, Mask, Place, alike, corrected, deviations
+from tilecast.transfer import JobRun, Mask, Place, alike, corrected, deviations, usual
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
@@ -66,6 +66,11 @@ class Subjects:
     @property
     def observed_s(self) -> Floats:
         return np.array([run.observed_s for run in self.measured.runs])
+
+    @property
+    def usual(self) -> Floats:
+        """The share of jobs like each that deviate little."""
+        return np.array([usual(place.family) for place in self.places])
 
     def kind_of(self, seen: int, asked: int) -> str | None:
         """Which of `KINDS` a pair of rows is; None of two runs of one plan on one GPU."""
@@ -164,11 +169,14 @@ def shared(subjects: Subjects, seen: Ints, asked: Ints) -> Mask:
     )
 
 
-def corrections(shared: Mask, deviation: Floats, known: Mapping[str, float] | None = None) -> tuple[Floats, Floats]:
-    """Ratio and width of each pair, (P,) each, from one run whose deviation is (P,)."""
+def corrections(
+    shared: Mask, deviation: Floats, share: Floats, known: Mapping[str, float] | None = None
+) -> tuple[Floats, Floats]:
+    """Ratio and width of each pair, (P,) each, from one run whose deviation is (P,), of jobs of which a `share`, (P,),
+    deviates little."""
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
-    both = corrected(known or deviations(), itself, shared[..., None, None], deviation[:, None], once)
+    both = corrected(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
     return both[0][:, 0], both[1][:, 0]
 
 
@@ -176,7 +184,7 @@ def held(
     subjects: Subjects, kind: str, seen: Ints, asked: Ints, known: Mapping[str, float] | None = None
 ) -> PairErrors:
     """Forecast the rows that are asked for, each by one run that was seen."""
-    ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], known)
+    ratio, width = corrections(shared(subjects, seen, asked), subjects.deviation[seen], subjects.usual[asked], known)
     raw, measured = subjects.predicted_s, subjects.observed_s
     work = measured[seen] * subjects.flops[asked] / np.maximum(subjects.flops[seen], 1.0)
     steps = {
