@@ -132,6 +132,26 @@ async def test_idle_time_is_no_time_without_progress() -> None:
         queue.done(await queue.take())
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+async def test_keys_that_wait_for_nothing_let_others_have_their_turn(in_background: bool) -> None:
+    worked, done = Runtime(Settings(), Metrics()), list[Key]()
+
+    async def reconcile(key: Key) -> None:
+        done.append(key)
+
+    worked.register("Job", reconcile)
+    for number in range(1000):
+        worked.add(Key("Job", "default", f"j{number}"), in_background=in_background)
+    worked.start(8)
+    turns = 0
+    async with asyncio.timeout(60):
+        while len(done) < 1000:
+            await asyncio.sleep(0)
+            turns += 1
+    await worked.stop()
+    assert turns >= 1000 / 8
+
+
 async def test_what_fails_in_the_background_is_tried_again_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "retry_s", lambda *_: 0.01)
     worked, most, tried = Runtime(Settings(), Metrics()), [0, 0], Counter[Key]()

@@ -108,6 +108,27 @@ async def test_a_memo_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.Monkey
     assert len(memo) == memo.bytes == 0
 
 
+async def test_a_memo_lets_go_of_no_result_that_is_being_made_and_of_every_failure() -> None:
+    memo: AnswerMemo[int] = AnswerMemo(2)
+    made, go_on = list[int](), asyncio.Event()
+
+    async def compute(key: int) -> int:
+        made.append(key)
+        await go_on.wait()
+        if key == 3:
+            raise ValueError(key)
+        return key
+
+    asked = [asyncio.ensure_future(memo.get(key, lambda key=key: compute(key))) for key in (0, 1, 2, 3, 0)]
+    await asyncio.sleep(0)
+    asked[3].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*asked[:3], asked[4]) == [0, 1, 2, 0]
+    assert made == [0, 1, 2, 3], "each once, however many are made at the same time"
+    assert len(memo) == 2
+
+
 async def test_a_process_says_why_nothing_can_be_advised() -> None:
     searches = Searches(refuse, 1, 1)
     try:

@@ -18,8 +18,8 @@ MOST_BYTES = 16 * 2**20
 
 
 class AnswerMemo(Generic[ResultT]):
-    """Results by key, each computed once even when many ask at the same time; the least recently used go first, where
-    there are too many or they are too large, and a failure is not kept.
+    """Results by key, each computed once even when many ask at the same time. The least recently used that are made go
+    first, where there are too many or they are too large; a failure is not kept.
 
     Args:
         size: results that are kept.
@@ -43,7 +43,6 @@ class AnswerMemo(Generic[ResultT]):
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())
             result.add_done_callback(partial(self._weigh, key))
-            self._bound()
         self._results.move_to_end(key)
         try:
             return await asyncio.shield(result)
@@ -64,12 +63,12 @@ class AnswerMemo(Generic[ResultT]):
         self.bytes = 0
 
     def _weigh(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
-        # Whoever asked may be gone by the time it fails.
-        if not ended.cancelled() and ended.exception() is None and self._results.get(key) is ended:
-            self._weights[ended] = weight(ended.result(), self._shared)
-            self.bytes += self._weights[ended]
-            self._bound()
-
-    def _bound(self) -> None:
-        while len(self._results) > self._size or (self.bytes > MOST_BYTES and len(self._results) > 1):
-            self.drop(next(iter(self._results)))
+        if self._results.get(key) is not ended:
+            return
+        if ended.cancelled() or ended.exception() is not None:  # whoever asked may be gone by now
+            self.drop(key)
+            return
+        self._weights[ended] = weight(ended.result(), self._shared)
+        self.bytes += self._weights[ended]
+        while len(self._weights) > self._size or (self.bytes > MOST_BYTES and len(self._weights) > 1):
+            self.drop(next(key for key, result in self._results.items() if result in self._weights))

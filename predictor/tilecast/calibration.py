@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,6 +43,8 @@ HUBER = 2.5
 COVER = 0.9
 Z = 1.645
 """Half-width of a normal variable's 90 % range."""
+NORMAL = 1.4826
+"""A normal variable's standard deviation over its median absolute one."""
 NEWEST = 8
 """At most so many of a pool's runs are held against the older ones, and at least half as many."""
 DRIFT = 4.0
@@ -257,15 +260,15 @@ def drifted(runs: Sequence[Run]) -> int | None:
 
 def median(values: Sequence[float]) -> float:
     """The median of a window of reports without those further than five median absolute deviations from it."""
-    column = np.asarray(values, dtype=float)
-    middle = float(np.median(column))
-    reach = 5 * max(_mad(column - middle), 0.01 * middle)
-    return float(np.median(column[np.abs(column - middle) <= reach]))
+    middle = statistics.median(values)
+    away = [abs(value - middle) for value in values]
+    reach = 5 * max(NORMAL * statistics.median(away), 0.01 * middle)
+    return statistics.median(value for value, far in zip(values, away, strict=True) if far <= reach)
 
 
 def _mad(residuals: Floats) -> float:
     """A standard deviation from the median absolute one."""
-    return 1.4826 * float(np.median(np.abs(residuals)))
+    return NORMAL * float(np.median(np.abs(residuals)))
 
 
 _Effect: TypeAlias = tuple[str, Key]

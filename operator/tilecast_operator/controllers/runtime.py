@@ -282,6 +282,9 @@ class Runtime:
                 self._retry(key, None)
             finally:
                 self.queue.done(key)
+            # Thousands of keys of which nothing is to be asked or written never wait for anything, and nobody else of
+            # the event loop, probes and reports, would get a turn.
+            await asyncio.sleep(0)
 
     def _retry(self, key: Key, error: Exception | None) -> None:
         """Try again later, unless the object is gone. Content that the API server will not take may be taken once the

@@ -50,9 +50,11 @@ class Desired:
     note: Note | None = None
 
 
-def desired(view: View, answer: Answer, is_off: bool, fit: Fit, now: str, target: Target | None = None) -> Desired:
-    """What a job should say for an answer. In mode Off that is its status only."""
-    before = job_status.stored(view.status)
+def desired(
+    view: View, before: TrainingJobStatus, answer: Answer, is_off: bool, fit: Fit, now: str,
+    target: Target | None = None,
+) -> Desired:  # fmt: skip
+    """What a job that says `before` should say for an answer. In mode Off that is its status only."""
     applied = None if target is None else target.applied
     conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
     status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
@@ -219,7 +221,7 @@ class TrainingJobs:
             current = await self._alternatives(key, document, before, score, target)
             want = amended(view, current, is_off, capacity.STARTED, now, gpus, score, refusal, target)
             want = replace(want, status=await self._placed_better(key, seen, want.status, score, before, target))
-            await self._write(key, seen, want)
+            await self._write(key, seen, want, before)
             self._observations.written(key, score)
             return
         question = await self._question(key, document)
@@ -234,7 +236,7 @@ class TrainingJobs:
             if digest is not None and digest == before.inputs_hash:
                 fit = self._capacity.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
                 want = amended(view, before, is_off, fit, self._context.now(), self._products())
-                await self._write(key, seen, want)
+                await self._write(key, seen, want, before)
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
         if is_current and best is not None:
@@ -242,9 +244,9 @@ class TrainingJobs:
         if target is None and isinstance(answer, Advice):
             answer = question.own.noted(answer)
         fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
-        want = desired(view, answer, is_off, fit, self._context.now(), target)
+        want = desired(view, before, answer, is_off, fit, self._context.now(), target)
         had_pool = before.summary is not None and bool(before.summary.pool)
-        if await self._write(key, seen, want):
+        if await self._write(key, seen, want, before):
             self._context.metrics.count_advice(answer, changed=had_pool and want.note is not None)
         self._touched.discard(key)
         if is_passing(answer):
@@ -318,15 +320,14 @@ class TrainingJobs:
         """The GPU of each pool."""
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
 
-    async def _write(self, key: Key, seen: Stored[View], want: Desired) -> bool:
+    async def _write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
         """Write what differs; returns whether the status did."""
         is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
-        planned = target_of(key.namespace, asked.document) or key
-        status = self._planned.stated(planned, want.status, job_status.stored(asked.status))
+        status = self._planned.stated(target_of(key.namespace, asked.document) or key, want.status, before)
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+            await self._context.writer.post(key, seen.uid, want.note, is_change=before.summary is not None)
         document, first = status.document(), next(iter(status.alternatives), None)
         self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
         is_other = status_digest(document) != seen.value.digest
@@ -334,14 +335,13 @@ class TrainingJobs:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
             self._planned.on_write()
         # A step that a job brings along is held against the forecast that was written just now.
-        if not seen.value.asks_as(asked) or (status.forecast is not None and "forecast" not in asked.status):
+        if not seen.value.asks_as(asked) or (status.forecast is not None and before.forecast is None):
             self._context.runtime.add(key)
         return is_other
 
 
 def _destination(place: BetterPlace) -> Destination:
-    item = place.alternative
-    return Destination(item.pool, item.nodes, item.gpus_per_node)
+    return Destination(place.alternative.pool, place.alternative.nodes, place.alternative.gpus_per_node)
 
 
 def _place(answer: Answer) -> Destination | None:

@@ -335,7 +335,8 @@ class ScoredForecast(FrozenForecast):
 
     def errors(self, window: Window) -> ErrorRatio:
         """`status.error`."""
-        raw, calibrated = (error(value, window.seconds) for value in (self.raw_seconds, self.step_seconds.target))
+        seconds = window.seconds
+        raw, calibrated = (error(value, seconds) for value in (self.raw_seconds, self.step_seconds.target))
         return ErrorRatio(raw_ratio=raw, calibrated_ratio=calibrated)
 
 
