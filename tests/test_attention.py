@@ -48,9 +48,18 @@ def test_what_comes_first_is_never_slower(gpu):
         assert factors[:1] == sorted(factors)[:1]
 
 
-@pytest.mark.parametrize(("phase", "times"), [("forward", 1.9), ("backward", 1.75)])
-def test_an_operator_takes_as_much_longer_as_its_implementation(phase, times):
-    gpu = find_gpu("h100-sxm")
+@pytest.mark.parametrize(
+    ("name", "phase", "times"),
+    [
+        ("h100-sxm", "forward", 1.9),
+        ("h100-sxm", "backward", 1.75),
+        ("b200", "forward", 3.8),
+        ("gb300", "backward", 3.5),
+        ("rtx-5090", "forward", 1.0),
+    ],
+)
+def test_an_operator_takes_as_much_longer_as_its_implementation(name, phase, times):
+    gpu = find_gpu(name)
     dims = {"batch": 8, "heads": 25, "kv_heads": 25, "seq_q": 1024, "seq_kv": 1024, "head_dim": 64, "causal": 1}
     op = Op("attention", KernelTable.of("attention", "fp16", **dims, backward=float(phase == "backward")), phase)
     priced = kernels.seconds(op.table, gpu)

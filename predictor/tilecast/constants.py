@@ -29,7 +29,8 @@ class FusedAttention:
 
     def factor(self, gpu: Gpu, phase: str) -> float:
         """How much longer it takes there than the kernel that the utilization model prices."""
-        return self.times.get("any", {}).get(phase, 1.0) * self.times.get(gpu.architecture, {}).get(phase, 1.0)
+        major = str(int(gpu.compute_capability))
+        return self.times.get("any", {}).get(phase, 1.0) * self.times.get(major, {}).get(phase, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
