@@ -129,6 +129,18 @@ async def test_a_memo_lets_go_of_no_result_that_is_being_made_and_of_every_failu
     assert len(memo) == 2
 
 
+async def test_a_memo_bounds_the_number_of_what_cannot_be_weighed() -> None:
+    memo: AnswerMemo[object] = AnswerMemo(2)
+
+    async def compute() -> object:
+        return lambda: None
+
+    for key in range(5):
+        assert callable(await memo.get(key, compute))
+    await asyncio.sleep(0)
+    assert (len(memo), memo.bytes) == (2, 0)
+
+
 async def test_a_process_says_why_nothing_can_be_advised() -> None:
     searches = Searches(refuse, 1, 1)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Generic, TypeVar
 
 from tilecast.hardware import Pool
 from tilecast_operator.pickles import weight
+
+log = logging.getLogger("tilecast")
 
 ResultT = TypeVar("ResultT")
 
@@ -44,12 +47,7 @@ class AnswerMemo(Generic[ResultT]):
             result = self._results[key] = asyncio.ensure_future(compute())
             result.add_done_callback(partial(self._weigh, key))
         self._results.move_to_end(key)
-        try:
-            return await asyncio.shield(result)
-        except Exception:
-            if self._results.get(key) is result:
-                self.drop(key)
-            raise
+        return await asyncio.shield(result)
 
     def drop(self, key: Hashable) -> None:
         """Forget one result."""
@@ -63,12 +61,18 @@ class AnswerMemo(Generic[ResultT]):
         self.bytes = 0
 
     def _weigh(self, key: Hashable, ended: asyncio.Future[ResultT]) -> None:
+        failed = ended.cancelled() or ended.exception() is not None  # whoever asked may be gone by now
         if self._results.get(key) is not ended:
             return
-        if ended.cancelled() or ended.exception() is not None:  # whoever asked may be gone by now
+        if failed:
             self.drop(key)
             return
-        self._weights[ended] = weight(ended.result(), self._shared)
-        self.bytes += self._weights[ended]
+        try:
+            size = weight(ended.result(), self._shared)
+        except Exception:
+            log.exception("an answer cannot be weighed")
+            size = 0
+        self._weights[ended] = size
+        self.bytes += size
         while len(self._weights) > self._size or (self.bytes > MOST_BYTES and len(self._weights) > 1):
             self.drop(next(key for key, result in self._results.items() if result in self._weights))

@@ -150,7 +150,7 @@ def corrected(
     """What steps are multiplied by, and what the half-width of their ranges is, (…, n) each. Leading axes are as many
     jobs.
 
-    Deviations of most jobs are small and some are large: a job is of one kind or of the other, in which all that its
+    Deviations of some jobs are small and of others large: a job is of one kind or of the other, in which all that its
     runs share has another variance, and both predictions count by how likely the runs are under them. Ranges are
     those of the mean variance, so that they depend on which runs there are and not on what they say.
 

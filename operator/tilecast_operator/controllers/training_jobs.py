@@ -327,7 +327,7 @@ class TrainingJobs:
         if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
             seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
         if want.note is not None:
-            await self._context.writer.post(key, seen.uid, want.note, is_change=before.summary is not None)
+            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
         document, first = status.document(), next(iter(status.alternatives), None)
         self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
         is_other = status_digest(document) != seen.value.digest
@@ -335,7 +335,7 @@ class TrainingJobs:
             seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
             self._planned.on_write()
         # A step that a job brings along is held against the forecast that was written just now.
-        if not seen.value.asks_as(asked) or (status.forecast is not None and before.forecast is None):
+        if not seen.value.asks_as(asked) or (is_other and status.forecast is not None and before.forecast is None):
             self._context.runtime.add(key)
         return is_other
 
