@@ -101,14 +101,21 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def bare_cluster(binaries: Path) -> Iterator[Cluster]:
-    """A control plane to be rough with, which starts in no time: etcd and the API server with an audit log, the same
-    nodes as objects that nobody tends, and the CRDs."""
+def shared_bare_cluster(binaries: Path) -> Iterator[Cluster]:
+    """What `bare_cluster` hands from module to module."""
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-policy.yaml"
     with Cluster(nodes=nodes, audit_policy=policy, components=("etcd", "kube-apiserver")) as started:
         started.apply(ROOT / "crds")
         started.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
         yield started
+
+
+@pytest.fixture(scope="module")
+def bare_cluster(shared_bare_cluster: Cluster) -> Iterator[Cluster]:
+    """A control plane to be rough with, which starts in no time: etcd and the API server with an audit log, the same
+    nodes as objects that nobody tends, the CRDs, and no job that another module left: its operator would answer it."""
+    yield shared_bare_cluster
+    shared_bare_cluster.kubectl("delete", "trainingjobs.tilecast.dev", "--all", "--all-namespaces", "--wait=false")
 
 
 class HelmError(Exception):
