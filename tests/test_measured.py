@@ -73,6 +73,73 @@ def test_a_loader_stays_as_slow_on_every_gpu(tmp_path: Path, capsys: pytest.Capt
     assert peaks["h100-sxm"]["stepSeconds"]["target"] < 0.75
 
 
+def measured(tmp_path: Path, **run: float) -> list[str]:
+    path = tmp_path / "measured.json"
+    known = {"pool": "a100-80", "gpus": 8, "plan": "dp8,mb8", "stepSeconds": 0.6}
+    path.write_text(json.dumps({"runs": [{**known, **run}]}))
+    return ["--measured", f"@{path}", "--max-gpus", "8"]
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """The parts that are forecast of what `measured` says ran, and the step."""
+    assert main([*JOB, "--gpus", "a100-80:8", "--baseline", "a100-80:8:dp8,mb8", "-o", "json"]) == 0
+    forecast = json.loads(capsys.readouterr().out)["baseline"]
+    return {**forecast["breakdown"], "step": sum(forecast["breakdown"].values())}
+
+
+ELSEWHERE = ("--baseline", "h100-sxm:8:dp8,mb8", "--max-gpus", "8")
+
+
+@pytest.mark.parametrize(("part", "more"), [("communication", 0.2), ("communication", 0.6), ("optimizer", 0.2)])
+def test_what_a_part_took_longer_stays_with_that_part(
+    part: str, more: float, ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = advised(capsys, *ELSEWHERE)["baseline"]["breakdown"]
+    step = {"stepSeconds": ran["step"] + more, f"{part}Seconds": ran[part] + more}
+    after = advised(capsys, *ELSEWHERE, *measured(tmp_path, **step))["baseline"]
+    gained = {name: value - before[name] for name, value in after["breakdown"].items()}
+    assert sum(after["breakdown"].values()) == pytest.approx(after["stepSeconds"]["target"], rel=1e-3)
+    assert gained.pop(part) > 0.01 * sum(before.values())
+    assert list(gained.values()) == pytest.approx([0.0] * 5, abs=1e-3 * before["compute"])
+
+
+def test_a_measured_step_with_parts_is_forecast_as_it_was(
+    ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_s = 1.5 * ran["step"]
+    parts = {"communicationSeconds": 0.4 * ran["step"], "optimizerSeconds": ran["optimizer"]}
+    asked = ("--gpus", "a100-80:8", "--baseline", "a100-80:8:dp8,mb8", "--max-gpus", "8")
+    after = advised(capsys, *asked, *measured(tmp_path, stepSeconds=step_s, **parts))["baseline"]
+    assert after["stepSeconds"]["target"] == pytest.approx(step_s, rel=0.08)
+    assert after["breakdown"]["communication"] == pytest.approx(parts["communicationSeconds"], rel=0.2)
+    assert after["breakdown"]["optimizer"] == pytest.approx(parts["optimizerSeconds"], rel=1e-3)
+
+
+def test_one_gpu_waits_for_no_links(ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ("--baseline", "h100-sxm:1:dp1,mb8", "--max-gpus", "8")
+    before = advised(capsys, *alone)["baseline"]["breakdown"]
+    step = {"stepSeconds": ran["step"] + 0.3, "communicationSeconds": ran["communication"] + 0.3}
+    assert advised(capsys, *alone, *measured(tmp_path, **step))["baseline"]["breakdown"] == before
+
+
+def test_what_is_told_as_it_was_forecast_changes_no_forecast(
+    ran: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {f"{part}Seconds": ran[part] for part in ("communication", "optimizer", "input")}
+    passes = {"forwardSeconds": 0.3 * ran["compute"], "backwardSeconds": 0.7 * ran["compute"]}
+    for one in by_pool(advised(capsys, *measured(tmp_path, stepSeconds=ran["step"], **parts, **passes))).values():
+        assert one["ownRunsRatio"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_screen_tells_the_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = measured(tmp_path, stepSeconds=0.9, optimizerSeconds=0.1, inputSeconds=0.1)
+    assert main([*JOB, *POOLS, *flags]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "beside 0.1 s of waiting for its loader, which stay on every pool" in screen
+    assert "of that 0.1 s for optimizer (" in screen
+
+
 def test_where_a_step_cannot_be_faster_than_its_kernels_no_run_makes_it_so() -> None:
     workload = Workload(models.preset("gpt2-xl"), sequence_length=1024, global_batch=64)
     gpu = find_gpu("h100-sxm")
@@ -130,6 +197,24 @@ def test_an_impossible_measurement_is_one_line(
 ) -> None:
     flags = [word for one in problem for word in ("--measured", one)]
     assert main([*JOB, *POOLS, *flags]) == 2
+    error = capsys.readouterr().err
+    assert why in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({"forwardSeconds": 0.2, "backwardSeconds": 0.5}, "the parts of a step of 0.6 s take 0.7 s"),
+        ({"inputSeconds": 0.6}, "the parts of a step of 0.6 s take 0.6 s"),
+        ({"communicationSeconds": 0.55}, "faster than the roofline: "),
+        ({"optimizerSeconds": 1e-5}, "1e-05 s is 0.000231 times the forecast update"),
+        ({"optimizerSeconds": -1}, "optimizerSeconds"),
+    ],
+)
+def test_parts_that_cannot_be_are_one_line(
+    parts: dict[str, float], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*JOB, *POOLS, *measured(tmp_path, **parts)]) == 2
     error = capsys.readouterr().err
     assert why in error and error.count("\n") == 1
 

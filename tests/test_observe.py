@@ -43,6 +43,8 @@ def body(**fields: Any) -> bytes:
         (body(stepSeconds="1.5"), "invalid", "stepSeconds"),
         (body(seconds=3), "invalid", "seconds"),
         (body(gpus=0), "invalid", "gpus"),
+        (body(stepSeconds=1.0, inputSeconds=0.6, optimizerSeconds=0.5), "invalid", "take 1.1 s, more than stepSeconds"),
+        (body(communicationSeconds=-1.0), "invalid", "communicationSeconds"),
         (body(plan={"tensors": 2}), "invalid", "plan"),
     ],
 )

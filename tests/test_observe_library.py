@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import inspect
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -19,7 +20,9 @@ from typing import Any
 import pytest
 
 from tilecast_observe import LightningCallback, StepTimer, TrainerCallback
+from tilecast_observe.parts import PENDING
 from tilecast_observe.reporter import ReporterSettings
+from tilecast_observe.trace import exposed_share
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "predictor" / "tilecast_observe"
@@ -143,36 +146,191 @@ def test_a_loader_fails_as_it_would_alone(settings: ReporterSettings) -> None:
         list(timer.loading(loader()))
 
 
-def test_on_a_gpu_events_tell_the_wait_and_nothing_waits_for_them(
+@dataclass
+class CudaClock:
+    """`torch.cuda` with events of a GPU that is some work behind the host: no GPU, but the same calls."""
+
+    queued_s: float = 0.0
+    """When it will be done with what is queued."""
+    done_s: float = 0.0
+    cost_s: float = 0.0
+    """Host time of an event."""
+    fails: bool = False
+    is_capturing: bool = False
+    clock: Clock = field(default_factory=Clock)
+
+    def torch(self) -> SimpleNamespace:
+        gpu = self
+
+        class CudaEvent:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.at_s = math.inf
+
+            def record(self) -> None:
+                if gpu.fails:
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                self.at_s = gpu.queued_s
+                gpu.clock.now += gpu.cost_s
+
+            def query(self) -> bool:
+                return self.at_s <= gpu.done_s
+
+            def elapsed_time(self, end: CudaEvent) -> float:
+                return 1e3 * (end.at_s - self.at_s)
+
+        cuda = SimpleNamespace(Event=CudaEvent, is_available=lambda: True, is_initialized=lambda: True)
+        cuda.is_current_stream_capturing = lambda: gpu.is_capturing
+        cuda.max_memory_allocated, cuda.get_device_name = (lambda: 1), (lambda: "NVIDIA H100 80GB HBM3")
+        return SimpleNamespace(cuda=cuda)
+
+
+def train(timer: StepTimer, gpu: CudaClock, count: int, lag_s: float = 0.0) -> None:
+    """Steps of 1 s on the GPU: 0.25 of waiting, 0.2 forward, 0.45 backward of which 0.15 communicate, 0.1 update."""
+    for _ in timer.loading(waiting(gpu, count)):
+        with timer.part("forward"):
+            gpu.queued_s += 0.2
+        with timer.part("backward"):
+            gpu.queued_s += 0.3
+            with timer.part("communication"):
+                gpu.queued_s += 0.15
+        with timer.part("optimizer"):
+            gpu.queued_s += 0.1
+        gpu.clock.now += 1.0
+        gpu.done_s = gpu.queued_s - lag_s
+        timer.step()
+
+
+def waiting(gpu: CudaClock, count: int) -> Iterator[int]:
+    for number in range(count):
+        gpu.queued_s += 0.25
+        yield number
+
+
+PARTS_S = {
+    "inputSeconds": 0.25, "forwardSeconds": 0.2, "backwardSeconds": 0.3, "communicationSeconds": 0.15,
+    "optimizerSeconds": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 3.5, 1e9])
+def test_on_a_gpu_events_tell_the_parts_and_nothing_waits_for_them(
+    lag_s: float, operator: ReportServer, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = CudaClock()
+    monkeypatch.setitem(sys.modules, "torch", gpu.torch())
+    timer = StepTimer(warmup_steps=1, interval_s=3600, settings=settings, clock=gpu.clock)
+    timer.start()
+    train(timer, gpu, 50, lag_s)
+    assert len(timer._parts._pending) <= PENDING
+    timer.stop()
+    parts = {key: value for key, value in operator.reports[0][2].items() if key in PARTS_S}
+    assert parts == (pytest.approx(PARTS_S) if lag_s < 1e9 else {}), "none is told before the GPU is there"
+
+
+def test_timing_takes_less_than_a_hundredth_of_the_training(
     operator: ReportServer, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = SimpleNamespace(now=False)
+    gpu = CudaClock(cost_s=0.01)
+    monkeypatch.setitem(sys.modules, "torch", gpu.torch())
+    with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=gpu.clock) as timer:
+        train(timer, gpu, 400)
+        gpu.cost_s = 1e-4
+        for _ in range(100):
+            for _ in range(1000):
+                with timer.part("forward"):
+                    pass
+            gpu.clock.now += 1.0
+            timer.step()
+        spent_s = gpu.clock.now - 500.0
+    assert 0 < spent_s < 0.01 * gpu.clock.now
+    parts = {key: value for key, value in operator.reports[0][2].items() if key in PARTS_S}
+    assert parts == pytest.approx(PARTS_S)
 
-    class CudaEvent:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
 
-        def record(self) -> None:
-            return
+@pytest.mark.parametrize("gpu", [CudaClock(fails=True), CudaClock(fails=True, is_capturing=True)])
+def test_where_events_fail_or_a_graph_is_captured_the_training_goes_on(
+    gpu: CudaClock, operator: ReportServer, settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", gpu.torch())
+    with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=gpu.clock) as timer:
+        train(timer, gpu, 5)
+    assert operator.reports[0][2]["stepSeconds"] == 1.0 and not PARTS_S.keys() & operator.reports[0][2].keys()
 
-        def query(self) -> bool:
-            return passed.now
 
-        def elapsed_time(self, end: CudaEvent) -> float:
-            return 250.0
-
-    cuda = SimpleNamespace(Event=CudaEvent, is_available=lambda: True, is_initialized=lambda: True)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+def test_parts_end_where_the_training_fails_and_other_names_time_nothing(
+    operator: ReportServer, settings: ReporterSettings
+) -> None:
     clock = Clock()
-    timer = StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock)
-    timer.start()
-    for number in timer.loading(range(200)):
-        passed.now = number > 150
+    with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock) as timer:
+        with pytest.raises(ValueError, match="NaN"), timer.part("forward"):
+            clock.now += 0.25
+            raise ValueError("loss is NaN")
+        with timer.part("sideways"):
+            clock.now += 0.75
+        timer.step()
+        timer.begin("backward")
         clock.now += 1.0
         timer.step()
-    monkeypatch.delitem(sys.modules, "torch")
-    timer.stop()
-    assert operator.reports[0][2]["inputSeconds"] == pytest.approx(0.25 * (64 + 200 - 151) / 200, abs=0.02)
+    body = operator.reports[0][2]
+    assert (body["stepSeconds"], body["forwardSeconds"]) == pytest.approx((1.0, 0.25))
+    assert "sidewaysSeconds" not in body and "backwardSeconds" not in body, "it never ended"
+
+
+def test_nothing_is_timed_where_nobody_is_told(settings: ReporterSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for quiet in (replace(settings, is_reporting=False), replace(settings, url="")):
+        gpu = CudaClock(fails=True)
+        monkeypatch.setitem(sys.modules, "torch", gpu.torch())
+        with StepTimer(warmup_steps=0, interval_s=3600, settings=quiet, clock=gpu.clock) as timer:
+            train(timer, gpu, 5)
+            timer.traced(None)
+            assert timer._parts.take() == {} and not timer._is_reading.locked()
+
+
+def event(name: str, category: str, begin: float, length: float) -> dict[str, Any]:
+    """As PyTorch 2 writes it: microseconds."""
+    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": begin, "dur": length}
+
+
+TRACE = {
+    "schemaVersion": 1,
+    "traceEvents": [
+        event("ProfilerStep#3", "user_annotation", 1000.0, 100.0),
+        event("ProfilerStep#3", "gpu_user_annotation", 1000.0, 90.0),
+        event("ampere_bf16_s16816gemm", "kernel", 1000.0, 40.0),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel", 1030.0, 30.0),
+        event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 1045.0, 5.0),
+        event("ncclDevKernel_AllGather_RING_LL", "kernel", 1055.0, 10.0),
+        event("vectorized_elementwise_kernel", "kernel", 1062.0, 8.0),
+        event("aten::mm", "cpu_op", 1000.0, 90.0),
+        {"ph": "i", "cat": "kernel", "name": "ncclMark", "ts": 5.0},
+    ],
+}
+"""Collectives from 1030 to 1065, of which 1040 to 1045 and 1050 to 1062 are behind nothing."""
+
+
+def test_a_trace_tells_the_communication_that_nothing_hid() -> None:
+    assert exposed_share(TRACE) == pytest.approx(0.17)
+    assert exposed_share({"traceEvents": []}) is None
+    assert exposed_share({}) is None
+
+
+def test_a_profile_is_reported_beside_the_passes(operator: ReportServer, settings: ReporterSettings) -> None:
+    profile = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(json.dumps(TRACE)))
+    broken = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text("{"))
+    clock = Clock()
+    with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock) as timer:
+        for one in (broken, None, profile):
+            timer.traced(one)
+            wait_for(lambda: not any(thread.name == "tilecast-trace" for thread in threading.enumerate()))
+        assert timer._exposed == pytest.approx(0.17)
+        for _ in range(3):
+            with timer.part("backward"):
+                clock.now += 0.6
+            clock.now += 0.4
+            timer.step()
+    body = operator.reports[0][2]
+    assert (body["communicationSeconds"], body["backwardSeconds"]) == pytest.approx((0.17, 0.43))
 
 
 def test_each_report_tells_the_steps_since_the_last(operator: ReportServer, settings: ReporterSettings) -> None:
@@ -299,7 +457,9 @@ def test_the_trainer_callback_times_optimizer_steps(operator: ReportServer, sett
     for _ in range(3):
         call("on_step_begin")
         call("on_substep_end", 0.5)
-        call("on_step_end", 0.5)
+        call("on_pre_optimizer_step")
+        call("on_optimizer_step", 0.25)
+        call("on_step_end", 0.25)
         call("on_log")
     call("on_evaluate", 40.0)
     call("on_save", 10.0)
@@ -307,7 +467,24 @@ def test_the_trainer_callback_times_optimizer_steps(operator: ReportServer, sett
         call("on_step_end", 1.0)
     call("on_an_event_of_the_future")
     call("on_train_end")
-    assert [(body["stepSeconds"], body["steps"]) for _, _, body in operator.reports] == [(1.0, 4)]
+    ((_, _, body),) = operator.reports
+    assert (body["stepSeconds"], body["steps"], body["optimizerSeconds"]) == pytest.approx((1.0, 4, 0.25))
+
+
+def test_deepspeeds_update_is_none_of_the_trainers_optimizer(
+    operator: ReportServer, settings: ReporterSettings
+) -> None:
+    clock = Clock()
+    callback = TrainerCallback(StepTimer(0, 3600, settings, clock))
+    args = SimpleNamespace(deepspeed={"zero_optimization": {"stage": 3}})
+    callback.on_train_begin(args, None, None)
+    for _ in range(3):
+        callback.on_pre_optimizer_step(args, None, None)
+        callback.on_optimizer_step(args, None, None)
+        clock.now += 1.0
+        callback.on_step_end(args, None, None)
+    callback.on_train_end(args, None, None)
+    assert "optimizerSeconds" not in operator.reports[0][2]
 
 
 def test_the_trainer_callback_is_called_by_the_real_handler(settings: ReporterSettings) -> None:
@@ -339,7 +516,14 @@ def test_the_lightning_callback_times_optimizer_steps(operator: ReportServer, se
     callback.on_train_start(trainer, module)
     callback.on_train_epoch_start(trainer, module)
     for batch in range(8):
-        clock.now += 0.5
+        callback.on_train_batch_start(trainer, module, None, batch)
+        clock.now += 0.1
+        callback.on_before_backward(trainer, module, None)
+        clock.now += 0.2
+        callback.on_after_backward(trainer, module)
+        if batch % 2:
+            callback.on_before_optimizer_step(trainer, module, None)
+        clock.now += 0.2
         trainer.global_step = (batch + 1) // 2
         callback.on_train_batch_end(trainer, module, None, None, batch)
     clock.now += 30
@@ -348,7 +532,10 @@ def test_the_lightning_callback_times_optimizer_steps(operator: ReportServer, se
     assert callback.state_dict() == {} and callback.state_key
     callback.on_train_end(trainer, module)
     callback.teardown(trainer, module, stage="fit")
-    assert [(body["stepSeconds"], body["steps"]) for _, _, body in operator.reports] == [(1.0, 3)]
+    ((_, _, body),) = operator.reports
+    assert (body["stepSeconds"], body["steps"]) == pytest.approx((1.0, 3))
+    parts = [body[f"{name}Seconds"] for name in ("forward", "backward", "optimizer")]
+    assert parts == pytest.approx([0.2, 0.4, 0.2])
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:

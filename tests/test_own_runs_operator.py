@@ -21,6 +21,7 @@ from test_transfer_operator import better as better_places
 from tilecast.advise import advise
 from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
+from tilecast.transfer import UNTOLD, MeasuredParts
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key
@@ -297,13 +298,13 @@ def test_a_place_that_costs_nothing_can_be_named_to_a_job_that_wants_the_least_p
 def test_a_step_is_never_shorter_than_what_it_waits_for() -> None:
     window = None
     for seconds, waited in ((1.0, 0.1), (1.0, 0.1), (5.0, 4.8)):
-        window = added(window, StepReport(seconds, "put", input_seconds=waited), "t")
+        window = added(window, StepReport(seconds, "put", parts=MeasuredParts(waited)), "t")
     assert window is not None and window.seconds == 1.0
-    assert window.waited_s < window.seconds
+    assert window.parts.sum_s < window.seconds
     later = added(window, StepReport(0.5, "annotation"), "t")
-    assert later.latest.input_seconds == pytest.approx(0.48)
+    assert later.latest.parts.input_s == pytest.approx(0.1 * (0.5 + (4.8 - 0.5) / 3)), "the mean of the reports' shares"
     silent = added(None, StepReport(1.0, "put"), "t")
-    assert silent.waited_s == 0.0
+    assert silent.parts == UNTOLD
 
 
 async def test_nothing_is_kept_of_who_asked_once_it_is_gone() -> None:

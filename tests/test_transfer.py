@@ -18,7 +18,7 @@ from tilecast import shipped
 from tilecast.cli import main
 from tilecast.models import FAMILIES
 from tilecast.spec import Plan, Plans
-from tilecast.transfer import MOST, JobRun, JobRuns, Place
+from tilecast.transfer import APART, MOST, UNTOLD, JobRun, JobRuns, MeasuredParts, Place, carried, compared
 from tilecast.validate import runs as tables
 from tilecast.validate import transfer
 
@@ -42,8 +42,9 @@ owns = st.builds(JobRun, places, plans, st.floats(-0.9, 0.9), st.integers(1, 30)
 
 
 def at(runs: JobRuns, place: Place, plan: Plan = PLAN) -> tuple[float, float]:
-    ratio, width = runs.columns(place, Plans.of(plan))
-    return float(ratio[0]), float(width[0])
+    ratios, width = runs.columns(place, Plans.of(plan), 8)
+    assert np.ptp(ratios) == 0, "runs that tell no parts move all of them alike"
+    return float(ratios[0, 0]), float(width[0])
 
 
 def test_without_runs_forecasts_stay() -> None:
@@ -117,6 +118,67 @@ def test_a_run_of_another_workload_moves_a_little_and_narrows_a_little() -> None
 def test_a_run_of_another_workload_moves_nobody_beyond_its_bound(deviation: float) -> None:
     moved, _ = at(JobRuns((JobRun(A100, PLAN, deviation, is_relative=True),)), A100)
     assert abs(math.log(moved)) == pytest.approx(math.log(1.1))
+
+
+def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[list[float], float]:
+    ratios, width = runs.columns(H100, Plans.of(plan), gpus_per_node)
+    return ratios[:, 0].tolist(), float(width[0])
+
+
+def test_a_part_that_a_run_tells_is_corrected_by_its_own_deviation() -> None:
+    parts = (("together", 0.0), ("communication", -0.5), ("optimizer", 0.2))
+    slow = JobRun(A100, PLAN, -0.3, reports=20, gpus_per_node=8, parts=parts)
+    silent = replace(slow, parts=())
+    (together, communication, optimizer), width = columns(JobRuns((slow,)))
+    assert optimizer < together == 1 < communication < math.exp(0.5)
+    by_step, same = columns(JobRuns((silent,)))
+    assert width == same, "ranges do not depend on what runs say"
+    assert by_step == [by_step[0]] * 3
+    assert columns(JobRuns((slow,)), gpus_per_node=4)[0] == pytest.approx(by_step), "other links: it goes by its step"
+    both, _ = columns(JobRuns((slow, replace(silent, place=H100))))
+    assert 1 < both[0] < both[1], "what a run does not tell goes by its step"
+
+
+@settings(max_examples=200)
+@given(
+    st.fixed_dictionaries({name: st.floats(1e-4, 2.0) for name in ("compute", "communication", "optimizer", "input")}),
+    st.floats(0.0, 2.0),
+    st.fixed_dictionaries({name: st.floats(1e-3, 2.0) for name in APART}),
+    st.sets(st.sampled_from(APART)),
+    st.floats(0.3, 3.0),
+)
+def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
+    expected_s: dict[str, float], hidden_s: float, measured_s: dict[str, float], known: set[str], rest: float
+) -> None:
+    apart_s = {name: measured_s[name] for name in sorted(known)}
+    rest_s = rest * (sum(expected_s.values()) - sum(expected_s[name] for name in apart_s))
+    spent_s = rest_s + sum(apart_s.values())
+    known_deviations = dict(compared(expected_s, hidden_s, spent_s, apart_s))
+    together = known_deviations["together"]
+    ratios = np.exp([[-known_deviations.get(name, together)] for name in ("together", *APART)])
+    after = carried({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)
+    ratio = spent_s / sum(expected_s.values())
+    bounded = np.clip(ratio, 1 / MOST, MOST) / ratio
+    assert sum(after.values())[0] == pytest.approx(spent_s * bounded, rel=1e-9)
+    for name, part in apart_s.items():
+        assert after[name][0] == pytest.approx(part * bounded, rel=1e-6, abs=1e-9)
+
+
+def test_where_nothing_is_exchanged_nothing_is_waited_for() -> None:
+    parts = {"compute": np.ones(2), "communication": np.array([0.0, 0.1]), "optimizer": np.full(2, 0.1)}
+    after = carried(parts, np.array([0.0, 0.4]), np.array([[1.0], [2.0], [1.0]]))
+    assert after["communication"].tolist() == pytest.approx([0.0, 0.7])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.none() | st.floats(0.0, 3.0), min_size=5, max_size=5), st.floats(0.0, 1.0))
+def test_parts_move_towards_newer_ones(values: list[float | None], weight: float) -> None:
+    parts, newer = MeasuredParts(*values), MeasuredParts(1.0, 1.0, None, 1.0, None)
+    after = parts.moved(newer, weight)
+    for old, new, one in zip(parts.values, newer.values, after.values, strict=True):
+        assert one == (new if old is None else old if new is None else pytest.approx(old + weight * (new - old)))
+    assert parts.moved(UNTOLD, weight) == parts and UNTOLD.moved(parts, weight) == parts
+    assert parts.times(2.0).sum_s == pytest.approx(2 * parts.sum_s)
 
 
 def test_runs_that_agree_say_more_than_one() -> None:

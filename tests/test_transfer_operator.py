@@ -86,6 +86,26 @@ async def test_a_successor_is_corrected_after_a_restart_and_once_the_run_is_forg
         assert all("ownRunsRatio" not in row for row in store.status("team", "a")["alternatives"])
 
 
+async def test_what_a_run_tells_of_its_parts_is_kept_and_corrects_them() -> None:
+    store, spaces = SharedStore(), ("silent", "team")
+    async with operator(store, advise, NODES, discovery=True) as running:
+        for space in spaces:
+            await advised(running, store, space, "a")
+        target_s = store.step_s("team", "a")
+        parts = {"communicationSeconds": 0.5 * target_s, "optimizerSeconds": 0.02 * target_s}
+        await report(running, "silent", "a", 1.5 * target_s)
+        await report(running, "team", "a", 1.5 * target_s, **parts)
+        await until(running, store, lambda: all("alternativesHash" in store.status(space, "a") for space in spaces))
+        await until(running, store, lambda: len(store.runs) == 2)
+        observed = store.status("team", "a")["observed"]
+        kept_run = next(run for run in store.runs if run["namespace"] == "team")
+        assert {key: observed[key] for key in parts} == pytest.approx(parts, rel=1e-5)
+        assert {key: kept_run[key] for key in parts} == {key: observed[key] for key in parts}
+        ratios = [[row["ownRunsRatio"] for row in store.status(space, "a")["alternatives"]] for space in spaces]
+        for silent, apart in zip(*ratios, strict=True):
+            assert 1 < apart < silent, "what its links took longer lasts no longer where they do nothing"
+
+
 async def test_a_successor_of_the_name_with_another_batch_is_corrected_a_little() -> None:
     store = SharedStore()
     async with operator(store, advise, NODES, discovery=True) as running:

@@ -6,10 +6,14 @@ is computed; of the GPU's architecture; of one and the same setting; and of the 
 large each is. They cross: runs on two GPUs share what their plans have alike, runs of two plans what their GPUs have.
 What is expected of a setting is the best linear unbiased prediction c' K^-1 d (Henderson 1975; Robinson, Statistical
 Science 6, 1991), so a run moves its own job everywhere, by as much as what the two share deserves, and no other job.
+
+A run that tells what its collectives or its update took has a deviation for each of them, and what is left of its step
+another: what a step waits for its links is carried by what it exchanges, what its update takes by the update.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -27,6 +31,11 @@ BOUND = 0.1
 """What a run of another workload under the job's name moves its forecasts by, at most, whatever it says."""
 LEVELS = ("job", "split", "shape", "architecture", "setting")
 """The deviations that runs of one job share, as `alike` has them."""
+TOGETHER = "together"
+APART = ("communication", "optimizer")
+"""Parts of a step that are corrected on their own where a run tells them; all others go together."""
+MOST_EXPOSED = 100.0
+"""The same bound for the ratio of exposed communication, which may have been forecast to take next to nothing."""
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
 """What of a plan says how it cuts the model; the rest says how many copies there are, and of how many samples."""
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -54,6 +63,51 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredParts:
+    """Seconds of a measured step by what they went to, None where its run does not tell. They do not overlap: a pass
+    includes the collectives that it waits for, unless they are told as communication."""
+
+    input_s: float | None = None
+    """Waiting for the data loader."""
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+    communication_s: float | None = None
+    """Collectives that nothing hid."""
+
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        """All of them, in order."""
+        return self.input_s, self.forward_s, self.backward_s, self.optimizer_s, self.communication_s
+
+    @property
+    def sum_s(self) -> float:
+        """What is told, together."""
+        return sum(one or 0.0 for one in self.values)
+
+    def times(self, factor: float) -> MeasuredParts:
+        """The same of a step so many times as long."""
+        return MeasuredParts(*(None if one is None else one * factor for one in self.values))
+
+    def moved(self, newer: MeasuredParts, weight: float) -> MeasuredParts:
+        """These parts moved towards newer ones by a weight; each that only one of them tells is as it says."""
+        both = zip(self.values, newer.values, strict=True)
+        return MeasuredParts(
+            *(new if old is None else old if new is None else old + weight * (new - old) for old, new in both)
+        )
+
+    @property
+    def apart_s(self) -> dict[str, float]:
+        """Those of `APART` that are told."""
+        known = zip(APART, (self.communication_s, self.optimizer_s), strict=True)
+        return {name: value for name, value in known if value is not None}
+
+
+UNTOLD = MeasuredParts()
+"""Of a run that tells its step alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobRun:
     """A measured run of the job."""
 
@@ -64,13 +118,58 @@ class JobRun:
     reports: int = 1
     """Medians of steps that the measurement is the median of."""
     waited_s: float = 0.0
-    """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter; the deviation is of
-    the step without them."""
+    """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Where the run tells parts, their deviations and that of the rest, by `compared`."""
     gpus_per_node: int = 1
     fields: tuple[str, ...] = WHOLE
     """Columns of its plan that are known; in the others any plan may be as it was."""
     is_relative: bool = False
     """Whether it is of another workload under the job's name; what goes with its plan or shape tells nothing then."""
+
+    def deviations(self, *, is_across: bool) -> tuple[float, ...]:
+        """Of what goes together and of each of `APART`, as plans go by them that are inside of a node or not; what is
+        not told deviates as the rest, and a run that waited for other links goes by its step."""
+        parts = dict(self.parts)
+        if "communication" in parts and (self.plan.gpus > self.gpus_per_node) != is_across:
+            parts = {}
+        together = parts.get(TOGETHER, self.deviation)
+        return together, *(parts.get(name, together) for name in APART)
+
+
+def compared(
+    expected_s: Mapping[str, float], hidden_s: float, spent_s: float, apart_s: Mapping[str, float]
+) -> tuple[tuple[str, float], ...]:
+    """The deviation of what of a step goes together, and those of the parts that were measured on their own; `carried`
+    by their inverse exponentials the forecast is the measured step. What is exposed of collectives counts beside all of
+    them, hidden ones included: where all was to be hidden, a run that waits says how much of it is not, and no ratio.
+
+    Args:
+        expected_s: the parts of the forecast.
+        hidden_s: seconds of collectives that computation hides, by the same forecast.
+        spent_s: what the measured step took.
+        apart_s: which of that went to some of `APART`, less than all, each forecast to take some time.
+    """
+    rest_s = sum(expected_s.values()) - sum(expected_s[name] for name in apart_s)
+    together = rest_s / (spent_s - sum(apart_s.values()))
+    known = {TOGETHER: math.log(together)}
+    for name, seconds in apart_s.items():
+        exchanged_s = expected_s[name] + hidden_s if name == "communication" else 0.0
+        known[name] = math.log((expected_s[name] + exchanged_s) / (seconds + exchanged_s / together))
+    return tuple(known.items())
+
+
+def carried(parts_s: Mapping[str, Floats], hidden_s: Floats, ratios: Floats) -> dict[str, Floats]:
+    """The parts of steps, (n,) each, times the ratios of `JobRuns.columns`, (3, n), no step longer or shorter by more
+    than `MOST`; `hidden_s` are the seconds of collectives that computation hides, (n,)."""
+    together, exposed, update = ratios
+    parts = {name: value * together for name, value in parts_s.items()}
+    exchanged = parts_s["communication"] + hidden_s
+    gained = parts_s["communication"] * exposed + exchanged * (exposed - together)
+    parts |= {"communication": np.maximum(gained, 0.0), "optimizer": parts_s["optimizer"] * update}
+    step_s, before = (np.sum(list(one.values()), axis=0) for one in (parts, parts_s))
+    within = np.clip(step_s / before, 1 / MOST, MOST) * before / step_s
+    return {name: value * within for name, value in parts.items()}
 
 
 def alike(own: JobRun, place: Place, plans: Plans) -> Mask:
@@ -107,26 +206,38 @@ class JobRuns:
 
     runs: tuple[JobRun, ...] = ()
 
-    def columns(self, place: Place, plans: Plans, known: Mapping[str, float] | None = None) -> tuple[Floats, Floats]:
-        """What the steps of plans are multiplied by, and what the half-width of their ranges is, (n,) each.
+    def columns(
+        self, place: Place, plans: Plans, gpus_per_node: int, known: Mapping[str, float] | None = None
+    ) -> tuple[Floats, Floats]:
+        """What parts of the steps of plans are multiplied by, (3, n): those that go together, then `APART`; and what
+        the half-width of the steps' ranges is, (n,).
 
         Args:
             place: the GPU, and what is computed there.
             plans: the plans, (n,).
+            gpus_per_node: of the nodes there.
             known: other figures than `deviations()`.
         """
         if not self.runs:
-            return np.ones(len(plans)), np.ones(len(plans))
+            return np.ones((1 + len(APART), len(plans))), np.ones(len(plans))
         ran = Plans.of(*(one.plan for one in self.runs))
         among = np.stack([self._alike(one.place, ran.take(np.array([k]))) for k, one in enumerate(self.runs)], axis=-1)
-        deviation, reports = (np.array([getattr(one, name) for one in self.runs]) for name in ("deviation", "reports"))
+        reports = np.array([one.reports for one in self.runs])
         shared = self._alike(place, plans)
         held = [name in ("job", "architecture") for name in LEVELS]
         relative = np.array([one.is_relative for one in self.runs])
         shared &= np.array(held)[:, None, None] | ~relative[:, None]
         share = usual(place.family)
+        deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MOST]])
+        if any(one.parts for one in self.runs):
+            inside, across = ([one.deviations(is_across=tier) for one in self.runs] for tier in (False, True))
+            deviation = np.array([inside, across]).swapaxes(-1, -2).reshape(-1, len(self.runs))
+            most = np.tile([[MOST], [MOST_EXPOSED], [MOST]], (2, 1))
         ratio, width = corrected(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
-        return (np.clip(ratio, 1 / (1 + BOUND), 1 + BOUND) if relative.all() else ratio), width
+        most = np.minimum(most, 1 + BOUND) if relative.all() else most
+        tiers = np.broadcast_to(np.clip(ratio, 1 / most, most), (2 * (1 + len(APART)), len(plans)))
+        tiers = tiers.reshape(2, 1 + len(APART), len(plans))
+        return np.where(plans.gpus > gpus_per_node, tiers[1], tiers[0]), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""
@@ -152,7 +263,8 @@ def corrected(
 
     Deviations of some jobs are small and of others large: a job is of one kind or of the other, in which all that its
     runs share has another variance, and both predictions count by how likely the runs are under them. Ranges are
-    those of the mean variance, so that they depend on which runs there are and not on what they say.
+    those of the mean variance, so that they depend on which runs there are and not on what they say. No ratio is
+    bounded.
 
     Args:
         known: figures as `deviations` has them.
@@ -176,4 +288,4 @@ def corrected(
     whole = covariance + noise[..., None] * np.eye(deviation.shape[-1])
     explained = (target * np.linalg.solve(whole, target)).sum(-2) / (variance.sum() + known["run"] ** 2)
     left = 1.0 - np.clip(explained, 0.0, 1.0)
-    return np.clip(np.exp(-mean), 1 / MOST, MOST), np.asarray(left ** known["narrowing"])
+    return np.exp(-mean), np.asarray(left ** known["narrowing"])

@@ -17,13 +17,24 @@ class TrainerCallback:
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
+        self._update_ended: Callable[[], None] = _nothing
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The loop begins."""
         self.timer.start()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The weight update begins; DeepSpeed's is none of the optimizer that the trainer calls."""
+        if not getattr(args, "deepspeed", None):
+            self._update_ended = self.timer.begin("optimizer")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The weights are updated."""
+        self._update_ended()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """An optimizer step has ended, gradient accumulation included."""
+        self._update_ended()
         self.timer.step()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -50,21 +61,40 @@ class TrainerCallback:
 
 
 class LightningCallback:
-    """`Trainer(callbacks=[LightningCallback()])` of Lightning."""
+    """`Trainer(callbacks=[LightningCallback()])` of Lightning, with automatic optimization."""
 
     state_key = "tilecast_observe.LightningCallback"
 
     def __init__(self, timer: StepTimer | None = None) -> None:
         self.timer = timer or StepTimer()
         self._seen = 0
+        self._part_ended: Callable[[], None] = _nothing
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The loop begins."""
         self._seen = getattr(trainer, "global_step", 0)
         self.timer.start()
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A forward pass begins."""
+        self._part_ended = self.timer.begin("forward")
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """The forward pass has ended, and the backward pass begins."""
+        self._part_ended()
+        self._part_ended = self.timer.begin("backward")
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """The backward pass has ended."""
+        self._part_ended()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """The weight update begins."""
+        self._part_ended = self.timer.begin("optimizer")
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A batch has ended, and with it an optimizer step unless gradients are still accumulated."""
+        self._part_ended()
         now = getattr(trainer, "global_step", self._seen + 1)
         if now != self._seen:
             self._seen = now

@@ -65,13 +65,22 @@ class ReporterSettings:
 
 @dataclass(frozen=True)
 class Taken:
-    """Steps since the last report: their median and their number, and what a step waited for data in the mean, where a
-    loader is timed. Seconds."""
+    """Steps since the last report: their median and their number, and what a step went to as far as it is timed.
+    Seconds."""
 
     seconds: float
     steps: int
-    input_seconds: float | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
+
+PART_HELP = {
+    "input": "Mean time of a step that the GPU waited for data.",
+    "forward": "Mean time of a step's forward passes.",
+    "backward": "Mean time of a step's backward passes.",
+    "optimizer": "Mean time of a step's weight update.",
+    "communication": "Mean time of a step's collectives that nothing hid.",
+}
+"""What Prometheus is told of each part of a step."""
 
 Take = Callable[[int], Taken | None]
 
@@ -95,6 +104,13 @@ class Reporter:
         self._text = ""
         self._steps = 0
         self._has_warned = False
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether anybody is told."""
+        settings = self._settings
+        goes = bool(settings.url and settings.job) or bool(settings.metrics_file) or settings.metrics_port is not None
+        return settings.is_reporting and goes
 
     @property
     def metrics_port(self) -> int | None:
@@ -145,7 +161,7 @@ class Reporter:
             body = {
                 "stepSeconds": steps.seconds,
                 "steps": steps.steps,
-                "inputSeconds": steps.input_seconds,
+                **{f"{name}Seconds": seconds for name, seconds in steps.parts.items()},
                 "peakMemoryBytes": peak,
                 "gpu": _gpu_name(),
                 "gpus": self._settings.gpus,
@@ -172,9 +188,8 @@ class Reporter:
             ("tilecast_step_seconds", "gauge", "Median optimizer step since the last report.", repr(steps.seconds)),
             ("tilecast_steps_total", "counter", "Optimizer steps measured since the start.", str(self._steps)),
         ]
-        if steps.input_seconds is not None:
-            text = "Mean time of a step that the GPU waited for data."
-            metrics.append(("tilecast_input_seconds", "gauge", text, repr(steps.input_seconds)))
+        for name, seconds in steps.parts.items():
+            metrics.append((f"tilecast_{name}_seconds", "gauge", PART_HELP[name], repr(seconds)))
         if peak is not None:
             text = "Most GPU memory that PyTorch allocated on this rank."
             metrics.append(("tilecast_peak_memory_bytes", "gauge", text, str(peak)))

@@ -1,22 +1,31 @@
-"""`StepTimer`: the time between the ends of optimizer steps, after warm-up."""
+"""`StepTimer`: the time between the ends of optimizer steps, after warm-up, and what it went to."""
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tilecast_observe.loading import Batch, Waits
+from tilecast_observe import trace
+from tilecast_observe.parts import PARTS, Batch, PartTimes
 from tilecast_observe.reporter import Reporter, ReporterSettings, Taken, log
 
 if TYPE_CHECKING:
     from typing import Self
 
+READ_S = 600.0
+"""After so long a profile is given up."""
 MOST_STEPS = 1024
 """Most steps between two reports whose median is taken: the latest of them."""
 
@@ -49,40 +58,85 @@ class StepTimer:
         self._lock = threading.Lock()
         self._steps: deque[float] = deque(maxlen=MOST_STEPS)
         self._count = 0
-        self._waits = Waits(clock)
         self._reporter: Reporter | None = None
         try:
             self._reporter = Reporter(settings or ReporterSettings.of(os.environ), self._take, interval_s)
         except Exception:
             log.warning("step times are not reported", exc_info=True)
+        self._is_reporting = self._reporter is not None and self._reporter.is_reporting
+        self._parts = PartTimes(clock, is_used=self._is_reporting)
+        self._exposed: float | None = None
+        self._is_reading = threading.Lock()
 
     def step(self) -> None:
         """An optimizer step has ended."""
         now, before = self._clock(), self._mark
         self._mark = now
-        if before is None:
-            return
-        if self._left:
+        if before is not None and self._left:
             self._left -= 1
-            return
-        with self._lock:
-            self._steps.append(now - before)
-            self._count += 1
+        elif before is not None:
+            with self._lock:
+                self._steps.append(now - before)
+                self._count += 1
+        self._parts.next(counts=self._left == 0)
 
     def loading(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader, the time that the GPU waits for each of them reported beside the step.
 
         `for batch in timer.loading(loader):` instead of `for batch in loader:`. What the loader raises is raised.
         """
-        return self._waits.over(loader, lambda: self._mark is not None and self._left == 0)
+        return self._parts.over(loader)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What runs inside is a part of the step: "forward", "backward", "optimizer" or "communication". What is a part
+        of its own inside of another counts for itself alone. Any other name times nothing."""
+        end = self.begin(name)
+        try:
+            yield
+        finally:
+            end()
+
+    def begin(self, name: str) -> Callable[[], None]:
+        """The same where a part begins and ends in different functions: what is returned ends it."""
+        if name not in PARTS:
+            log.warning("%r is no part of a step; there are %s", name, ", ".join(PARTS))
+            return lambda: None
+        return self._parts.begin(name)
+
+    def traced(self, profile: Any) -> None:
+        """`torch.profiler.profile(schedule=…, on_trace_ready=timer.traced)`: what a step waits for its collectives is
+        reported from then on. A process of its own reads the trace, one at a time, where rank 0 runs."""
+        if not self._is_reporting or self._is_reading.locked():
+            return
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="tilecast-observe-")
+            path = Path(folder.name, "trace.json")
+            profile.export_chrome_trace(str(path))
+            threading.Thread(target=self._read, args=(folder, path), name="tilecast-trace", daemon=True).start()
+        except Exception:
+            log.warning("the profile is not read", exc_info=True)
+
+    def _read(self, folder: tempfile.TemporaryDirectory[str], path: Path) -> None:
+        try:
+            with self._is_reading, folder:
+                command = [sys.executable, trace.__file__, str(path)]
+                done = subprocess.run(  # noqa: S603 (this package's own file, by the interpreter that runs)
+                    command, capture_output=True, text=True, check=True, timeout=READ_S
+                )
+                self._exposed = json.loads(done.stdout)
+        except Exception as error:
+            log.warning("the profile is not read: %s", error)
 
     def skip(self) -> None:
         """What happens until the next step ends is no training: an evaluation, a checkpoint."""
         self._mark = None
+        self._parts.skip()
 
     def start(self) -> None:
         """Begin to report; `with` does it."""
         self._mark = self._clock()
+        self._parts.next(counts=self._left == 0)
         if self._reporter is not None:
             self._reporter.start()
 
@@ -108,5 +162,20 @@ class StepTimer:
             steps, count = list(self._steps), self._count
             self._steps.clear()
             self._count = 0
-        seconds, waited = statistics.median(steps), self._waits.take()
-        return Taken(seconds, count, None if waited is None else min(waited / count, seconds))
+        seconds = statistics.median(steps)
+        return Taken(seconds, count, _within(seconds, self._parts.take(), self._exposed))
+
+
+def _within(seconds: float, means: Mapping[str, float], exposed: float | None) -> Mapping[str, float]:
+    """The parts of a step of so many seconds, which do not overlap and are no longer than it, given their means and
+    the share of the step in which collectives ran alone."""
+    parts = dict(means)
+    if exposed is not None and "communication" not in parts:
+        left = parts["communication"] = exposed * seconds
+        for name in ("backward", "forward", "optimizer"):
+            within = min(left, parts.get(name, 0.0))
+            left -= within
+            if name in parts:
+                parts[name] -= within
+    most = max(seconds, sum(parts.values()))
+    return {name: value * (seconds / most) for name, value in parts.items()}

@@ -61,7 +61,7 @@ class Score:
         latest, ran = self.window.latest, self.forecast
         return Seen(
             uid, self.window.time, self.run(namespace), name, account, latest.source, namespace_uid,
-            ran.gpus, ran.plan, self.window.waited_s,
+            ran.gpus, ran.plan, self.window.parts,
         )  # fmt: skip
 
 

@@ -17,14 +17,16 @@ from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast.transfer import JobRun, JobRuns, Place
+from tilecast.transfer import UNTOLD, JobRun, JobRuns, MeasuredParts, Place
 
 log = logging.getLogger("tilecast")
 
 MOST_RUNS = 8
 """Runs that a job's forecasts are corrected by, the newest."""
 GRID = 0.02
-"""Change of a measured step, as a logarithm, or of the share that it waits, below which nothing is priced anew."""
+"""Change of a measured step, as a logarithm, of about which jobs are priced anew."""
+PART_GRID = 0.05
+"""Change of the share of a part of it, likewise."""
 
 
 def setting(one: Seen) -> tuple[str, int | None, str | None]:
@@ -35,7 +37,9 @@ def setting(one: Seen) -> tuple[str, int | None, str | None]:
 def shown(one: Seen) -> tuple[object, ...]:
     """What of a run jobs go by, to within `GRID`."""
     step_s = one.run.observed_s
-    return *setting(one), round(math.log(step_s) / GRID), round(one.waited_s / step_s / GRID)
+    parts = (one.parts.input_s, one.parts.communication_s, one.parts.optimizer_s)
+    shares = [None if part is None else round(part / step_s / PART_GRID) for part in parts]
+    return *setting(one), round(math.log(step_s) / GRID), *shares
 
 
 def workloads(request: Request, pools: Sequence[Pool]) -> dict[str, Workload]:
@@ -71,14 +75,8 @@ class OwnRuns:
                     return cls((), JobRuns((alike,)), run.job)
                 continue
             meant = replace(request, workload=known[run.run.workload])
-            try:
-                plan = Stated.parse(run.plan, "plan")
-                step = Measurement(pool, run.gpus, run.run.observed_s, plan, run.waited_s, f"the run of {run.job}")
-                (item,) = own_runs(meant, [step])
-            except SpecError as error:
-                log.info("not learnt from: %s", error)
-                continue
-            pairs.append((item, item.own(meant)))
+            if (item := _own(meant, pool, run)) is not None:
+                pairs.append((item, item.own(meant)))
         return cls(tuple(item for item, _ in pairs), JobRuns(tuple(one for _, one in pairs)))
 
     def corrected(self, pools: Sequence[Pool]) -> Sequence[Pool]:
@@ -90,10 +88,24 @@ class OwnRuns:
         return with_note(advice, self.relative) if self.relative else with_notes(advice, self.items)
 
 
+def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
+    """A run beside its forecast: without its parts where those cannot be meant; None where the step cannot."""
+    for parts in dict.fromkeys((run.parts, MeasuredParts(run.parts.input_s), UNTOLD)):
+        try:
+            plan = Stated.parse(run.plan or "", "plan")
+            step = Measurement(pool, run.gpus or 1, run.run.observed_s, plan, parts, f"the run of {run.job}")
+            (item,) = own_runs(request, [step])
+        except SpecError as error:
+            log.info("not learnt from: %s", error)
+        else:
+            return item
+    return None
+
+
 def _relative(request: Request, pool: Pool, run: Seen) -> JobRun | None:
     """A run of another workload of the same name, for transfer, held against what was forecast of it then; None where
     it is of another kind of model, another precision, or a unit that cannot be meant."""
-    seen, workload, spent = run.run, request.workload, run.run.observed_s - run.waited_s
+    seen, workload, spent = run.run, request.workload, run.run.observed_s - (run.parts.input_s or 0.0)
     if (seen.family, seen.precision) != (workload.model.family, workload.precision) or spent <= 0:
         return None
     known = pool.calibration

@@ -18,11 +18,14 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from tilecast import calibration
-from tilecast.api.base import MAX_GPUS, ApiModel, check
+from tilecast.advise.measured import ROUNDING
+from tilecast.api.base import MAX_GPUS, check
+from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.api.status import ErrorRatio, FrozenForecast, ObservedStep, StepSeconds
 from tilecast.api.training_job import BaselinePlan
 from tilecast.render.document import figures
 from tilecast.spec import SpecError, Stated
+from tilecast.transfer import UNTOLD, MeasuredParts
 
 AUDIENCE = "tilecast"
 """Of the tokens with which pods report."""
@@ -35,6 +38,8 @@ GROUP = 5
 FAR = 100.0
 """A step this many times longer or shorter than forecast is another unit, or another job."""
 MAX_BODY_BYTES = 16384
+PARTS_RECENT = 8
+"""Reports that the parts of a step are the running mean of."""
 TRAINER_METRICS = ("step_time_seconds", "step_seconds", "train_step_time_seconds")
 """Names under which a TrainJob's trainer may publish its step."""
 
@@ -70,18 +75,17 @@ class StepReport:
     driver: str | None = None
     plan: Stated | None = None
     annotation: str | None = None
-    input_seconds: float | None = None
-    """What of the step went by waiting for data."""
+    parts: MeasuredParts = UNTOLD
+    """What the step went to."""
     account: str | None = None
     """Service account of the pod, where a token vouches for it."""
 
 
-class _Body(ApiModel):
+class _Body(PartSeconds):
     """What a training pod PUTs; see `tilecast_observe`."""
 
     step_seconds: float = Field(description="Median step.")
     steps: int | None = Field(default=None, ge=1, le=10**9)
-    input_seconds: float | None = Field(default=None, ge=0, lt=1e9)
     peak_memory_bytes: int | None = Field(default=None, ge=0, le=2**50)
     gpu: str | None = Field(default=None, max_length=128)
     gpus: int | None = Field(default=None, ge=1, le=MAX_GPUS)
@@ -108,12 +112,13 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
         one = check(_Body, document, "observation")
     except SpecError as error:
         raise Refused("invalid", 422, str(error).removeprefix("observation.")) from None
-    if one.input_seconds is not None and one.input_seconds > one.step_seconds:
-        raise Refused("invalid", 422, f"inputSeconds: {one.input_seconds:g} is more than stepSeconds; send its part")
+    if one.parts.sum_s > one.step_seconds * (1 + ROUNDING) > 0:
+        problem = f"inputSeconds and the other parts take {one.parts.sum_s:g} s, more than stepSeconds"
+        raise Refused("invalid", 422, f"{problem}; send what each takes of the step")
     return StepReport(
         seconds=positive(one.step_seconds),
         source="put",
-        input_seconds=one.input_seconds,
+        parts=one.parts,
         steps=one.steps,
         peak_memory_bytes=one.peak_memory_bytes,
         gpu=one.gpu,
@@ -260,7 +265,7 @@ class Window:
             node=observed.node,
             driver=observed.driver,
             annotation=observed.annotation,
-            input_seconds=observed.input_seconds,
+            parts=observed.parts,
         )
         return cls(recent, max(observed.samples, len(recent)), observed.time, latest)
 
@@ -270,9 +275,9 @@ class Window:
         return calibration.median(self.recent)
 
     @property
-    def waited_s(self) -> float:
-        """What of that a step waits for its data: the share of the newest report that says it."""
-        return min((self.latest.input_seconds or 0.0) / self.latest.seconds, 1.0) * self.seconds
+    def parts(self) -> MeasuredParts:
+        """What that went to: the shares of the newest report that tells any of it."""
+        return self.latest.parts.times(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:
         """Whether this was the newest report, as far as the status of a job keeps it."""
@@ -283,7 +288,7 @@ class Window:
         latest = self.latest
         return ObservedStep.within(
             step_seconds=figures(self.seconds),
-            input_seconds=None if latest.input_seconds is None else figures(latest.input_seconds),
+            **fields_of(latest.parts),
             samples=self.samples,
             source=latest.source,
             time=self.time,
@@ -301,9 +306,9 @@ def added(window: Window | None, report: StepReport, now: str) -> Window:
     if window is None:
         return Window((report.seconds,), 1, now, report)
     before = window.latest
-    if before.input_seconds is not None:
-        before = replace(before, input_seconds=before.input_seconds / before.seconds * report.seconds)
-    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation", "input_seconds")
+    earlier = before.parts.times(report.seconds / before.seconds)
+    report = replace(report, parts=earlier.moved(report.parts, 1 / min(window.samples + 1, PARTS_RECENT)))
+    names = ("peak_memory_bytes", "gpu", "node", "driver", "annotation")
     missing = {name: getattr(before, name) for name in names if getattr(report, name) is None}
     recent: Sequence[float] = (*window.recent, report.seconds)[-RECENT:]
     return Window(tuple(recent), window.samples + 1, now, replace(report, **missing))

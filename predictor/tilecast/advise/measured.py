@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tilecast.advise.ran import ran
+from tilecast.advise.ran import Ran, ran
 from tilecast.advise.values import Advice, Offer, Request
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, SpecError, Stated
-from tilecast.transfer import WHOLE, JobRun, JobRuns, Place
+from tilecast.transfer import UNTOLD, WHOLE, JobRun, JobRuns, MeasuredParts, Place, compared
 
 SLIP = 10.0
 """A step so many times its forecast, or so many times shorter, is one of another unit."""
+ROUNDING = 1e-5
+"""How much longer than its step the sum of its parts may be, relative to it."""
 APART = 1.5
 """Two measurements of one setting further apart than this factor are not of one job."""
 
@@ -27,10 +29,15 @@ class Measurement:
     seconds: float
     plan: Plan | Stated | None = None
     """What is known of the plan; the fastest that agrees with it is taken to have run."""
-    waited_s: float = 0.0
-    """Seconds of the step that went by waiting for the data loader."""
+    parts: MeasuredParts = UNTOLD
+    """What the step went to, as far as it is known."""
     field: str = "--measured"
     """What errors call it."""
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds in which the GPU did not wait for the data loader."""
+        return self.seconds - (self.parts.input_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +45,52 @@ class OwnRun:
     """A measurement beside its forecast in seconds, which no own run has corrected."""
 
     measurement: Measurement
-    plan: Plan
-    forecast_s: float
+    forecast: Ran
+
+    @property
+    def plan(self) -> Plan:
+        return self.forecast.plan
+
+    @property
+    def expected_s(self) -> dict[str, float]:
+        """The parts of the forecast, without the wait for data where it was measured."""
+        without = () if self.measurement.parts.input_s is None else ("input",)
+        return {name: part for name, part in self.forecast.parts.items() if name not in without}
+
+    @property
+    def apart_s(self) -> dict[str, float]:
+        """Measured seconds of the parts that are corrected on their own: those that are forecast to take some time.
+        What stages of a pipeline wait for each other looks like communication, so that none is told apart there."""
+        exchanged_s = self.forecast.parts["communication"] + self.forecast.hidden_s
+        known_s = {
+            "communication": exchanged_s if self.plan.pipeline == 1 else 0.0,
+            "optimizer": self.forecast.parts["optimizer"],
+        }
+        return {name: part for name, part in self.measurement.parts.apart_s.items() if known_s[name] > 0}
+
+    @property
+    def rest_s(self) -> float:
+        """What is left of the measured step."""
+        return self.measurement.spent_s - sum(self.apart_s.values())
 
     @property
     def ratio(self) -> float:
         """What its step is multiplied by to be the one that was measured, waiting for the loader aside."""
-        return (self.measurement.seconds - self.measurement.waited_s) / self.forecast_s
+        return self.measurement.spent_s / sum(self.expected_s.values())
 
     def own(self, request: Request) -> JobRun:
         """The same for transfer."""
-        pool = self.measurement.pool
-        place = Place.of(pool.gpu.name, pool.gpu.architecture, request.workload)
-        plan = self.measurement.plan
-        names = tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None)
+        pool, plan = self.measurement.pool, self.measurement.plan
+        spent_s, apart_s = self.measurement.spent_s, self.apart_s
+        parts = compared(self.expected_s, self.forecast.hidden_s, spent_s, apart_s) if apart_s else ()
         return JobRun(
-            place,
+            Place.of(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
             -math.log(self.ratio),
-            waited_s=self.measurement.waited_s,
+            waited_s=self.measurement.parts.input_s or 0.0,
+            parts=parts,
             gpus_per_node=pool.gpus_per_node,
-            fields=names,
+            fields=tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None),
         )
 
     def __str__(self) -> str:
@@ -84,21 +116,32 @@ def own_runs(request: Request, measurements: Sequence[Measurement]) -> tuple[Own
 
 
 def _own_run(request: Request, one: Measurement) -> OwnRun:
-    if not 0 < one.seconds < 1e9 or not 0 <= one.waited_s < one.seconds:
-        text = f"{one.seconds:g} s, {one.waited_s:g} s of them waiting, is no step time"
-        raise SpecError(one.field, text, "give seconds, more than 0")
+    if not 0 < one.seconds < 1e9:
+        raise SpecError(one.field, f"{one.seconds:g} s is no step time", "give seconds, more than 0")
+    if one.parts.sum_s > one.seconds * (1 + ROUNDING) or one.spent_s <= 0:
+        text = f"the parts of a step of {one.seconds:g} s take {one.parts.sum_s:g} s"
+        raise SpecError(one.field, text, "give what each part takes of the step; they do not overlap")
     try:
         held = ran(request, replace(one.pool, own=JobRuns()), one.gpus, one.plan)
     except SpecError as error:
         raise SpecError(one.field, error.problem, error.remedy) from None
-    spent = one.seconds - one.waited_s
-    if spent < held.least_s:
+    item = OwnRun(one, held)
+    if item.rest_s < held.least_s:
         peak = f"{one.gpus} {one.pool.name} at their peak take {held.least_s:.3g} s for {held.plan}"
-        raise SpecError(one.field, f"{spent:.3g} s is faster than the roofline: {peak}", "check the unit and the plan")
-    if abs(math.log(spent / held.step_s)) > math.log(SLIP):
-        text = f"{spent:.3g} s is {spent / held.step_s:.3g} times the forecast of {held.step_s:.3g} s for {held.plan}"
-        raise SpecError(one.field, text, "check the unit, the batch and the plan")
-    return OwnRun(one, held.plan, held.step_s)
+        text = f"{item.rest_s:.3g} s is faster than the roofline: {peak}"
+        raise SpecError(one.field, text, "check the unit and the plan")
+    _require_plausible(one.field, one.spent_s, held.step_s, f"the forecast of {held.step_s:.3g} s for {held.plan}")
+    if "optimizer" in item.apart_s:
+        update_s = held.parts["optimizer"]
+        _require_plausible(one.field, item.apart_s["optimizer"], update_s, f"the forecast update of {update_s:.3g} s")
+    return item
+
+
+def _require_plausible(field: str, seconds: float, expected_s: float, what: str) -> None:
+    ratio = seconds / expected_s
+    if not 1 / SLIP <= ratio <= SLIP:
+        text = f"{seconds:.3g} s is {ratio:.3g} times {what}"
+        raise SpecError(field, text, "check the unit, the batch and the plan")
 
 
 def corrected(request: Request, pools: Sequence[Pool], items: Sequence[OwnRun]) -> tuple[Pool, ...]:
@@ -136,7 +179,11 @@ def with_note(advice: Advice, job: str) -> Advice:
 
 
 def _note(item: OwnRun) -> str:
-    waited = item.measurement.waited_s
-    loader = f" beside {waited:.3g} s of waiting for its loader, which stay on every pool" if waited else ""
-    spent = f"{item.measurement.seconds - waited:.3g} s{loader}"
-    return f"Your run on {item} ({item.plan}) took {spent}, {item.ratio:.2f}x its forecast of {item.forecast_s:.3g} s."
+    one, forecast = item.measurement, item.forecast
+    input_s = one.parts.input_s or 0.0
+    loader = f" beside {input_s:.3g} s of waiting for its loader, which stay on every pool" if input_s else ""
+    apart = [f"{part:.3g} s for {name} ({forecast.parts[name]:.3g} s forecast)" for name, part in item.apart_s.items()]
+    rest = f"; of that {' and '.join(apart)}" if apart else ""
+    spent = f"{one.spent_s:.3g} s{loader}"
+    expected_s = sum(item.expected_s.values())
+    return f"Your run on {item} ({item.plan}) took {spent}, {item.ratio:.2f}x its forecast of {expected_s:.3g} s{rest}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,6 +33,10 @@ class Ran:
     """Likewise."""
     least_s: float
     """All kernels at the peak of compute or memory."""
+    parts: Mapping[str, float]
+    """What `step_s` consists of."""
+    hidden_s: float
+    """Collectives that computation hides."""
 
 
 def ran(
@@ -82,4 +87,6 @@ def ran(
         group=(gpu, workload.precision, family, scale, calibration.digest(workload)),
         framework=calibration.framework_of(workload),
         least_s=float(priced.times.least[row]),
+        parts=priced.times.parts(row),
+        hidden_s=float(priced.times.hidden[row]),
     )

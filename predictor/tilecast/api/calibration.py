@@ -14,6 +14,7 @@ from tilecast.api.fields import mapping, value_at
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
 from tilecast.spec import Precision, SpecError
+from tilecast.transfer import UNTOLD, MeasuredParts
 
 MAX_RUNS = 64
 """Runs of one namespace on a pool that are kept, the newest."""
@@ -85,8 +86,8 @@ class Seen:
     gpus: int | None = None
     plan: str | None = None
     """How it was split, as tables print it."""
-    waited_s: float = 0.0
-    """Seconds of a step that it waited for its data."""
+    parts: MeasuredParts = UNTOLD
+    """What its step went to, as far as it told."""
 
 
 def run_of(pool: str, gpu: str, one: RunRecord, namespace: str = "") -> Run:

@@ -17,6 +17,7 @@ from pydantic import Field
 from tilecast.api.base import API_VERSION, GROUP, MAX_GPUS, StatusModel, list_field, optional_field
 from tilecast.api.calibration import RunRecord, Seen, record, run_of
 from tilecast.api.fields import value_at
+from tilecast.api.parts import PartSeconds, fields_of
 from tilecast.spec import SpecError
 
 KIND = "PoolLearning"
@@ -27,7 +28,7 @@ MAX_KEPT = 1024
 MAX_FORGOTTEN = 64
 
 
-class LearntRun(RunRecord):
+class LearntRun(RunRecord, PartSeconds):
     """A run with where the reports came from."""
 
     gpu: str = Field(min_length=1, max_length=63, description="GPU of the pool.")
@@ -42,9 +43,6 @@ class LearntRun(RunRecord):
     source: str = Field(default="", max_length=16, description="Where the newest report came from.")
     gpus: int | None = optional_field("GPUs that it ran on.", ge=1, le=MAX_GPUS)
     plan: str | None = optional_field("How it was split.", max_length=128)
-    input_seconds: float | None = optional_field(
-        "Seconds of a step that it waited for its data, where it said so.", ge=0, le=1e9
-    )
 
 
 class ForgottenRuns(StatusModel):
@@ -101,7 +99,7 @@ def runs(pool: str, document: Mapping[str, Any]) -> list[Seen]:
     for one in LearntRun.known(value_at(document, ("spec", "runs"))):
         run = run_of(pool, one.gpu, one, one.namespace)
         origin = (one.job, one.service_account, one.source, one.namespace_uid)
-        parsed.append(Seen(one.uid, one.time, run, *origin, one.gpus, one.plan, one.input_seconds or 0.0))
+        parsed.append(Seen(one.uid, one.time, run, *origin, one.gpus, one.plan, one.parts))
     return parsed
 
 
@@ -124,7 +122,7 @@ def document(pool: str, seen: Iterable[Seen], forgot: Iterable[tuple[Forget, str
             source=item.source,
             gpus=item.gpus,
             plan=item.plan,
-            input_seconds=float(f"{item.waited_s:.6g}") or None,
+            **fields_of(item.parts),
         )
         for item in seen
     ]

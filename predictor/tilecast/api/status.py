@@ -16,6 +16,7 @@ from tilecast.api.base import (
     plan_field,
     time_field,
 )
+from tilecast.api.parts import PartSeconds
 from tilecast.spec import Checkpointing, Precision
 
 
@@ -142,13 +143,10 @@ class FrozenForecast(StatusModel):
     followed: bool | None = optional_field("Whether it runs as recommended.")
 
 
-class ObservedStep(StatusModel):
-    """The measured step."""
+class ObservedStep(StatusModel, PartSeconds):
+    """The measured step, and what it went to as the newest report that tells any of it."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
-    input_seconds: float | None = optional_field(
-        "What of a step the GPU waited for data, as the newest report that says it.", ge=0
-    )
     samples: int = Field(ge=1, description="Reports so far.")
     source: str = Field(max_length=32, description="Where the newest came from: put, annotation, prometheus, trainJob.")
     time: str = time_field("When the newest arrived.")

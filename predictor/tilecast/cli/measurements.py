@@ -12,23 +12,24 @@ from pydantic import Field
 
 from tilecast.advise.measured import Measurement
 from tilecast.api.base import ApiModel, check, optional_field
+from tilecast.api.parts import PartSeconds
 from tilecast.cli import pool_inputs, reading
 from tilecast.hardware import Pool, find_gpu
 from tilecast.spec import SpecError, Stated
+from tilecast.transfer import UNTOLD, MeasuredParts
 
 _STEP = re.compile(r"(\d{1,9}(?:\.\d{0,9})?(?:e-?\d{1,2})?) *(ms|s|min|)", re.ASCII)
 _UNITS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
 _REMEDY = "write for instance a100-80:8=1.9s, or a100-80:8/tp=2,dp=4=450ms"
 
 
-class MeasuredStep(ApiModel):
+class MeasuredStep(PartSeconds):
     """An entry of a file of measured steps. Its parts are those of a report of `tilecast_observe`."""
 
     pool: str = Field(min_length=1, max_length=63, description="Pool or GPU that the job ran on.")
     gpus: int = Field(ge=1, le=10**6, description="GPUs that it ran on.")
     plan: str | None = optional_field("Its plan, as tables print it.", max_length=128)
     step_seconds: float = Field(gt=0, lt=1e9, description="The step as measured.")
-    input_seconds: float = Field(default=0.0, ge=0, lt=1e9, description="Seconds of it spent waiting for data.")
 
 
 class _RunsFile(ApiModel):
@@ -43,7 +44,7 @@ class StatedRun:
     gpus: int
     plan: Stated | None
     seconds: float
-    waited_s: float = 0.0
+    parts: MeasuredParts = UNTOLD
     field: str = "--measured"
 
 
@@ -97,7 +98,7 @@ def _stated(text: str, field: str) -> StatedRun:
     where, _, plan = head.partition("/")
     pool, gpus = reading.pair(field, where)
     return StatedRun(
-        pool, gpus, Stated.parse(plan, field) if plan else None, float(match[1]) * _UNITS[match[2]], 0.0, field
+        pool, gpus, Stated.parse(plan, field) if plan else None, float(match[1]) * _UNITS[match[2]], field=field
     )
 
 
@@ -117,7 +118,7 @@ def _file(name: str) -> list[StatedRun]:
             one.gpus,
             Stated.parse(one.plan, f"{name}: plan") if one.plan else None,
             one.step_seconds,
-            one.input_seconds,
+            one.parts,
             name,
         )
         for one in runs
@@ -134,7 +135,7 @@ def resolved(lines: Sequence[StatedRun], pools: Sequence[Pool]) -> list[Measurem
     measurements = []
     for one in lines:
         pool = named.get(one.pool) or _usual(one)
-        measurements.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.waited_s, one.field))
+        measurements.append(Measurement(pool, one.gpus, one.seconds, one.plan, one.parts, one.field))
     return measurements
 
 

@@ -35,7 +35,7 @@ from tilecast.step.weights import (
     gradient_seconds,
     once_seconds,
 )
-from tilecast.transfer import JobRuns, Place, node_samples
+from tilecast.transfer import JobRuns, Place, carried, node_samples
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "launch", "input")
 """The parts of a step, in the order of tables."""
@@ -51,6 +51,8 @@ class StepTimes:
     optimizer: Floats
     launch: Floats
     input: Floats
+    hidden: Floats
+    """Collectives of replicas that computation hides, none of the step's parts."""
     spread: Floats
     """Relative half-width of the kernels' own 90 % range, weighted by time, (n,)."""
     correction: Floats
@@ -66,13 +68,20 @@ class StepTimes:
     def total(self) -> Floats:
         return self.compute + self.communication + self.bubble + self.optimizer + self.launch + self.input
 
-    def corrected(self, ratio: Floats, carried: Floats, width: Floats) -> StepTimes:
-        """The same, every part times both ratios, but no step below `least` for that, columns (n,)."""
-        floor = np.minimum(self.least / self.total, 1.0)
-        without = np.maximum(ratio, floor)
-        correction = np.maximum(without * carried, floor)
+    def corrected(self, ratio: Floats, width: Floats) -> StepTimes:
+        """The same, every part times the ratio, but no step below `least` for that, columns (n,)."""
+        correction = np.maximum(ratio, np.minimum(self.least / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
-        return replace(self, **parts, correction=correction, carried=correction / without, width=width)
+        return replace(self, **parts, correction=correction, width=width)
+
+    def carrying(self, ratios: Floats, width: Floats) -> StepTimes:
+        """The same as the job's own runs correct it: parts times the ratios of `JobRuns.columns`, (3, n), but no step
+        below `least` for that, and the half-width of its range times another, (n,)."""
+        parts, before = carried({name: getattr(self, name) for name in PARTS}, self.hidden, ratios), self.total
+        ratio = np.sum(list(parts.values()), axis=0) / before
+        lift = np.maximum(np.minimum(self.least / before, 1.0) / ratio, 1.0)
+        parts, ratio = {name: value * lift for name, value in parts.items()}, ratio * lift
+        return replace(self, **parts, correction=self.correction * ratio, carried=ratio, width=self.width * width)
 
     def waiting(self, waited_s: Floats) -> StepTimes:
         """The same, with so many seconds more of waiting for input, (n,)."""
@@ -228,7 +237,8 @@ class Steps:
         micro, split = self.micro.take(alike.stage.index[some]), alike.split.index[some]
         shared = self.shared.take(split)
         staged = np.minimum(np.maximum(plans.zero_stage, 0), 3) * len(split) + place
-        compute, exposed, update, fed = (column.take(staged) for column in self._by_zero_stage(some, micro, shared))
+        columns = self._by_zero_stage(some, micro, shared)
+        compute, exposed, update, fed, hidden = (column.take(staged) for column in columns)
         waited, boundary = shared.waited[place], self.boundary_s[alike.hop.index[some]][place] * plans.virtual_stages
         stages, repeats = plans.pipeline, plans.gradient_accumulation.astype(float)
         bubble = (micro.all_s[place] + boundary * (stages - 1) - micro.slowest_s[place]) / plans.virtual_stages
@@ -242,39 +252,38 @@ class Steps:
             optimizer=update,
             launch=repeats * micro.stall_s[place] + self.once_s[split][place],
             input=fed,
+            hidden=hidden,
             spread=micro.spread[place],
             correction=ones,
             carried=ones,
             width=ones,
             least=repeats / stages * micro.roofline_s[place],
         )
-        ratio, width = (ones, ones) if self.calibrated is None else (one[split][place] for one in self.calibrated)
+        if self.calibrated is not None:
+            ratio, width = (one[split][place] for one in self.calibrated)
+            times = times.corrected(ratio, width)
         if self.own.runs:
-            carried, narrowed = self.own.columns(self.place, plans)
-            waited = self.own.waited_s(plans, self.gpus_per_node)
-            times = times.corrected(ratio, carried, width * narrowed).waiting(waited)
-        elif self.calibrated is not None:
-            times = times.corrected(ratio, ones, width)
+            times = times.carrying(*self.own.columns(self.place, plans, self.gpus_per_node))
+            times = times.waiting(self.own.waited_s(plans, self.gpus_per_node))
         if self.workload.input_samples_per_s is None:
             return times
         return times.bounded(_delivered_seconds(plans, self.gpus_per_node, self.workload.input_samples_per_s))
 
-    def _by_zero_stage(
-        self, some: slice | Rows, micro: MicroBatch, shared: Shared
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Computation, exposed communication of replicas, weight update and waiting for input of some of the rows that
-        are common at each ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
+    def _by_zero_stage(self, some: slice | Rows, micro: MicroBatch, shared: Shared) -> tuple[Floats, ...]:
+        """Computation, exposed communication of replicas, weight update, waiting for input and hidden communication of
+        some of the rows that are common at each ZeRO stage from 0 to 3, whatever their own, (4, n) each."""
         workload, alike = self.workload, self.alike
         plans = self.plans.take(alike.common.first[some])
         repeats = plans.gradient_accumulation.astype(float)
-        exposed, contended = gradient_sync(workload, plans, micro, shared, self.fitted)
-        compute = repeats * (micro.gpu_s + self.copied_s[:, alike.copied.index[some]]) + contended * self.contention
+        exposed, hidden = gradient_sync(workload, plans, micro, shared)
+        slowed = hidden * (self.fitted.slowdown * self.contention)
+        compute = repeats * (micro.gpu_s + self.copied_s[:, alike.copied.index[some]]) + slowed
         if workload.offload == "parameters":
             weights = self.held.take(alike.split.index[some])
             held = np.stack([weights.parameters, weights.parameters, weights.parameters, weights.own])
             exposed = exposed + repeats * fetch_seconds(weights, held, micro)
         update = np.stack([shared.update_s, shared.update_own_s, shared.update_own_s, shared.update_own_s])
-        return compute, exposed, update, _input_seconds(self.graph, plans, compute)
+        return compute, exposed, update, _input_seconds(self.graph, plans, compute), hidden
 
 
 def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:

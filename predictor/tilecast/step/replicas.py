@@ -176,11 +176,9 @@ def contention(pool: Pool) -> float:
     return min(link.bandwidth_bytes_per_s / pool.gpu.memory_bandwidth_bytes_per_s / _FED, 1.0)
 
 
-def gradient_sync(
-    workload: Workload, plans: Plans, micro: MicroBatch, shared: Shared, fitted: Constants
-) -> tuple[Floats, Floats]:
-    """Exposed data-parallel communication of a step, and how much it slows computation down, at each ZeRO stage from 0
-    to 3, whatever the plans' own, (4, n)."""
+def gradient_sync(workload: Workload, plans: Plans, micro: MicroBatch, shared: Shared) -> tuple[Floats, Floats]:
+    """Data-parallel communication of a step that is exposed, and that computation hides, at each ZeRO stage from 0 to
+    3, whatever the plans' own, (4, n)."""
     repeats, sync = plans.gradient_accumulation, shared.sync
     backward, forward = micro.backward_s, np.maximum(micro.slowest_s - micro.backward_s, 0.0)
     hides = float(overlap.hides(workload))
@@ -204,4 +202,4 @@ def gradient_sync(
             repeats * (sync.gather_s + both),
         ]
     )
-    return visible, np.maximum(busy - visible, 0.0) * fitted.slowdown
+    return visible, np.maximum(busy - visible, 0.0)

@@ -44,6 +44,8 @@ class Forecast:
     fits: bool | None = None
     memory_bytes: float | None = None
     parts: dict[str, float] | None = None
+    hidden_s: float | None = None
+    """Collectives that computation hides."""
     reason: str = ""
     roofline_s: float | None = None
     model_flops: float | None = None
@@ -280,6 +282,7 @@ def _one(workload: Workload, pool: Pool, priced: Priced, member: GroupMember) ->
         fits=bool(priced.fits[row]),
         memory_bytes=one.of(priced.memory_bytes),
         parts={name: one.of(getattr(priced.times, name)) for name in PARTS},
+        hidden_s=one.of(priced.times.hidden),
         roofline_s=_roofline(workload, plan, pool),
         plan=plan,
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilecast import calibration
 from tilecast.spec import Floats, Ints, Plan, Plans, SpecError
-from tilecast.transfer import JobRun, Mask, Place, alike, corrected, deviations, usual
+from tilecast.transfer import MOST, JobRun, Mask, Place, alike, corrected, deviations, usual
 from tilecast.validate import Track, residuals, runs, untracked
 from tilecast.validate import calibration as curves
 from tilecast.validate.cells import Row
@@ -177,7 +177,7 @@ def corrections(
     itself = np.ones((*shared.shape, 1, 1), dtype=bool)
     once = np.ones((len(deviation), 1), dtype=np.int64)
     both = corrected(known or deviations(), share, itself, shared[..., None, None], deviation[:, None], once)
-    return both[0][:, 0], both[1][:, 0]
+    return np.clip(both[0][:, 0], 1 / MOST, MOST), both[1][:, 0]
 
 
 def held(

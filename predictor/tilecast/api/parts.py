@@ -1,0 +1,28 @@
+"""What a step went to, as reports, statuses and files of measured steps say it."""
+
+from __future__ import annotations
+
+from tilecast.api.base import ApiModel, optional_field
+from tilecast.transfer import MeasuredParts
+
+
+class PartSeconds(ApiModel):
+    """Seconds of a step by what they went to, each only where it is known. They do not overlap."""
+
+    input_seconds: float | None = optional_field("Seconds of a step that the GPU waited for data.", ge=0, le=1e9)
+    forward_seconds: float | None = optional_field("Seconds of its forward passes.", ge=0, le=1e9)
+    backward_seconds: float | None = optional_field("Seconds of its backward passes.", ge=0, le=1e9)
+    optimizer_seconds: float | None = optional_field("Seconds of its weight update.", ge=0, le=1e9)
+    communication_seconds: float | None = optional_field("Seconds of collectives that nothing hid.", ge=0, le=1e9)
+
+    @property
+    def parts(self) -> MeasuredParts:
+        """The same for transfer."""
+        passes = (self.forward_seconds, self.backward_seconds)
+        return MeasuredParts(self.input_seconds, *passes, self.optimizer_seconds, self.communication_seconds)
+
+
+def fields_of(parts: MeasuredParts) -> dict[str, float]:
+    """What is told of a step, to six digits, by the names of the fields."""
+    known = zip(PartSeconds.model_fields, parts.values, strict=True)
+    return {name: float(f"{value:.6g}") for name, value in known if value is not None}

@@ -1,0 +1,50 @@
+"""What a trace of `torch.profiler` says of communication that nothing hid.
+
+    python trace.py TRACE.json
+
+prints the share of the profiled steps. The trainer runs it as a process of its own: a trace may have hundreds of
+megabytes, and to parse them would hold up the thread that trains.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what runs on the GPU."""
+STEP = "ProfilerStep#"
+"""What the profiler calls the steps of its schedule."""
+
+
+def exposed_share(trace: Mapping[str, Any]) -> float | None:
+    """The share of the profiled steps in which kernels of NCCL ran and no other; None where it has no step.
+
+    Args:
+        trace: as `export_chrome_trace` writes it: complete events ("X") with category, name, begin and duration.
+    """
+    steps_us, edges = 0.0, list[tuple[float, int, int]]()
+    for event in trace.get("traceEvents", ()):
+        if event.get("ph") != "X":
+            continue
+        name, begin, length = str(event.get("name", "")), float(event["ts"]), float(event.get("dur", 0.0))
+        if event.get("cat") == "user_annotation" and name.startswith(STEP):
+            steps_us += length
+        elif event.get("cat") in ON_GPU:
+            is_nccl = name.lower().startswith("nccl")
+            edges += [(begin, is_nccl, not is_nccl), (begin + length, -is_nccl, -(not is_nccl))]
+    if steps_us <= 0:
+        return None
+    alone_us, before_us, nccl, others = 0.0, 0.0, 0, 0
+    for at_us, more_nccl, more_others in sorted(edges):
+        if nccl and not others:
+            alone_us += at_us - before_us
+        before_us, nccl, others = at_us, nccl + more_nccl, others + more_others
+    return min(alone_us / steps_us, 1.0)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(exposed_share(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
