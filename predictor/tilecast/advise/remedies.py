@@ -96,17 +96,20 @@ def _judged(change: Change, request: Request, candidates: Field) -> Rejection | 
         most = min(pool.max_gpus, limits.max_gpus or pool.max_gpus, (limits.max_nodes or 2**40) * pool.gpus_per_node)
         counts = _counts(pool, most)[: -MAX_COUNTS - 1 : -1]
     is_open, first = _is_open(after, pool), None
+
+    def against(some: Limits) -> Rejection | None:
+        smaller = field(after, pool, some)
+        fits = is_open and (smaller.within(limits) & smaller.fits).any()
+        return None if fits else _against(judge(after, smaller))
+
     for count in counts:
-        smaller = field(after, pool, Limits(gpus=count))
-        if is_open and (smaller.within(limits) & smaller.fits).any():
-            return None
-        judged = judge(after, smaller)
-        if isinstance(judged, Choice):
+        judged = against(Limits(gpus=count))
+        if judged is None:
             return None
         first = first or judged
     if first is not None and first.code != "NoDivisiblePlan":
         return first
-    return _against(judge(after, field(after, pool)))
+    return against(Limits())
 
 
 def _against(judged: Choice | Rejection) -> Rejection | None:
