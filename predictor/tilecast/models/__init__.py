@@ -50,14 +50,23 @@ def build(workload: Workload, shards: Shards) -> Graph:
     Raises:
         SpecError: the family is unknown, or has no layers for adapters.
     """
-    builder = _builder(workload.model)
+    return fuse.apply(_whole(builder(workload), workload, shards), fuse.passes(workload))
+
+
+def builder(workload: Workload) -> Builder:
+    """What builds the workload's graph.
+
+    Raises:
+        SpecError: the family is unknown, or has no layers for adapters.
+    """
+    own = _builder(workload.model)
     if workload.lora_rank and workload.model.family not in ADAPTED:
         raise SpecError(
             "training.loraRank",
             f"{workload.model.name} is of family {workload.model.family}, which has no adapters",
             f"leave it out, or choose a model of family {', '.join(ADAPTED)}",
         )
-    return fuse.apply(_whole(builder, workload, shards), fuse.passes(workload))
+    return own
 
 
 def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:

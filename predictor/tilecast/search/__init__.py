@@ -88,23 +88,33 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full. Steps are
-    priced when they are first asked for: which plans fit is known without."""
+    """Plans of a pool with their prices, as columns of shape (n,); `price` tells any of the rows in full. Bytes and
+    steps are priced when they are first asked for: how many plans there are is known without either."""
 
     plans: Plans
-    sharded: Sharded
-    memory_bytes: Floats
-    upper_bytes: Floats
-    """The upper end of the memory's range."""
     usable_bytes: float
     is_bounded: bool
     """Whether there were more plans than the limit, so that not every node count was tried."""
+    _space: _Space
+    _needed: Later[tuple[Floats, Floats, memory.Bills]]
     _priced: Later[tuple[step.Steps | None, Floats, Floats]]
     """What the steps are put together from, None of an empty table; each step; its part that waits for the host."""
-    _bills: memory.Bills
 
     def __len__(self) -> int:
         return len(self.plans)
+
+    @property
+    def sharded(self) -> Sharded:
+        return self._space.sharded()
+
+    @property
+    def memory_bytes(self) -> Floats:
+        return self._needed()[0]
+
+    @property
+    def upper_bytes(self) -> Floats:
+        """The upper end of the memory's range, (n,)."""
+        return self._needed()[1]
 
     @property
     def fits(self) -> Mask:
@@ -121,7 +131,7 @@ class PlanTable:
 
     def bill(self, rows: Ints) -> Footprint:
         """The memory bills of some of the rows, in the order given."""
-        return self._bills.rows(rows)
+        return self._needed()[2].rows(rows)
 
     def price(self, rows: Ints) -> Priced:
         """Some of the rows in full, in the order given.
@@ -132,7 +142,7 @@ class PlanTable:
         steps = self._priced()[0]
         if steps is None:
             raise IndexError("a table of no plans has no rows")
-        parts = self.plans.take(rows), self.sharded.take(rows), steps.rows(rows), self._bills.rows(rows)
+        parts = self.plans.take(rows), self.sharded.take(rows), steps.rows(rows), self.bill(rows)
         return Priced(*parts, self.usable_bytes)
 
 
@@ -163,20 +173,19 @@ def _space(workload: Workload, pool: Pool, limits: Limits) -> _Space:
 
 
 def _table(workload: Workload, space: _Space, pool: Pool) -> PlanTable:
+    models.builder(workload)
     pool.gpu.peak(workload.precision)
-    needed, upper, bills = space.needed(pool.gpu)
-    for column in (needed, upper):
-        column.setflags(write=False)  # it is handed out more than once
-    usable, priced = memory.usable_bytes(pool.gpu), Later(lambda: _priced(workload, space, pool))
-    return PlanTable(space.plans, space.sharded, needed, upper, usable, space.is_bounded, priced, bills)
+    needed, priced = Later(lambda: space.needed(pool.gpu)), Later(lambda: _priced(workload, space, pool))
+    return PlanTable(space.plans, memory.usable_bytes(pool.gpu), space.is_bounded, space, needed, priced)
 
 
 def _priced(workload: Workload, space: _Space, pool: Pool) -> tuple[step.Steps | None, Floats, Floats]:
     plans, steps = space.plans, None
     step_s, launch_s = np.empty((2, len(plans)))
     if len(plans):
-        kernels = blocks.kernel_seconds(workload, space.sharded, pool.gpu)
-        steps = step.Steps.of(workload, space.sharded, plans, pool, kernels, alike=space.alike)
+        sharded = space.sharded()
+        kernels = blocks.kernel_seconds(workload, sharded, pool.gpu)
+        steps = step.Steps.of(workload, sharded, plans, pool, kernels, alike=space.alike())
         for rows in _chunks(plans):
             times = steps.rows(rows)
             step_s[rows], launch_s[rows] = times.total, times.launch
@@ -191,31 +200,37 @@ class _Space:
 
     plans: Plans
     is_bounded: bool
-    sharded: Sharded
-    alike: step.Alike
-    bills: memory.Bills
-    least_bytes: Floats
-    """What a plan cannot do without, and what an allocator with room holds, both without the GPU's context."""
-    reserved_bytes: Floats
+    sharded: Later[Sharded]
+    alike: Later[step.Alike]
+    billed: Later[tuple[memory.Bills, Floats, Floats]]
+    """What plans hold; what a plan cannot do without, and what an allocator with room holds, both without the GPU's
+    context."""
 
     @classmethod
     def of(cls, workload: Workload, plans: Plans, is_bounded: bool, pool: Pool) -> _Space:
-        least, reserved = np.empty((2, len(plans)))
-        sharded = models.shard(workload, plans)
-        bills = memory.Bills.of(workload, sharded, plans, pool.gpu)
-        for rows in _chunks(plans):
-            bill = bills.rows(rows)
-            least[rows], reserved[rows] = bill.least, bill.reserved
-        return cls(plans, is_bounded, sharded, step.Alike.of(sharded, plans, pool), bills, least, reserved)
+        sharded = Later(lambda: models.shard(workload, plans))
+
+        def billed() -> tuple[memory.Bills, Floats, Floats]:
+            least, reserved = np.empty((2, len(plans)))
+            bills = memory.Bills.of(workload, sharded(), plans, pool.gpu)
+            for rows in _chunks(plans):
+                bill = bills.rows(rows)
+                least[rows], reserved[rows] = bill.least, bill.reserved
+            return bills, least, reserved
+
+        return cls(plans, is_bounded, sharded, Later(lambda: step.Alike.of(sharded(), plans, pool)), Later(billed))
 
     def needed(self, gpu: Gpu) -> tuple[Floats, Floats, memory.Bills]:
         """Bytes that each plan needs on a GPU, the upper end of their range, both (n,), and the bills behind them."""
-        bills = self.bills.on(gpu)
+        alike, least, reserved = self.billed()
+        bills = alike.on(gpu)
         needed, upper = np.empty((2, len(self.plans)))
         for rows in _chunks(self.plans):
             context = bills.context_of(rows)
-            needed[rows] = self.least_bytes[rows] + context
-            upper[rows] = memory.upper_bytes(self.reserved_bytes[rows] + context, bills.error)
+            needed[rows] = least[rows] + context
+            upper[rows] = memory.upper_bytes(reserved[rows] + context, bills.error)
+        for column in (needed, upper):
+            column.setflags(write=False)  # it is handed out more than once
         return needed, upper, bills
 
 

@@ -67,12 +67,15 @@ def divisors(number: int) -> list[int]:
 
 _Table: TypeAlias = dict[str, Ints]
 """Columns of plans that are not complete yet, by name."""
-_WAYS: Memo[Workload, tuple[_Table, Mask]] = Memo(8)
+_DECIDING = ("training", "precision", "framework", "checkpointing", "offload", "gradient_sync", "bucket_mib")
+"""What of a workload decides its ways, beside what can be recomputed of its model."""
+_WAYS: Memo[tuple[object, ...], tuple[_Table, Mask]] = Memo(8)
 
 
 def enumerate_bounded(workload: Workload, pool: Pool, limits: Limits) -> tuple[Plans, bool]:
     """The plans, and whether node counts were left out to keep them few."""
-    ways, allowed = _WAYS.get(models.of_any_batch(workload), lambda: _ways(workload))
+    deciding = models.recomputes(workload.model), *(getattr(workload, name) for name in _DECIDING)
+    ways, allowed = _WAYS.get(deciding, lambda: _ways(workload))
     for digits in (64, 4, 3, 2, 1):
         outer = _batches(workload, _splits(workload, pool, limits, digits))
         mask = _combined(workload, outer, ways, allowed)
