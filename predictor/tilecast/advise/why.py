@@ -14,19 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import models, search, step, uncertainty
+from tilecast import memory, models, search, step, uncertainty
 from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.changes import faster, grown, leaps, more, sizes
 from tilecast.advise.choose import Choice, island, simplicity, tangled
-from tilecast.advise.rank import Field, field
+from tilecast.advise.rank import Details, Field, field
 from tilecast.advise.remedies import GIB, cheaper, least_whole, roomier
 from tilecast.advise.values import Change, Request, WhyNot
 from tilecast.hardware import Pool
-from tilecast.models import Sharded
-from tilecast.search import Limits, Priced
+from tilecast.search import Limits, Mask
 from tilecast.spec import CHECKPOINTING, Floats, Ints, Plan, Plans, Workload
 from tilecast.step import blocks
-from tilecast.step.blocks import KernelSeconds
 
 SPEEDS = np.arange(20, 161) / 20
 """How many times as fast links are imagined to be."""
@@ -139,11 +137,17 @@ def _faster_links(request: Request, best: Choice, choice: Choice, others: tuple[
         return None
     workload = choice.candidates.variants[choice.candidates.variant[choice.row]]
     plan = choice.candidates.plans.take(np.array([choice.row]))
-    steps = _Table.of(workload, plan, pool).hastened(np.array([0]))[0]
-    ratios = [float(ratio) for ratio in steps / steps[0]]
+
+    def hastened(speeds: Floats) -> list[Choice]:
+        steps = _hastened(workload, plan, pool, speeds)[0]
+        return [choice.scaled(ratio, ratio) for ratio in (steps / steps[0]).tolist()]
+
+    if not _wins(request, hastened(SPEEDS[[0, -1]])[-1], others):
+        return None
+    fast = hastened(SPEEDS)
 
     def least(test: Callable[[Request, Choice, tuple[Choice, ...]], bool]) -> float | None:
-        return least_speed(lambda place: test(request, choice.scaled(ratios[place], ratios[place]), others))
+        return least_speed(lambda place: test(request, fast[place], others))
 
     speed = least(_wins)
     if speed is not None and not (pool.max_gpus <= MOST_CONFIRMED and _confirmed(request, faster(pool, speed), others)):
@@ -171,21 +175,25 @@ def _neighbours(request: Request, best: Choice) -> Iterator[WhyNot]:
     if not near.subjects:
         return
     table = Plans.concatenate([Plans.of(plan), near.plans])
-    sharded = _Table.of(workload, table, candidates.pool)
-    priced = sharded.price()
+    rows = np.append(best.row, near.rows)
+    if np.all(rows >= 0):  # they are in the table that was searched
+        step_s, needed = candidates.step_s[rows], candidates.memory_bytes[rows]
+        errors = Details.of(candidates, rows).errors()
+    else:
+        priced = search.price(workload, table, candidates.pool)
+        step_s, needed, errors = priced.step_s, priced.memory_bytes, uncertainty.errors(priced)
     weight = table.gpus / plan.gpus if request.goal.is_price else np.ones(len(table))
-    values = priced.step_s * weight
+    values = step_s * weight
     ratios = values / values[0]
-    errors = uncertainty.errors(priced)
     more = np.array([False, *(subject == "gpus" for subject in near.subjects)])
     ties = np.log(ratios) <= uncertainty.tie_within(errors, errors.take(np.array([0])), more)
-    over = priced.memory_bytes - priced.usable_bytes
-    is_behind = (ratios > 1) & (over <= 0) & ~ties & (np.append(0, near.rows) >= 0)
-    speeds = _speeds(sharded, weight, np.flatnonzero(is_behind))
+    over = needed - memory.usable_bytes(candidates.pool.gpu)
+    is_behind = (ratios > 1) & (over <= 0) & ~ties & (rows >= 0)
+    speeds = _speeds(workload, table, candidates.pool, weight, np.flatnonzero(is_behind))
     for index, subject in enumerate(near.subjects, 1):
         row = int(near.rows[index - 1])
         one = _Neighbour(request, best, subject, table.row(index), row, float(ratios[index]), bool(ties[index]))
-        yield one.verdict(float(over[index]), float(priced.memory_bytes[index]), speeds.get(index))
+        yield one.verdict(float(over[index]), float(needed[index]), speeds.get(index))
 
 
 def _near(request: Request, candidates: Field, workload: Workload, plan: Plan, variant: int) -> _Near:
@@ -248,39 +256,28 @@ def _row(candidates: Field, plan: Plan, variant: int) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Plans whose kernels are priced once, whatever the links."""
-
-    workload: Workload
-    plans: Plans
-    pool: Pool
-    sharded: Sharded
-    kernels: KernelSeconds
-
-    @classmethod
-    def of(cls, workload: Workload, plans: Plans, pool: Pool) -> _Table:
-        sharded = models.shard(workload, plans)
-        return cls(workload, plans, pool, sharded, blocks.kernel_seconds(workload, sharded, pool.gpu))
-
-    def price(self) -> Priced:
-        return search.price_sharded(self.workload, self.sharded, self.plans, self.pool)
-
-    def hastened(self, rows: Ints) -> Floats:
-        """The steps of k of the plans with links as fast as each of `SPEEDS` says, (k, speeds)."""
-        plans, sharded = self.plans.take(rows), self.sharded.take(rows)
-        return step.hastened(self.workload, sharded, plans, self.pool, self.kernels, SPEEDS)
+def _hastened(workload: Workload, plans: Plans, pool: Pool, speeds: Floats) -> Floats:
+    """The steps of n plans with links each of k times as fast, (n, k)."""
+    sharded = models.shard(workload, plans)
+    return step.hastened(workload, sharded, plans, pool, blocks.kernel_seconds(workload, sharded, pool.gpu), speeds)
 
 
-def _speeds(table: _Table, weight: Floats, behind: Ints) -> dict[int, float | None]:
+def _speeds(workload: Workload, plans: Plans, pool: Pool, weight: Floats, behind: Ints) -> dict[int, float | None]:
     """For each of the plans behind the first, the least factor on the speed of all links that puts it before that one;
-    None where none of `SPEEDS` does."""
+    those that none of `SPEEDS` does are left out."""
+
+    def ahead(rows: Ints, speeds: Floats) -> Mask:
+        both = np.append(0, rows)
+        values = _hastened(workload, plans.take(both), pool, speeds) * weight[both, None]
+        return np.asarray(values[1:] < values[0])
+
+    # Few are ahead even on the fastest links.
+    if len(behind):
+        behind = behind[ahead(behind, SPEEDS[-1:])[:, 0]]
     if not len(behind):
         return {}
-    rows = np.append(0, behind)
-    values = table.hastened(rows) * weight[rows, None]
-    ahead = values[1:] < values[0]
-    return {int(row): least_speed(lambda place: bool(wins[place])) for row, wins in zip(behind, ahead, strict=True)}  # noqa: B023
+    wins = ahead(behind, SPEEDS)
+    return {int(row): least_speed(lambda place: bool(one[place])) for row, one in zip(behind, wins, strict=True)}  # noqa: B023
 
 
 def least_speed(wins: Callable[[int], bool]) -> float | None:
