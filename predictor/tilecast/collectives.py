@@ -324,31 +324,18 @@ def _fastest(
     together = np.maximum if overlapped else np.add
     # A row for each protocol, over all shapes that broadcast.
     axes = (1,) * np.broadcast(near_s, far_s, near, far, group.ranks).ndim
-    inside, network = (_constants(link, protocols, axes) for link in (intra, inter))
-    start_s = np.maximum(np.where(near, inside.start_s, 0.0), np.where(far, network.start_s, 0.0))
-    hops_s = load.near_hops * inside.hop_s + load.far_hops * network.hop_s
-    seconds = start_s + hops_s + together(near_s / inside.share, far_s / network.share)
+    table = _protocol_columns(tuple(link.protocols.get(name, _ABSENT) for link in (intra, inter) for name in protocols))
+    starts, hops, shares = table.reshape(3, 2, -1, *axes)
+    start_s = np.maximum(np.where(near, starts[0], 0.0), np.where(far, starts[1], 0.0))
+    hops_s = load.near_hops * hops[0] + load.far_hops * hops[1]
+    seconds = start_s + hops_s + together(near_s / shares[0], far_s / shares[1])
     return np.where(group.ranks > 1, seconds.min(axis=0), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Constants:
-    """The constants of each of p protocols on a link, (p, 1, …)."""
-
-    start_s: Floats
-    hop_s: Floats
-    share: Floats
-
-
-def _constants(link: Link, protocols: tuple[str, ...], axes: tuple[int, ...]) -> _Constants:
-    table = _protocol_columns(tuple(link.protocols.get(name, _ABSENT) for name in protocols))
-    return _Constants(*table.reshape(3, -1, *axes))
 
 
 @lru_cache
 def _protocol_columns(protocols: tuple[Protocol, ...]) -> Floats:
     """Start, hop and share of p protocols, (3, p)."""
-    return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T
+    return np.array([(one.start_s, one.hop_s, one.share) for one in protocols]).T.copy()
 
 
 def _share(group: Group, intra: Link) -> Floats | float:

@@ -102,8 +102,7 @@ class Sharded:
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
         """A column of some blocks, all repetitions added, over plans, (n,)."""
-        values = (self.gather(block.repeat * getattr(block, column)) for block in blocks)
-        return sum(values, np.zeros(len(self.index)))
+        return self.gather(_total(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
         """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline. `of` matters where
@@ -117,8 +116,8 @@ class Sharded:
     def stage(self, column: str, plans: Plans) -> Floats:
         """A column of parameters of the fullest pipeline stage, (n,): its share of the layers, and the first or the
         last blocks."""
-        first, last = self.sum(self.graph.first, column), self.sum(self.graph.last, column)
-        ends = np.where(plans.pipeline > 1, np.maximum(first, last), first + last)
+        first, last = _total(self.graph.first, column), _total(self.graph.last, column)
+        ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
         return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
@@ -150,6 +149,11 @@ class Sharded:
         """Bytes of a weight as ranks gather it, the mean of the fullest stage, (n,)."""
         trainable = self.trainable_share(plans)
         return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
+
+
+def _total(blocks: Sequence[Block], column: str) -> Floats:
+    """A column of some blocks, all repetitions added, over shards, (S,) or (1,)."""
+    return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:

@@ -25,7 +25,7 @@ from tilecast.spec import Distinct, Floats, Ints, Plans, Rows, Workload, distinc
 from tilecast.step.blocks import KernelSeconds
 from tilecast.step.passes import MicroBatch, block_passes, boundary_seconds, micro_batch
 from tilecast.step.placement import joined
-from tilecast.step.replicas import Shared, at_stage, contention, gradient_sync, shared_by_degrees
+from tilecast.step.replicas import Shared, contention, gradient_sync, shared_by_degrees
 from tilecast.step.weights import (
     HOST_BYTES_PER_S,
     Held,
@@ -288,8 +288,9 @@ class Steps:
 
 def _copied_seconds(workload: Workload, held: Held, plans: Plans, bytes_per_s: float) -> Floats:
     """Copies of weights and gradients in a micro-batch of those plans at each ZeRO stage from 0 to 3, (4, n)."""
-    staged = (at_stage(stage, plans) for stage in range(4))
-    return np.stack([copied_seconds(workload, held, one, bytes_per_s) for one in staged])
+    four = np.tile(np.arange(len(plans)), 4)
+    staged = replace(plans.take(four), zero_stage=np.repeat(np.arange(4), len(plans)))
+    return copied_seconds(workload, held.take(four), staged, bytes_per_s).reshape(4, -1)
 
 
 def bucketed(

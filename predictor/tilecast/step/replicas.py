@@ -52,13 +52,15 @@ def sync_seconds(
     groups = [(everything - experts, group_of(plans.replicas, plans.tensor.astype(float), plans.gpus, pool))]
     if experts.any():
         groups.append((experts, group_of(plans.expert_replicas, plans.expert.astype(float), plans.gpus, pool)))
-    ones, weight, gradient = np.ones(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
+    nil, weight, gradient = np.zeros(len(plans)), workload.weight_bytes, frameworks.gradient_bytes(workload)
     # Megatron-LM, training/arguments.py: fp8_param_gather gathers updated weights in the byte in which they are held.
     updated = weight - (sharded.layered_share(plans) if frameworks.holds_fp8_alone(workload) else 0.0)
 
-    def run(collective: str, sizes: Sequence[Floats], parts: Sequence[Floats]) -> Floats:
-        total = np.zeros(len(plans))
-        for (_, group), size, count in zip(groups, sizes, parts, strict=False):
+    def run(collective: str, *exchanges: tuple[Sequence[Floats], Sequence[Floats]]) -> Floats:
+        """Seconds of exchanges of one law, (k, n), each of so many bytes of every group in so many parts."""
+        total = np.zeros((len(exchanges), len(plans)))
+        for place, (_, group) in enumerate(groups):
+            size, count = (np.stack([one[side][place] for one in exchanges]) for side in (0, 1))
             seconds = _exchanged(workload, collective, size / count, group, pool)
             total = total + np.where(size > 0, seconds * count * fitted.factor["gradients"], 0.0)
         return total
@@ -73,13 +75,19 @@ def sync_seconds(
     first = np.minimum(caps.first, sums[0])
     rest = [sums[0] - first, *sums[1:]]
     reduced, scattered = ([caps.count(size) for size in sizes] for sizes in (rest, sums))
-
+    gathered = [parameters * whole.gathered_bytes for parameters in held]
+    renewed = [parameters * updated * whole.trainable for parameters in held]
+    first_s, reduce_s = run("all_reduce", ([first, nil], [nil + 1] * 2), (rest, reduced))
+    # A gather takes as long as a scatter.
+    scatter_s, gather_s, updated_s = run(
+        "all_gather", (sums, scattered), (gathered, [units] * len(held)), (renewed, scattered)
+    )
     return SyncSeconds(
-        first_s=run("all_reduce", [first], [ones]) if caps.first.any() else np.zeros(len(plans)),
-        reduce_s=run("all_reduce", rest, reduced),
-        scatter_s=run("reduce_scatter", sums, scattered),
-        gather_s=run("all_gather", [parameters * whole.gathered_bytes for parameters in held], [units] * len(held)),
-        updated_s=run("all_gather", [parameters * updated * whole.trainable for parameters in held], scattered),
+        first_s,
+        reduce_s,
+        scatter_s,
+        gather_s,
+        updated_s,
         first_share=first / np.maximum(np.sum(sums, axis=0), 1.0),
         reduced=counted(rest, reduced),
         scattered=counted(sums, scattered),
