@@ -7,6 +7,7 @@ that is indexed, which takes minutes for thousands of nodes. What is optional is
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -37,6 +38,8 @@ WATCH_CLIENT_S = 660
 CHUNK = 500
 EXIT_S = 25
 """Below the 30 s that a pod is given."""
+YOUNG = 10_000
+"""Objects more than were freed at which cycles among them are looked for. Most of a request's are freed without."""
 THREADS = 2
 """For handlers that are no coroutines; there are none."""
 
@@ -50,6 +53,8 @@ except SpecError as error:
 @kopf.on.startup()
 async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Configure kopf, start the workers and the server."""
+    gc.freeze()  # modules stay, and need not be looked through with what comes
+    gc.set_threshold(YOUNG)
     configure(settings, OWN)
     memo.api = Api(OWN.request_timeout_s)
     memo.operator = operator = Assembly(OWN, memo.api, METRICS, clock=memo.api.clock)
