@@ -140,6 +140,22 @@ kopf_internals.install(OWN.relist_s, _answered)
 sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
 
 
+class Unrecorded(kopf.DiffBaseStorage):
+    """Keeps no record of what an object was when it was last handled. Kopf copies every object of every event for one,
+    status and all, which `event` handlers never ask for."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object is worth recording."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """There is no record."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """None is made."""
+
+
 def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     """Have kopf leave no trace on anybody's object, and give up nothing."""
     kopf_settings.peering.standalone = True
@@ -156,6 +172,6 @@ def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     # No handler has state to keep or a deletion to delay; should one ever, it would be under our own name.
     kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"
     kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    kopf_settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    kopf_settings.persistence.diffbase_storage = Unrecorded()
     kopf_settings.process.ultimate_exiting_timeout = EXIT_S
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
