@@ -238,6 +238,19 @@ def test_replicas_wait_for_every_tensor_where_samples_differ() -> None:
     assert more(replace(JOB, framework="ddp"), 8) == more(replace(small, fused_kernels=True), 64) == 0
 
 
+def test_memory_costs_a_framework_less_where_vector_units_have_time() -> None:
+    fitted, factors = constants.shipped(), {}
+    for name in ("a100-80", "h200", "h100-sxm", "rtx-a6000", "l40"):
+        factors[name] = fitted.memory_factor("eager", find_gpu(name))
+    assert list(factors.values()) == sorted(factors.values(), reverse=True)
+    assert factors["h100-sxm"] == pytest.approx(fitted.memory["eager"], rel=1e-3)
+    slow = find_gpu("l40")
+    fast = replace(slow, memory_bandwidth_bytes_per_s=2 * slow.memory_bandwidth_bytes_per_s)
+    assert 1 < fitted.memory_factor("eager", fast) / fitted.memory_factor("eager", slow) < 2, (
+        "faster memory still gains"
+    )
+
+
 def test_every_plan_has_a_finite_step() -> None:
     plans = search.enumerate_plans(JOB, pool(), search.Limits(gpus=8))
     sharded = models.shard(JOB, plans)

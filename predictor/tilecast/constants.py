@@ -54,7 +54,10 @@ class Constants:
     attention: tuple[FusedAttention, ...]
     optimizer_efficiency: float
     memory: Mapping[str, float]
-    """What the seconds of kernels bound by memory are multiplied by, by host."""
+    """What the seconds of kernels bound by memory are multiplied by on that GPU, by host."""
+    vector_flop_per_byte: float
+    """FP32 FLOP for a byte of memory of the GPU that `memory` is for."""
+    vector_exponent: float
     factor: Mapping[str, float]
     """What the seconds of each of `FACTORS` are multiplied by."""
 
@@ -76,8 +79,15 @@ class Constants:
             tuple(FusedAttention(name, **entry) for name, entry in table["attention"].items()),
             table["optimizer"]["efficiency"],
             table["memory"],
+            table["vector"]["flop_per_byte"],
+            table["vector"]["exponent"],
             table["factor"],
         )
+
+    def memory_factor(self, runner: str, gpu: Gpu) -> float:
+        """What the seconds of kernels bound by memory are multiplied by on a GPU."""
+        flop_per_byte = gpu.peak("fp32") / gpu.memory_bandwidth_bytes_per_s
+        return float(self.memory[runner] * (self.vector_flop_per_byte / flop_per_byte) ** self.vector_exponent)
 
 
 @dataclass(frozen=True, slots=True)

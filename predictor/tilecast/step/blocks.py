@@ -177,8 +177,10 @@ def corrections(
     if times.implicit[rows].any():
         factors["implicit.convolution"] = np.asarray(fitted.implicit ** times.implicit[rows])
     part, runner = _FACTOR_OF[op.table.kind[0]], _kernels_of(workload)
-    name, factor = (f"factor.{part}", fitted.factor[part]) if part else (f"memory.{runner}", fitted.memory[runner])
-    factors[name] = np.full(1, factor)
+    if part:
+        factors[f"factor.{part}"] = np.full(1, fitted.factor[part])
+    else:
+        factors[f"memory.{runner}"] = np.full(1, fitted.memory_factor(runner, times.gpu))
     if op.table.kind[0] == _ATTENTION and (fused := fused_attention(workload, times.gpu, fitted)):
         factors[f"attention.{fused.name}"] = np.full(1, fused.factor(times.gpu, op.phase))
     return factors
