@@ -56,7 +56,8 @@ class Twins:
         steps = [sum(self.parts[asked].values())]
         for apart in (False, True):
             known = self._apart(one, twin) if apart else {}
-            parts = compared(self.parts[twin], self.hidden[twin], self.measured[twin], known) if known else ()
+            exchanged_s = self.parts[twin]["communication"] + self.hidden[twin]
+            parts = compared(self.parts[twin], exchanged_s, self.measured[twin], known) if known else ()
             deviation = float(self.subjects.deviation[twin])
             place, plan, node = self.subjects.places[twin], self.subjects.plans[twin], self.nodes[twin]
             own = JobRuns((JobRun(place, plan, deviation, parts=parts, gpus_per_node=node),))

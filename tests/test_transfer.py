@@ -120,6 +120,9 @@ def test_a_run_of_another_workload_moves_nobody_beyond_its_bound(deviation: floa
     assert abs(math.log(moved)) == pytest.approx(math.log(1.1))
 
 
+PIPELINE = replace(PLAN, data=4, pipeline=2)
+
+
 def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[list[float], float]:
     ratios, width = runs.columns(H100, Plans.of(plan), gpus_per_node)
     return ratios[:, 0].tolist(), float(width[0])
@@ -127,14 +130,16 @@ def columns(runs: JobRuns, gpus_per_node: int = 8, plan: Plan = PLAN) -> tuple[l
 
 def test_a_part_that_a_run_tells_is_corrected_by_its_own_deviation() -> None:
     parts = (("together", 0.0), ("communication", -0.5), ("optimizer", 0.2))
-    slow = JobRun(A100, PLAN, -0.3, reports=20, gpus_per_node=8, parts=parts)
-    silent = replace(slow, parts=())
+    elsewhere = (("together", -0.3), ("optimizer", 0.2))
+    slow = JobRun(A100, PLAN, -0.3, reports=20, gpus_per_node=8, parts=parts, parts_elsewhere=elsewhere)
+    silent = replace(slow, parts=(), parts_elsewhere=())
     (together, communication, optimizer), width = columns(JobRuns((slow,)))
     assert optimizer < together == 1 < communication < math.exp(0.5)
     by_step, same = columns(JobRuns((silent,)))
     assert width == same, "ranges do not depend on what runs say"
     assert by_step == [by_step[0]] * 3
-    assert columns(JobRuns((slow,)), gpus_per_node=4)[0] == pytest.approx(by_step), "other links: it goes by its step"
+    for other, _ in (columns(JobRuns((slow,)), gpus_per_node=4), columns(JobRuns((slow,)), plan=PIPELINE)):
+        assert other[0] == other[1] > 1 > other[2], "other links: what it waited for them is of the rest"
     both, _ = columns(JobRuns((slow, replace(silent, place=H100))))
     assert 1 < both[0] < both[1], "what a run does not tell goes by its step"
 
@@ -153,7 +158,8 @@ def test_a_forecast_that_is_corrected_in_full_is_the_measured_step(
     apart_s = {name: measured_s[name] for name in sorted(known)}
     rest_s = rest * (sum(expected_s.values()) - sum(expected_s[name] for name in apart_s))
     spent_s = rest_s + sum(apart_s.values())
-    known_deviations = dict(compared(expected_s, hidden_s, spent_s, apart_s))
+    exchanged_s = expected_s["communication"] + hidden_s
+    known_deviations = dict(compared(expected_s, exchanged_s, spent_s, apart_s))
     together = known_deviations["together"]
     ratios = np.exp([[-known_deviations.get(name, together)] for name in ("together", *APART)])
     after = carried({name: np.array([part]) for name, part in expected_s.items()}, np.array([hidden_s]), ratios)

@@ -53,6 +53,7 @@ except SpecError as error:
 @kopf.on.startup()
 async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Configure kopf, start the workers and the server."""
+    gc.collect()
     gc.freeze()  # modules stay, and need not be looked through with what comes
     gc.set_threshold(YOUNG)
     configure(settings, OWN)

@@ -34,6 +34,8 @@ LEVELS = ("job", "split", "shape", "architecture", "setting")
 TOGETHER = "together"
 APART = ("communication", "optimizer")
 """Parts of a step that are corrected on their own where a run tells them; all others go together."""
+LINKS = (False, True, None)
+"""Plans that exchange inside a node, across nodes, and pipelines, whose stages wait for more than links."""
 MOST_EXPOSED = 100.0
 """The same bound for the ratio of exposed communication, which may have been forecast to take next to nothing."""
 SPLIT = ("tensor", "pipeline", "context", "expert", "zero_stage", "checkpointing")
@@ -121,24 +123,25 @@ class JobRun:
     """Seconds of a step that the run waited for its data loader, which no other GPU makes shorter."""
     parts: tuple[tuple[str, float], ...] = ()
     """Where the run tells parts, their deviations and that of the rest, by `compared`."""
+    parts_elsewhere: tuple[tuple[str, float], ...] = ()
+    """The same, communication taken for a part of the rest."""
     gpus_per_node: int = 1
     fields: tuple[str, ...] = WHOLE
     """Columns of its plan that are known; in the others any plan may be as it was."""
     is_relative: bool = False
     """Whether it is of another workload under the job's name; what goes with its plan or shape tells nothing then."""
 
-    def deviations(self, *, is_across: bool) -> tuple[float, ...]:
-        """Of what goes together and of each of `APART`, as plans go by them that are inside of a node or not; what is
-        not told deviates as the rest, and a run that waited for other links goes by its step."""
-        parts = dict(self.parts)
-        if "communication" in parts and (self.plan.gpus > self.gpus_per_node) != is_across:
-            parts = {}
+    def deviations(self, is_across: bool | None) -> tuple[float, ...]:
+        """Of what goes together and of each of `APART`, as plans inside of a node go by them, across nodes, or as
+        pipelines (None). What is not told deviates as the rest, and so does the wait for other links."""
+        is_alike = is_across == (self.plan.gpus > self.gpus_per_node)
+        parts = dict(self.parts if is_alike else self.parts_elsewhere)
         together = parts.get(TOGETHER, self.deviation)
         return together, *(parts.get(name, together) for name in APART)
 
 
 def compared(
-    expected_s: Mapping[str, float], hidden_s: float, spent_s: float, apart_s: Mapping[str, float]
+    expected_s: Mapping[str, float], exchanged_s: float, spent_s: float, apart_s: Mapping[str, float]
 ) -> tuple[tuple[str, float], ...]:
     """The deviation of what of a step goes together, and those of the parts that were measured on their own; `carried`
     by their inverse exponentials the forecast is the measured step. What is exposed of collectives counts beside all of
@@ -146,7 +149,7 @@ def compared(
 
     Args:
         expected_s: the parts of the forecast.
-        hidden_s: seconds of collectives that computation hides, by the same forecast.
+        exchanged_s: seconds of all collectives by the same forecast, those that computation hides included.
         spent_s: what the measured step took.
         apart_s: which of that went to some of `APART`, less than all, each forecast to take some time.
     """
@@ -154,8 +157,8 @@ def compared(
     together = rest_s / (spent_s - sum(apart_s.values()))
     known = {TOGETHER: math.log(together)}
     for name, seconds in apart_s.items():
-        exchanged_s = expected_s[name] + hidden_s if name == "communication" else 0.0
-        known[name] = math.log((expected_s[name] + exchanged_s) / (seconds + exchanged_s / together))
+        beside = exchanged_s if name == "communication" else 0.0
+        known[name] = math.log((expected_s[name] + beside) / (seconds + beside / together))
     return tuple(known.items())
 
 
@@ -230,14 +233,15 @@ class JobRuns:
         share = usual(place.family)
         deviation, most = np.array([[one.deviation for one in self.runs]]), np.array([[MOST]])
         if any(one.parts for one in self.runs):
-            inside, across = ([one.deviations(is_across=tier) for one in self.runs] for tier in (False, True))
-            deviation = np.array([inside, across]).swapaxes(-1, -2).reshape(-1, len(self.runs))
-            most = np.tile([[MOST], [MOST_EXPOSED], [MOST]], (2, 1))
+            links = [[one.deviations(is_across) for one in self.runs] for is_across in LINKS]
+            deviation = np.array(links).swapaxes(-1, -2).reshape(-1, len(self.runs))
+            most = np.tile([[MOST], [MOST_EXPOSED], [MOST]], (len(LINKS), 1))
         ratio, width = corrected(known or deviations(), share, among[:, :, 0], shared, deviation, reports)
         most = np.minimum(most, 1 + BOUND) if relative.all() else most
-        tiers = np.broadcast_to(np.clip(ratio, 1 / most, most), (2 * (1 + len(APART)), len(plans)))
-        tiers = tiers.reshape(2, 1 + len(APART), len(plans))
-        return np.where(plans.gpus > gpus_per_node, tiers[1], tiers[0]), width
+        shape = (len(LINKS), 1 + len(APART), len(plans))
+        ratios = np.broadcast_to(np.clip(ratio, 1 / most, most), (shape[0] * shape[1], shape[2])).reshape(shape)
+        inside, across, pipelines = ratios
+        return np.where(plans.pipeline > 1, pipelines, np.where(plans.gpus > gpus_per_node, across, inside)), width
 
     def waited_s(self, plans: Plans, gpus_per_node: int) -> Floats:
         """How long the steps of plans wait for the data loader of each node, as the runs did by the sample, (n,)."""

@@ -84,7 +84,7 @@ PRIORS: tuple[Prior, ...] = (
     # What a framework copies and adds beside the operators of its model.
     Prior(("memory.eager",), 1.25, 0.04, 0.9, 2.5),
     Prior(("memory.listed",), 1.0, 0.02, 0.9, 1.5),
-    Prior(("memory.fused",), 1.1, 0.12, 0.9, 2.5),
+    Prior(("memory.fused",), 1.02, 0.12, 0.8, 2.5),
     Prior(("memory.graph",), 1.35, 0.12, 0.9, 2.5),
     Prior(("memory.compiled",), 1.2, 0.12, 0.9, 2.5),
     Prior(("memory.cudaGraphs",), 1.2, 0.12, 0.9, 2.5),

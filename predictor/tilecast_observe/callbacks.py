@@ -25,7 +25,7 @@ class TrainerCallback:
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The weight update begins; DeepSpeed's is none of the optimizer that the trainer calls."""
-        if not getattr(args, "deepspeed", None):
+        if not (getattr(args, "deepspeed", None) or getattr(args, "deepspeed_plugin", None)):
             self._update_ended = self.timer.begin("optimizer")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -84,8 +84,9 @@ class PartTimes:
     def __init__(self, clock: Callable[[], float], *, is_used: bool) -> None:
         self._clock = clock
         self._is_used = is_used
-        self._began = clock()
+        self._began: float | None = None
         self._spent_s = 0.0
+        self._has_parts = False
         self._now: TimedStep | None = None
         self._lock = threading.Lock()
         self._pending: deque[TimedStep] = deque()
@@ -97,10 +98,12 @@ class PartTimes:
         if not self._is_used:
             return
         ended, self._now = self._now, None
-        if ended is not None and ended.spans and not ended.around:
+        if ended is not None and self._has_parts and not ended.around:
             self._pending.append(ended)
         self._collect()
-        is_cheap = self._spent_s <= SHARE * (self._clock() - self._began)
+        now = self._clock()
+        self._began = now if self._began is None else self._began
+        is_cheap = self._spent_s <= SHARE * (now - self._began)
         if counts and is_cheap and len(self._pending) < PENDING:
             self._now = TimedStep()
 
@@ -124,10 +127,11 @@ class PartTimes:
     def begin(self, name: str) -> Callable[[], None]:
         """Note that a part begins; what is returned notes that it ends."""
         if self._now is not None and len(self._now.spans) >= MOST_SPANS:
-            self._now = None
+            self._give_up("a step has more than %d parts; they are not timed", MOST_SPANS)
         now, start = self._now, self._mark()
         if now is None or start is None:
             return _nothing
+        self._has_parts = True
         span = now.begin(name, start)
 
         def end() -> None:
@@ -158,8 +162,8 @@ class PartTimes:
                 return None
             event = cuda.Event(enable_timing=True)
             event.record()
-        except Exception:
-            self._break()
+        except Exception as error:
+            self._give_up("parts of the step are timed no longer: %s", error)
             return None
         self._spent_s += self._clock() - before
         return event
@@ -173,12 +177,12 @@ class PartTimes:
                     self._steps += 1
                     for name, seconds in parts:
                         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-        except Exception:
-            self._break()
+        except Exception as error:
+            self._give_up("parts of the step are timed no longer: %s", error)
         self._spent_s += self._clock() - before
 
-    def _break(self) -> None:
-        log.warning("parts of the step are timed no longer", exc_info=True)
+    def _give_up(self, message: str, *values: object) -> None:
+        log.warning(message, *values)
         self._is_used, self._now = False, None
         self._pending.clear()
 

@@ -224,7 +224,7 @@ def torch_cuda() -> Any:
     """`torch.cuda` where the training uses it; never imported here."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    return cuda if cuda is not None and cuda.is_available() and cuda.is_initialized() else None
+    return cuda if cuda is not None and cuda.is_initialized() and cuda.is_available() else None
 
 
 def _peak_memory_bytes() -> int | None:

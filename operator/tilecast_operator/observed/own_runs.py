@@ -17,7 +17,7 @@ from tilecast.api.calibration import Seen
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast.transfer import UNTOLD, JobRun, JobRuns, MeasuredParts, Place
+from tilecast.transfer import JobRun, JobRuns, MeasuredParts, Place
 
 log = logging.getLogger("tilecast")
 
@@ -89,16 +89,19 @@ class OwnRuns:
 
 
 def _own(request: Request, pool: Pool, run: Seen) -> OwnRun | None:
-    """A run beside its forecast: without its parts where those cannot be meant; None where the step cannot."""
-    for parts in dict.fromkeys((run.parts, MeasuredParts(run.parts.input_s), UNTOLD)):
+    """A run beside its forecast: without the parts that cannot be meant; None where the step cannot."""
+    seen, problem = run.parts, ""
+    fewer = (replace(seen, optimizer_s=None), replace(seen, communication_s=None), MeasuredParts(seen.input_s))
+    for parts in dict.fromkeys((seen, *fewer)):
         try:
             plan = Stated.parse(run.plan or "", "plan")
             step = Measurement(pool, run.gpus or 1, run.run.observed_s, plan, parts, f"the run of {run.job}")
             (item,) = own_runs(request, [step])
         except SpecError as error:
-            log.info("not learnt from: %s", error)
+            problem = str(error)
         else:
             return item
+    log.info("not learnt from: %s", problem)
     return None
 
 

@@ -276,7 +276,7 @@ class Window:
 
     @property
     def parts(self) -> MeasuredParts:
-        """What that went to: the shares of the newest report that tells any of it."""
+        """What that went to, by the shares of the latest report and those before it."""
         return self.latest.parts.times(self.seconds / max(self.latest.seconds, self.latest.parts.sum_s))
 
     def ends_with(self, report: StepReport) -> bool:

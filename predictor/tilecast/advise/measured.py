@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilecast.advise.ran import Ran, ran
@@ -59,13 +59,8 @@ class OwnRun:
 
     @property
     def apart_s(self) -> dict[str, float]:
-        """Measured seconds of the parts that are corrected on their own: those that are forecast to take some time.
-        What stages of a pipeline wait for each other looks like communication, so that none is told apart there."""
-        exchanged_s = self.forecast.parts["communication"] + self.forecast.hidden_s
-        known_s = {
-            "communication": exchanged_s if self.plan.pipeline == 1 else 0.0,
-            "optimizer": self.forecast.parts["optimizer"],
-        }
+        """Measured seconds of the parts that are corrected on their own: those that are forecast to take some time."""
+        known_s = {"communication": self.forecast.exchanged_s, "optimizer": self.forecast.parts["optimizer"]}
         return {name: part for name, part in self.measurement.parts.apart_s.items() if known_s[name] > 0}
 
     @property
@@ -81,17 +76,23 @@ class OwnRun:
     def own(self, request: Request) -> JobRun:
         """The same for transfer."""
         pool, plan = self.measurement.pool, self.measurement.plan
-        spent_s, apart_s = self.measurement.spent_s, self.apart_s
-        parts = compared(self.expected_s, self.forecast.hidden_s, spent_s, apart_s) if apart_s else ()
+        apart_s = self.apart_s
+        elsewhere_s = {name: part for name, part in apart_s.items() if name != "communication"}
         return JobRun(
             Place.of(pool.gpu.name, pool.gpu.architecture, request.workload),
             self.plan,
             -math.log(self.ratio),
             waited_s=self.measurement.parts.input_s or 0.0,
-            parts=parts,
+            parts=self._compared(apart_s),
+            parts_elsewhere=self._compared(elsewhere_s),
             gpus_per_node=pool.gpus_per_node,
             fields=tuple(name for name in WHOLE if plan is not None and getattr(plan, name, None) is not None),
         )
+
+    def _compared(self, apart_s: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+        if not apart_s:
+            return ()
+        return compared(self.expected_s, self.forecast.exchanged_s, self.measurement.spent_s, apart_s)
 
     def __str__(self) -> str:
         return f"{self.measurement.gpus} {self.measurement.pool.name}"

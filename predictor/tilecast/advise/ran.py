@@ -35,8 +35,9 @@ class Ran:
     """All kernels at the peak of compute or memory."""
     parts: Mapping[str, float]
     """What `step_s` consists of."""
-    hidden_s: float
-    """Collectives that computation hides."""
+    exchanged_s: float
+    """Collectives, hidden ones included, where they are what a step waits for; else 0: stages of a pipeline wait for
+    each other, and weights in the host's memory are copied."""
 
 
 def ran(
@@ -76,6 +77,7 @@ def ran(
     row = int(np.argmin(fitting if priced.fits.any() else priced.memory_bytes))
     lower_s, upper_s = uncertainty.interval(workload, priced, row)
     chosen = table.row(row)
+    is_plain = chosen.pipeline == 1 and workload.offload != "parameters"
     gpu, family, scale = pool.gpu.name, workload.model.family, calibration.scale(chosen.gpus)
     return Ran(
         pool=pool,
@@ -88,5 +90,5 @@ def ran(
         framework=calibration.framework_of(workload),
         least_s=float(priced.times.least[row]),
         parts=priced.times.parts(row),
-        hidden_s=float(priced.times.hidden[row]),
+        exchanged_s=float(priced.times.communication[row] + priced.times.hidden[row]) if is_plain else 0.0,
     )

@@ -144,7 +144,7 @@ class FrozenForecast(StatusModel):
 
 
 class ObservedStep(StatusModel, PartSeconds):
-    """The measured step, and what it went to as the newest report that tells any of it."""
+    """The measured step, and what it went to by a running mean over some eight reports."""
 
     step_seconds: float = Field(gt=0, description="Median of the newest reports, outliers left out.")
     samples: int = Field(ge=1, description="Reports so far.")

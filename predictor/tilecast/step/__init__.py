@@ -72,7 +72,7 @@ class StepTimes:
         """The same, every part times the ratio, but no step below `least` for that, columns (n,)."""
         correction = np.maximum(ratio, np.minimum(self.least / self.total, 1.0))
         parts = {name: getattr(self, name) * correction for name in PARTS}
-        return replace(self, **parts, correction=correction, width=width)
+        return replace(self, **parts, hidden=self.hidden * correction, correction=correction, width=width)
 
     def carrying(self, ratios: Floats, width: Floats) -> StepTimes:
         """The same as the job's own runs correct it: parts times the ratios of `JobRuns.columns`, (3, n), but no step

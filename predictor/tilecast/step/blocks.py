@@ -154,11 +154,11 @@ def operator_seconds(
     fitted: Constants | None = None,
 ) -> Floats:
     """GPU seconds of an operator in one repetition of its block, (S,): its kernels, `rows` of `times`, as a framework
-    runs them one after the other."""
+    runs them one after the other, no shorter than at the peak of compute or memory."""
     seconds = times.seconds[rows] * op.count
     for factor in corrections(workload, op, times, rows, fitted).values():
         seconds = seconds * factor
-    return np.asarray(seconds)
+    return np.maximum(seconds, times.roofline_s[rows] * op.count)
 
 
 def corrections(
