@@ -106,6 +106,19 @@ def test_the_median_after_warm_up_is_reported(operator: ReportServer, settings: 
     assert "plan" not in body and "peakMemoryBytes" not in body
 
 
+def test_a_step_whose_parts_nobody_tells_asks_the_clock_once(settings: ReporterSettings) -> None:
+    calls: list[float] = []
+
+    def clock() -> float:
+        calls.append(float(len(calls)))
+        return calls[-1]
+
+    with StepTimer(warmup_steps=1, interval_s=3600, settings=settings, clock=clock) as timer:
+        before = len(calls)
+        steps(timer, Clock(), 1.0, 1.0, 1.0)
+        assert len(calls) == before + 3
+
+
 def test_what_is_skipped_is_no_step(operator: ReportServer, settings: ReporterSettings) -> None:
     clock = Clock()
     with StepTimer(warmup_steps=0, interval_s=3600, settings=settings, clock=clock) as timer:

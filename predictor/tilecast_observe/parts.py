@@ -85,8 +85,8 @@ class PartTimes:
         self._clock = clock
         self._is_used = is_used
         self._began: float | None = None
+        """When the first part began."""
         self._spent_s = 0.0
-        self._has_parts = False
         self._now: TimedStep | None = None
         self._lock = threading.Lock()
         self._pending: deque[TimedStep] = deque()
@@ -98,13 +98,12 @@ class PartTimes:
         if not self._is_used:
             return
         ended, self._now = self._now, None
-        if ended is not None and self._has_parts and not ended.around:
-            self._pending.append(ended)
-        self._collect()
-        now = self._clock()
-        self._began = now if self._began is None else self._began
-        is_cheap = self._spent_s <= SHARE * (now - self._began)
-        if counts and is_cheap and len(self._pending) < PENDING:
+        if self._began is not None:
+            if ended is not None and not ended.around:
+                self._pending.append(ended)
+            self._collect()
+            counts &= self._spent_s <= SHARE * (self._clock() - self._began) and len(self._pending) < PENDING
+        if counts:
             self._now = TimedStep()
 
     def skip(self) -> None:
@@ -131,7 +130,6 @@ class PartTimes:
         now, start = self._now, self._mark()
         if now is None or start is None:
             return _nothing
-        self._has_parts = True
         span = now.begin(name, start)
 
         def end() -> None:
@@ -153,6 +151,7 @@ class PartTimes:
         if self._now is None:
             return None
         before = self._clock()
+        self._began = before if self._began is None else self._began
         try:
             cuda = torch_cuda()
             if cuda is None:
