@@ -4,8 +4,6 @@ cores for them; of those that wait the shortest first."""
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -14,16 +12,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import pickles
 from tilecast_operator.settings import RECURSION_LIMIT
+from tilecast_operator.turns import Turns
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 
@@ -35,42 +33,6 @@ MOST_PATIENCE_S = 2.0
 """However long it is, it waits for none that came this much later: a job that is held has to go within seconds."""
 NEWEST = 0.2
 """Share of the newest search in what one of its kind is expected to take."""
-
-
-class Turns:
-    """Lets a few go on at once, of the others the one that has the lowest rank next. Belongs to one event loop."""
-
-    def __init__(self, at_once: int) -> None:
-        self._free = at_once
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
-
-    @asynccontextmanager
-    async def take(self, rank: float) -> AsyncIterator[None]:
-        """Wait for one's turn, and give it back at the end."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (rank, next(self._order), turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give_back()
-                raise
-        try:
-            yield
-        finally:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 class Searches:
