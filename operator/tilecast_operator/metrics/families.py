@@ -1,0 +1,210 @@
+"""Every metric family, one declaration each: prefix `tilecast_`, base units, never the name of a job in a label.
+
+A family that is added here is an attribute of `Metrics` and is served; docs/metrics.md has a row of each.
+"""
+
+from __future__ import annotations
+
+from tilecast_operator.answer import REASONS
+from tilecast_operator.metrics.declared import counter, gauge, histogram, info
+from tilecast_operator.observed.reports import OUTCOMES, SOURCES
+
+WATCHED = ("nodes", "gpupools", "trainingjobs")
+"""Resources that are always watched."""
+
+SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+SIGNED = (*(-bound for bound in reversed(RATIOS[:-2])), 0.0, *RATIOS)
+"""A forecast of nothing errs by -1, so that lower bounds end there."""
+GROUP = ("gpu", "precision", "family")
+
+
+class ErrorFamilies:
+    """Forecasts, measured steps and the errors between them."""
+
+    predicted = histogram(
+        "tilecast_predicted_step_seconds", "Forecast step of written recommendations.", *GROUP, buckets=SECONDS
+    )
+    observed = histogram(
+        "tilecast_observed_step_seconds", "Measured steps of accepted reports.", *GROUP, buckets=SECONDS
+    )
+    error = histogram(
+        "tilecast_prediction_relative_error_ratio",
+        "Signed relative error, (predicted - observed) / observed, of every accepted report.",
+        *GROUP,
+        "stage",
+        buckets=SIGNED,
+    )
+    absolute = histogram(
+        "tilecast_prediction_absolute_relative_error_ratio",
+        "Absolute relative error of every accepted report.",
+        *GROUP,
+        "stage",
+        buckets=RATIOS,
+    )
+    interval = counter(
+        "tilecast_prediction_interval_observations",
+        "Accepted reports, by whether the 90 % range of the forecast holds them.",
+        *GROUP,
+        "covered",
+    )
+    interval_runs = counter(
+        "tilecast_prediction_interval_runs",
+        "Jobs with three reports, by whether the 90 % range of the forecast holds their median.",
+        *GROUP,
+        "covered",
+    )
+    observations = counter(
+        "tilecast_observations",
+        "Reports of measured steps, by source and what became of them.",
+        "source",
+        "outcome",
+        zero=(SOURCES, OUTCOMES),
+    )
+    followed = counter(
+        "tilecast_recommendation_followed",
+        "Jobs with a measured step, by whether they run as recommended.",
+        "followed",
+        zero=(("true", "false"),),
+    )
+    saved = counter(
+        "tilecast_advice_saved_gpu_seconds",
+        "GPU-seconds that measured steps of jobs which follow the advice took less than their baseline's forecast.",
+    )
+
+
+class LearningFamilies:
+    """What the runs of the cluster teach."""
+
+    bias = gauge(
+        "tilecast_prediction_bias_ratio",
+        "Median signed relative error of the runs that count; calibrated is without the run itself.",
+        *GROUP,
+        "stage",
+        of_the_cluster=True,
+    )
+    spread = gauge(
+        "tilecast_prediction_run_absolute_relative_error_ratio",
+        "Median absolute relative error of the runs that count, one error a run.",
+        *GROUP,
+        "stage",
+        of_the_cluster=True,
+    )
+    runs = gauge("tilecast_prediction_runs", "Runs that count.", *GROUP, of_the_cluster=True)
+    calibration = gauge(
+        "tilecast_calibration_ratio", "What raw forecasts of a group are multiplied by.", *GROUP, of_the_cluster=True
+    )
+    learnt_runs = gauge(
+        "tilecast_learning_runs",
+        "Runs that are kept of each pool, by whether they count, are superseded, or are in doubt and why.",
+        "pool",
+        "standing",
+        of_the_cluster=True,
+    )
+    bounded = gauge(
+        "tilecast_learning_bounded_namespaces",
+        "Namespaces whose say in the forecasts of others is at its bound.",
+        of_the_cluster=True,
+    )
+    own_runs_jobs = gauge(
+        "tilecast_own_runs_jobs",
+        "TrainingJobs whose advice measured runs correct, by whose run: its own, a successor's, a relative's.",
+        "run",
+        of_the_cluster=True,
+    )
+    own_runs_change = gauge(
+        "tilecast_own_runs_change_ratio",
+        "Median change of the step of their best offer by those runs, without its sign.",
+        "run",
+        of_the_cluster=True,
+    )
+
+
+class AdviceFamilies:
+    """Answers to jobs."""
+
+    recommendations = counter(
+        "tilecast_recommendations",
+        "Advice written to a job, by reason of its Ready condition.",
+        "result",
+        zero=(REASONS,),
+    )
+    changes = counter(
+        "tilecast_recommendation_changes", "Recommendations that replaced another one, by the new reason.", "reason"
+    )
+    advice_duration = histogram(
+        "tilecast_advice_duration_seconds", "Time to search one workload over all pools.", buckets=SEARCHES
+    )
+    plans = counter("tilecast_plans_evaluated", "Plans that were priced.")
+    answers = histogram(
+        "tilecast_answer_duration_seconds",
+        "Time from a job, new or changed, to its written answer.",
+        "kind",
+        buckets=ANSWERS,
+    )
+    model = info("tilecast_model", "The utilization model in use.")
+
+
+class QueueFamilies:
+    """The plan of the whole queue."""
+
+    queue_duration = histogram(
+        "tilecast_queue_advice_duration_seconds",
+        "Time to plan the whole queue, from reading its jobs to the plan.",
+        buckets=SECONDS,
+    )
+    queue_jobs = gauge(
+        "tilecast_queue_advice_jobs",
+        "Jobs of the newest plan of the queue, by what it makes of them.",
+        "state",
+        of_the_cluster=True,
+    )
+    queue_completion = gauge(
+        "tilecast_queue_advice_completion_seconds",
+        "Mean completion time by that plan, and by each reference on the same forecasts.",
+        "way",
+        of_the_cluster=True,
+    )
+    queue_gap = gauge(
+        "tilecast_queue_advice_gap_ratio",
+        "How far that plan is behind a bound that no plan can beat, relative to the bound.",
+        of_the_cluster=True,
+    )
+    queue_time = gauge(
+        "tilecast_queue_advice_timestamp_seconds", "When that plan was made, as Unix time.", of_the_cluster=True
+    )
+
+
+class OperatorFamilies:
+    """The cluster, and the operator itself."""
+
+    writes = counter(
+        "tilecast_writes", "Requests that write to the API server, by resource and HTTP outcome.", "resource", "outcome"
+    )
+    retries = counter("tilecast_retries", "Keys that had to be tried again.")
+    queue = gauge(
+        "tilecast_queue_keys",
+        "Keys that are ready or failed the last time, by kind; one that waits for its time is none.",
+        "kind",
+    )
+    leader = gauge("tilecast_leader", "1 in the replica that writes, 0 in the others.")
+    left_out = gauge(
+        "tilecast_unknown_accelerator_nodes", "GPU nodes that no pool has, by reason.", "reason", of_the_cluster=True
+    )
+    capacity = gauge("tilecast_gpu_capacity", "GPUs of each pool.", "pool", "state", of_the_cluster=True)
+    kueue = gauge(
+        "tilecast_kueue_info", "What Kueue can do.", "served", "release", "stop_policy", "gate", of_the_cluster=True
+    )
+    watches = counter(
+        "tilecast_watch_successes",
+        "Lists and watches of a resource that the API server answered.",
+        "resource",
+        zero=(WATCHED,),
+    )
+    build = info("tilecast_build", "The version of this program.")
+
+
+class MetricFamilies(ErrorFamilies, LearningFamilies, AdviceFamilies, QueueFamilies, OperatorFamilies):
+    """Every metric family."""
