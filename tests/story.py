@@ -170,7 +170,6 @@ EXPECTED: Mapping[str, Mapping[tuple[str, ...], Any]] = {
 
 EMPTY = {
     "Retries per minute": "nothing fails in this story",
-    "Lists and watches answered": "it is shorter than a watch",
     "Keys waiting": "it keeps up, so that none waits when it is scraped",
 }
 """Panels that the story cannot fill: their queries may answer with zero, but do answer."""

@@ -21,12 +21,10 @@ from prometheus_client import CollectorRegistry
 
 from conftest import ensure_or_fail
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, settled
-from test_kopf import LISTED, scripted
 from test_observe import body, status, store_with, until
 from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.cluster import kopf_internals
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.view import stamp
 from tilecast_operator.observed.reports import Refused
@@ -46,6 +44,7 @@ class Tape:
     minutes: int = 0
     series: dict[str, list[str]] = field(default_factory=dict)
     expected: list[dict[str, Any]] = field(default_factory=list)
+    queries: list[dict[str, Any]] = field(default_factory=list)
 
     def hold(self, registry: CollectorRegistry, minutes: int = 1, target: Mapping[str, str] = TARGET) -> None:
         """Scrape a registry that stays as it is for some minutes. Other targets are silent."""
@@ -78,6 +77,13 @@ class Tape:
         for alert in alerts:
             self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": []})
 
+    def never(self, *alerts: str) -> None:
+        """None of these alerts has fired so far."""
+        for alert in alerts:
+            fired = f'count_over_time(ALERTS{{alertname="{alert}", alertstate="firing"}}[{self.minutes}m])'
+            self.queries.append({"expr": fired, "eval_time": f"{self.minutes - 1}m", "exp_samples": []})
+            self.quiet(alert)
+
     def fires(self, alert: str, *fired: tuple[Mapping[str, str], str]) -> None:
         """This alert fires now, with these labels beside its severity and these summaries."""
         severity = next(rule["labels"] for rule in rules() if rule.get("alert") == alert)
@@ -98,7 +104,8 @@ class Tape:
     def document(self) -> dict[str, Any]:
         """The same as promtool reads it."""
         columns = [{"series": name, "values": " ".join(column)} for name, column in self.series.items()]
-        return {"interval": "1m", "input_series": columns, "alert_rule_test": self.expected}
+        checks = {"alert_rule_test": self.expected, "promql_expr_test": self.queries}
+        return {"interval": "1m", "input_series": columns, **checks}
 
 
 def series(name: str, labels: Mapping[str, str]) -> str:
@@ -138,28 +145,22 @@ async def never_there(tape: Tape) -> None:
 
 
 async def no_node_and_a_dead_watch(tape: Tape) -> None:
-    """A node pool at zero is listed every ten minutes; then nothing is answered."""
-
-    @dataclass(frozen=True)
-    class WatchedResource:
-        plural: str
-
+    """Nothing happens, and watches are begun anew as the operator does; then nobody answers for nodes."""
     async with operator(Store(), nodes=()) as running:
-        counted = running.metrics.watches
-        watch = kopf_internals.enduring(
-            scripted(*[[LISTED]] * 100), LISTED, (), 3600.0, lambda resource: counted.labels(resource).inc()
-        )
-        for _ in range(6):
-            for plural in ("nodes", "gpupools", "trainingjobs"):
-                assert [event async for event in watch(resource=WatchedResource(plural), namespace=None)] == [LISTED]
-            tape.hold(running.metrics.registry, 10)
-        tape.quiet("TilecastWatchStale")
-        for _ in range(4):
-            for plural in ("gpupools", "trainingjobs"):
-                assert [event async for event in watch(resource=WatchedResource(plural), namespace=None)] == [LISTED]
-            tape.hold(running.metrics.registry, 10)
-        text = "For half an hour the API server has answered no list and no watch of nodes."
-        tape.fires("TilecastWatchStale", ({**TEAM, "resource": "nodes"}, text))
+        watched = running.metrics.watched
+
+        def pass_minutes(minutes: int, *resources: str) -> None:
+            """Watches that end after ten minutes, by the clock of the tape, which began at the epoch."""
+            for _ in range(minutes):
+                for resource in resources:
+                    watched.labels(resource).set(tape.minutes // 10 * 600)
+                tape.hold(running.metrics.registry)
+
+        pass_minutes(90, "nodes", "gpupools", "trainingjobs")
+        tape.never("TilecastWatchStale")
+        pass_minutes(40, "gpupools", "trainingjobs")
+        text = "For 48m 0s the API server has answered no list and no watch of nodes."
+        tape.fires("TilecastWatchStale", ({**TARGET, "resource": "nodes"}, text))
 
 
 async def idle_config_maps(tape: Tape) -> None:

@@ -1,5 +1,5 @@
-"""What is taken of kopf: its public names, and two private ones in one module. These tests fail on the day kopf changes
-them, and show that kopf leaves no trace on anybody's object."""
+"""What is taken of kopf: its public names, and three private ones in one module. These tests fail on the day kopf
+changes them, and show that kopf leaves no trace on anybody's object."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import Any
 
 import kopf
 import pytest
+from aiohttp import web
 from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import watching
+from kopf._cogs.clients import api, auth, watching
 from kopf._cogs.clients.errors import APIClientError
 from kopf._cogs.clients.watching import WatchingError
+from kopf._cogs.structs.credentials import Vault, VaultKey
+from kopf._cogs.structs.references import Resource
 
 from operator_store import job
 from tilecast_operator import main
@@ -32,6 +35,8 @@ def test_kopf_is_still_what_is_replaced_of_it() -> None:
     source = inspect.getsource(watching.infinite_watch)
     assert "continuous_watch(" in source and "sleep(settings.watching.reconnect_backoff)" in source
     assert watching.Bookmark.LISTED.name == "LISTED"
+    assert "await request(" in inspect.getsource(api.stream)
+    assert api.request.__module__ == kopf_internals.__name__, "kopf's own is replaced"
     made = aiotoggles.Toggle(False, name="a", condition=asyncio.Condition())
     assert (made.is_on(), made.name) == (False, "a")
     base = kopf_internals.Toggles.__mro__[1]
@@ -121,6 +126,44 @@ async def test_a_watch_that_ends_in_an_error_is_begun_anew(monkeypatch: pytest.M
     with pytest.raises(OSError):
         await followed(watch)
     assert watching.continuous_watch.__module__ == kopf_internals.__name__, "kopf's own is replaced"
+
+
+async def test_a_watch_of_a_silent_cluster_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server lists nothing, and ends each watch without an event."""
+    answers: list[str] = []
+    watches = itertools.count(1)
+
+    async def serve(request: web.Request) -> web.Response:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        number = next(watches)
+        if number == 3:
+            raise web.HTTPInternalServerError
+        if number == 6:
+            stop.set_result(None)
+        return web.Response()
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", serve)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    vault = Vault({VaultKey("a"): kopf.ConnectionInfo(server=address)})
+    auth.vault_var.set(vault)
+    settings = kopf.OperatorSettings()
+    settings.networking.error_backoffs = 0.01
+    monkeypatch.setattr(api, "request", kopf_internals.noting(api.request, answers.append))
+    stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pools = Resource("tilecast.dev", "v1alpha1", "gpupools", namespaced=False)
+    try:
+        watch = watching.continuous_watch(settings=settings, resource=pools, namespace=None, operator_pause_waiter=stop)
+        assert [event async for event in watch] == [watching.Bookmark.LISTED], "nothing else is told"
+    finally:
+        await vault.close()
+        await runner.cleanup()
+    assert answers == ["gpupools"] * 5, "one was refused"
+    assert api.request.__module__ == kopf_internals.__name__, "kopf's own is replaced"
 
 
 async def test_a_list_tells_what_is_gone() -> None:

@@ -267,10 +267,10 @@ _HEALTH = Board(
                 {"{{version}} {{sha256}}": "tilecast_model_info"}, 6,
             ),
             Panel(
-                "Lists and watches answered", "Of each watched resource, in the last half hour: three at least, "
-                "however quiet the cluster is.", "stat", "short",
-                {"{{resource}}": "sum by (resource) (increase(tilecast_watch_successes_total[30m]))"}, 6,
-                {"red": 0.0, "green": 1.0}, "TilecastWatchStale",
+                "Last list or watch answered", "Time since the API server last answered one of each resource: at most "
+                "eleven minutes, however quiet the cluster is.", "stat", "s",
+                {"{{resource}}": "time() - min by (resource) (tilecast_watch_last_event_timestamp_seconds)"}, 6,
+                {"yellow": 900.0, "red": 1800.0}, "TilecastWatchStale",
             ),
             Panel(
                 "Keys waiting", "Objects that are due, or failed the last time.", "stat", "short",

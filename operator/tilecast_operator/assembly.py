@@ -71,6 +71,7 @@ class Assembly:
         client.fence = leadership.require
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
+        metrics.holds.set(settings.jobs and settings.place)
         cache = Cache()
         writer = Writer(
             client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance, settings.writers

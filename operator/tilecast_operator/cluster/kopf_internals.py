@@ -1,10 +1,11 @@
 """The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
 
-Two things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
+Three things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
 ends a watch in an error other than 410; it never tells of an object that was deleted while nobody watched; and it
 trusts the server to lose no event. `enduring` takes its place: objects are then listed anew, and a list tells by its
 gaps what is gone. And its set of toggles wakes the task of every object for every object of the first list, which takes
-minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place.
+minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place. And it says nothing when it begins a
+watch anew, which is the only sign of life of a cluster where nothing happens: `noting` tells it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import errors, watching
+from kopf._cogs.clients import api, errors, watching
 
 Event: TypeAlias = Any
 """A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
 Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
+Request: TypeAlias = Callable[..., Awaitable[Any]]
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 10.0
@@ -50,7 +53,6 @@ def enduring(
     listed: object,
     failures: tuple[type[Exception], ...],
     relist_s: float,
-    answered: Callable[[str], None] = lambda resource: None,
 ) -> Watch:
     """A watch like `watch`, which its caller begins again whenever it ends.
 
@@ -59,7 +61,6 @@ def enduring(
         listed: what `watch` yields when its list is over.
         failures: what ends one watch and not the process.
         relist_s: how long a list is trusted; a later event ends the watch.
-        answered: called with the resource whenever a list of it is over.
     """
     everything: dict[object, dict[str, dict[str, Any]]] = {}
     failed: Counter[object] = Counter()
@@ -80,7 +81,6 @@ def enduring(
                             yield {"type": "DELETED", "object": known.pop(uid)}
                         there = None
                         failed.pop(place, None)
-                        answered(getattr(kwargs.get("resource"), "plural", ""))
                     elif isinstance(event, dict):
                         _note(event, known, there)
                     yield event
@@ -92,6 +92,24 @@ def enduring(
             failed[place] += 1
 
     return endure
+
+
+def noting(request: Request, answered: Callable[[str], None]) -> Request:
+    """Return a `request` that tells which resource's watch the API server has begun to answer.
+
+    Args:
+        request: asks the API server; returns once it answered, and raises where it refuses.
+        answered: called with the plural name of the resource.
+    """
+
+    async def note(method: str, url: str, **kwargs: Any) -> Any:
+        response = await request(method, url, **kwargs)
+        parts = urlsplit(url)
+        if "watch=true" in parts.query.split("&"):
+            answered(parts.path.rpartition("/")[2])
+        return response
+
+    return note
 
 
 async def repeated(events: AsyncIterator[Event], waits_s: Sequence[float]) -> AsyncGenerator[Event, None]:
@@ -170,13 +188,12 @@ class Toggles(aiotoggles.ToggleSet):
 
 
 def install(relist_s: float, answered: Callable[[str], None]) -> None:
-    """Put both in their places.
+    """Put all three in their places.
 
     Args:
         relist_s: how long a list is trusted.
-        answered: called with the resource whenever a list of it is over.
+        answered: called with the resource whenever the API server begins to answer a watch of it.
     """
-    watching.continuous_watch = enduring(
-        watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s, answered
-    )
+    api.request = noting(api.request, answered)  # type: ignore[assignment]
+    watching.continuous_watch = enduring(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]

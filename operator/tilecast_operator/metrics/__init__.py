@@ -14,7 +14,7 @@ from tilecast.render import document
 from tilecast_operator.answer import Answer, reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.declared import build_all
-from tilecast_operator.metrics.families import MetricFamilies
+from tilecast_operator.metrics.families import WATCHED, MetricFamilies
 from tilecast_operator.observed.learner import Learner, Score
 from tilecast_operator.observed.reports import error
 from tilecast_operator.queue_rows import PlannedQueue
@@ -34,6 +34,9 @@ class Metrics(MetricFamilies):
         ProcessCollector(namespace="tilecast", registry=self.registry)
         self._of_the_cluster = build_all(self, self.registry)
         self.build.info({"version": tilecast.__version__})
+        for resource in WATCHED:
+            # A resource that is never answered is as old as the process.
+            self.watched.labels(resource).set_to_current_time()
         self._is_leading = True
         self.lead(True)
 

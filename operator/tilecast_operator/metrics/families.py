@@ -197,11 +197,11 @@ class OperatorFamilies:
     kueue = gauge(
         "tilecast_kueue_info", "What Kueue can do.", "served", "release", "stop_policy", "gate", of_the_cluster=True
     )
-    watches = counter(
-        "tilecast_watch_successes",
-        "Lists and watches of a resource that the API server answered.",
+    holds = gauge("tilecast_holds_jobs", "1 where jobs may wait for this operator before they start, else 0.")
+    watched = gauge(
+        "tilecast_watch_last_event_timestamp_seconds",
+        "When the API server last answered a list or a watch of a resource, Unix time.",
         "resource",
-        zero=(WATCHED,),
     )
     build = info("tilecast_build", "The version of this program.")
 
