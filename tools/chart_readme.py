@@ -26,7 +26,7 @@ _HEAD = """\
 
 ```sh
 helm install tilecast charts/tilecast --namespace tilecast --create-namespace --set image.repository=REGISTRY/tilecast
-helm test tilecast --namespace tilecast --logs
+helm test tilecast --namespace tilecast
 helm show crds charts/tilecast | kubectl apply --server-side --force-conflicts -f -
 helm upgrade tilecast charts/tilecast --namespace tilecast --reset-then-reuse-values
 helm uninstall tilecast --namespace tilecast
@@ -35,6 +35,9 @@ helm uninstall tilecast --namespace tilecast
 `helm install` brings the CRDs; the third line brings new ones before an upgrade, which refuses to run ahead of them.
 Neither upgrade nor rollback nor uninstall touches them, so that no field of a stored object is ever pruned. Pods meet
 the Restricted Pod Security Standard. Kubernetes {kubernetes}.
+
+`helm test` prints the log of its pod, with a Helm that knows the annotation `helm.sh/hook-output-log-policy` (3.21
+does). With `--logs` it fails: Helm asks for the log after it has deleted the pod.
 
 With `jobs.enabled`, `helm uninstall` first runs a Job that lets every job go that waits for Tilecast; where that cannot
 run, use `python -m tilecast_operator.release` and then `helm uninstall --no-hooks` (docs/operations.md has the order).
