@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from chart_switches import SWITCHES, pairwise
 from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm, HelmError, ensure_or_fail
 from operator_process import Operator
@@ -33,42 +34,6 @@ OPERATED = "--api-versions=monitoring.coreos.com/v1"
 GATES = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 Conform = Callable[[list[dict[str, Any]]], dict[str, Any]]
-
-
-def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Both states of every value that is on or off, as `--set` takes them."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from switches(f"{path}.{key}" if path else key, item)
-    elif (isinstance(value, bool) or value == "auto") and not path.startswith("jobs."):
-        yield f"{path}=false", f"{path}=true"
-
-
-SWITCHES = (
-    *switches("", yaml.safe_load((CHART / "values.yaml").read_text())),
-    ("jobs.enabled=true", "jobs.enabled=true,jobs.place=true,jobs.gate=true"),
-    ("rbac.configMapNamespaces=null", "rbac.configMapNamespaces={team-a,team-b}"),
-    ("model.configMap=", f"model.configMap=ours,model.sha256={'ab' * 32}"),
-    ("networkPolicy.from=null", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"),
-    ("replicas=1", "replicas=2"),
-    ("shard.namespaceSelector=null", "shard.namespaceSelector.matchLabels.shard=a"),
-    ("imagePullSecrets=null", "imagePullSecrets[0].name=registry"),
-    ("podLabels=null", "podLabels.team=a"),
-    ("podAnnotations=null", "podAnnotations.team=a"),
-    ("priorityClassName=", "priorityClassName=high"),
-    ("nodeSelector=null", "nodeSelector.disk=ssd"),
-    ("tolerations=null", "tolerations[0].key=gpu,tolerations[0].operator=Exists"),
-    ("settings=null", "settings.TILECAST_WRITERS=8,settings.TILECAST_NODE_SELECTOR=gpu"),
-    ("fullnameOverride=", f"fullnameOverride={'n' * 63}"),
-)
-
-
-def pairwise(pairs: tuple[tuple[str, str], ...]) -> list[list[str]]:
-    """Lists of states such that every two pairs meet in all four ways (Kleitman and Spencer 1973): one list is all
-    off, and each pair is on in lists of its own choice, four of the other seven, so that any two choices meet."""
-    choices = list(combinations(range(1, 8), 4))
-    assert len(pairs) <= len(choices)
-    return [[pair[row in choice] for pair, choice in zip(pairs, choices, strict=False)] for row in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +58,14 @@ def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Those of a kind, but for what runs before an uninstall."""
-    hook = {"helm.sh/hook": "pre-delete"}
+    """Those of a kind, but for what runs before an uninstall and for the roles of tenants."""
+    hook, tenants = {"helm.sh/hook": "pre-delete"}, {"rbac.authorization.k8s.io/aggregate-to-edit": "true"}
     return [
         document
         for document in documents
-        if document["kind"] == kind and not hook.items() <= document["metadata"].get("annotations", {}).items()
+        if document["kind"] == kind
+        and not hook.items() <= document["metadata"].get("annotations", {}).items()
+        and not tenants.items() <= document["metadata"].get("labels", {}).items()
     ]
 
 

@@ -17,7 +17,10 @@ import chart_readme  # noqa: E402
 
 CHART = chart_readme.CHART
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-LEFT_TO_KUBERNETES = {"affinity", "tolerations[]", "networkPolicy.from[]", "serviceMonitor.tlsConfig", "global"}
+LEFT_TO_KUBERNETES = {
+    "affinity", "tolerations[]", "networkPolicy.from[]", "serviceMonitor.tlsConfig", "global", "podSecurityContext",
+    "securityContext", "extraEnv[]", "extraEnvFrom[]", "extraVolumes[]", "extraVolumeMounts[]",
+}  # fmt: skip
 """Objects of Kubernetes' own, which the API server checks, and the values of a parent chart."""
 
 

@@ -19,6 +19,7 @@ from bearer_tokens import token
 from cluster import Cluster, wait_for
 from conftest import Helm
 from operator_process import Operator, is_answered
+from test_chart import of_kind
 from test_cluster_pools import kueue_crd
 from tilecast_operator.cluster.documents import ADVICE_KEYS
 
@@ -51,11 +52,11 @@ def cluster(bare_cluster: Cluster, begin: int) -> Iterator[Cluster]:
 
 
 def granted(documents: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of every right in the rendered roles."""
+    """Group, resource and verb of every right in the rendered roles, but for those of tenants."""
     return {
         (group, resource, verb)
-        for document in documents
-        if document["kind"] in ("ClusterRole", "Role")
+        for kind in ("ClusterRole", "Role")
+        for document in of_kind(documents, kind)
         for rule in document["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]

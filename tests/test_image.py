@@ -54,7 +54,7 @@ def test_everything_it_copies_is_there_and_let_in() -> None:
 
 def test_it_runs_as_the_user_that_the_chart_names() -> None:
     (user,) = re.findall(r"^USER (\d+):(\d+)$", RECIPE, re.MULTILINE)
-    security = (ROOT / "charts" / "tilecast" / "templates" / "_helpers.tpl").read_text()
+    security = (ROOT / "charts" / "tilecast" / "values.yaml").read_text()
     assert re.findall(r"runAs(?:User|Group): (\d+)", security) == list(user)
     assert "0" not in user
 

@@ -41,14 +41,18 @@ class Image:
     digest: str
     size_bytes: int
 
-    def run(self, entrypoint: str, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run one of its programs as its own user."""
+    def run(
+        self, entrypoint: str, *arguments: str, timeout_s: float = 120, user: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs as its own user, or as another `number:group`."""
+        chosen = [f"--user={user}"] if user else []
         if self.engine == "docker":
-            command = ["docker", "run", "--rm", "--read-only", f"--entrypoint={entrypoint}", self.tag, *arguments]
+            options = ["--rm", "--read-only", *chosen, f"--entrypoint={entrypoint}"]
+            command = ["docker", "run", *options, self.tag, *arguments]
             return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         container = _output(["buildah", "from", "--pull-never", self.tag])
         try:
-            command = ["buildah", "run", "--isolation=chroot", container, "--", entrypoint, *arguments]
+            command = ["buildah", "run", "--isolation=chroot", *chosen, container, "--", entrypoint, *arguments]
             return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         finally:
             _output(["buildah", "rm", container])

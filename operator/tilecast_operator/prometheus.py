@@ -30,7 +30,8 @@ async def poll(settings: Settings, observations: Sampled) -> None:
     """Ask for every job in each interval, for ever. A Prometheus that does not answer is asked again in the next."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    # By a proxy where HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         while True:
             await asyncio.sleep(settings.prometheus_poll_s)
             for key, query in observations.queries():

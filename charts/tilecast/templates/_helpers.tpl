@@ -74,21 +74,19 @@ image: "{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | defa
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
-{{/* Of pods and containers: what the Restricted standard asks for, and a root that cannot be written. */}}
+{{/* Of pods. OpenShift gives every namespace users and groups of its own, and refuses the image's. */}}
 {{- define "tilecast.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
-seccompProfile:
-  type: RuntimeDefault
+{{- $kept := dict -}}
+{{- range $key, $value := .Values.podSecurityContext -}}
+{{- if not (and (eq (toString $value) "65532") ($.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}
+{{- $_ := set $kept $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $kept -}}
 {{- end -}}
 
 {{- define "tilecast.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- toYaml .Values.securityContext -}}
 {{- end -}}
 
 {{/* Replicas on two nodes, where there are two. */}}
