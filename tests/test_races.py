@@ -34,6 +34,7 @@ from tilecast_operator.controllers.runtime import KeyQueue
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
 from tilecast_operator.metrics import Metrics
+from tilecast_operator.searches import Searches
 from tilecast_operator.settings import Settings
 
 STRANGE = "NVIDIA-Z900"
@@ -114,7 +115,7 @@ async def test_a_hash_of_former_pools_is_not_kept(monkeypatch: pytest.MonkeyPatc
         return inputs_hash(request, pools, digest)
 
     monkeypatch.setattr(advisor, "inputs_hash", slow)
-    searcher = Advisor(Store(), on_first_pool, Metrics().count_search, 1, 16)
+    searcher = Advisor(Store(), Searches(on_first_pool, 1, 0), Metrics().count_search, 1, 16)
     searcher.use(nodes.pools([node()]))
     question = await searcher.question("default", job())
     late = asyncio.create_task(searcher.inputs_hash(question))
@@ -133,7 +134,8 @@ async def test_what_runs_of_a_namespace_teach_is_searched_for_its_own_jobs_alone
         searched.append(request.name)
         return on_first_pool(request, pools)
 
-    searcher, bare = Advisor(Store(), counted, Metrics().count_search, 1, 16), nodes.pools([node()])
+    searcher = Advisor(Store(), Searches(counted, 1, 0), Metrics().count_search, 1, 16)
+    bare = nodes.pools([node()])
     taught = bare.calibrated(Calibration((Correction(("h100-sxm",), ratio=1.2, runs=10, own=10),)))
     asked = {name: await searcher.question(name, job()) for name in ("team", "other")}
     for of_namespace, most in (({}, 1), ({"team": bare}, 1), ({"team": taught}, 2), ({"team": taught}, 2), ({}, 2)):

@@ -26,12 +26,14 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast_operator.answer import Answer, Declined, internal_error, is_passing, no_pools
+from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
+from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
-from tilecast_operator.searches import Advise, Searches
+from tilecast_operator.search_process import SearchInterruptedError
+from tilecast_operator.searches import Searches
 
 ResultT = TypeVar("ResultT")
 
@@ -73,26 +75,27 @@ class Advisor:
 
     Args:
         reader: reads ConfigMaps.
-        advise: the search.
+        searches: runs searches.
         counted: called with each advice and how long its search took, in seconds.
-        threads: that search.
+        threads: that read and price beside the searches.
         size: results of each kind that are remembered.
+        interruptions: searches that were interrupted.
     """
 
     def __init__(
         self,
         reader: Api,
-        advise: Advise,
+        searches: Searches,
         counted: Callable[[Advice, float], None],
         threads: int,
         size: int,
-        processes: int = 0,
+        interruptions: Interruptions | None = None,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given."""
         self._reader = reader
-        self._advise = advise
-        self._searches = Searches(advise, threads, processes)
+        self._searches = searches
+        self._interruptions = interruptions or Interruptions()
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
@@ -132,6 +135,9 @@ class Advisor:
             return
         try:
             await self._searches.run(*_small_job())
+        except SearchInterruptedError as error:
+            self.problem = f"a search of one small job {error}"
+            raise SpecError("TILECAST_SEARCH_PROCESSES", self.problem, "raise the limits of a search") from None
         except SpecError as error:
             self.problem = str(error)
             raise
@@ -207,12 +213,21 @@ class Advisor:
         pools = self.pools(question)
         if not pools:
             return no_pools(self._of_namespace.get(question.namespace, self._report))
-        return await self.search(self._key(question), question.request, pools)
+        return await self.search(self._key(question), question.key, question.request, pools)
 
-    async def search(self, key: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
-        """The answer to a request on some pools. Equal keys are searched once."""
-        advice = await self._answers.get(key, lambda: self._search(request, pools))
-        if is_passing(advice):
+    async def search(self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
+        """Return the answer to a request on some pools. Equal keys are searched once.
+
+        Args:
+            key: everything that decides the answer.
+            asked: what of it the job says; a search that was interrupted is not tried anew with every change of pools.
+            request: what is asked.
+            pools: those to search.
+        """
+        if (refusal := self._interruptions.answer(asked)) is not None:
+            return refusal
+        advice = await self._answers.get(key, lambda: self._search(asked, request, pools))
+        if is_passing(advice) or interrupted(advice):
             self._answers.drop(key)
         return advice
 
@@ -274,9 +289,13 @@ class Advisor:
             log.exception("a job cannot be read")
             return internal_error(error)
 
-    async def _search(self, request: Request, pools: Sequence[Pool]) -> Answer:
+    async def _search(self, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
         try:
-            return await self._searches.run(request, pools, self._counted)
+            advice = await self._searches.run(request, pools, self._counted)
+            self._interruptions.remove(asked)
+            return advice
+        except SearchInterruptedError as error:
+            return self._interruptions.add(asked, error)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
         except Exception as error:

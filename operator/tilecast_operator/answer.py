@@ -11,8 +11,10 @@ from tilecast.spec import SpecError
 
 MAX_MESSAGE = 1024
 INTERNAL_ERROR = "InternalError"
+SEARCH_INTERRUPTED = "SearchInterrupted"
 REASONS = (
     "Advised", "NoFittingPlan", "InvalidSpec", "NoPools", "ModelNotFound", "ModelNotReadable", INTERNAL_ERROR,
+    SEARCH_INTERRUPTED,
 )  # fmt: skip
 """Of the Ready condition of a TrainingJob."""
 
@@ -23,6 +25,8 @@ class Declined:
 
     reason: str
     message: str
+    again_s: float = 0.0
+    """Seconds after which the question is worth asking again; 0 where that does not depend on time."""
 
 
 Answer: TypeAlias = Advice | Declined
@@ -49,6 +53,12 @@ def message(answer: Answer) -> str:
 def is_passing(answer: Answer) -> bool:
     """Whether an answer is a failure of this process, which another try may not have."""
     return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
+
+
+def interrupted(answer: Answer) -> Declined | None:
+    """Return the answer of a search that was interrupted; None for any other. It says nothing of what is asked: it is
+    never kept for others, and replaces no advice."""
+    return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
 
 
 def internal_error(error: Exception) -> Declined:

@@ -36,10 +36,12 @@ from tilecast_operator.controllers.shards import NamespaceShard
 from tilecast_operator.controllers.targets import Targets
 from tilecast_operator.controllers.token_reviews import TokenReviews
 from tilecast_operator.controllers.training_jobs import TrainingJobs
+from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.metrics import Metrics
 from tilecast_operator.relay import Relay
 from tilecast_operator.report_guard import ReportGuard
-from tilecast_operator.searches import Advise
+from tilecast_operator.search_process import SearchLimits
+from tilecast_operator.searches import Advise, Searches
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
 
@@ -83,10 +85,10 @@ class Assembly:
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
+        searches = _searches(settings, search, metrics)
         self.advisor = advisor = Advisor(
-            client, search, metrics.count_search, settings.advisors, settings.advice_cache,
-            settings.search_processes,
-        )  # fmt: skip
+            client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock)
+        )
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
@@ -160,6 +162,16 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
     scheme = "https" if settings.tls_certificate else "http"
     address = f"{scheme}://{host}:{settings.listen_port}" if host else ""
     return Election(client, settings.lease, settings.instance, address, settings.lease_s, leadership)
+
+
+def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
+    limits = SearchLimits(settings.search_s, settings.search_memory_mib)
+    searches = Searches(
+        search, settings.advisors, settings.search_processes, limits, lambda cause: metrics.restarts.labels(cause).inc()
+    )
+    metrics.search_memory.set_function(searches.resident_bytes)
+    metrics.running_search.set_function(searches.running_s)
+    return searches
 
 
 def _lists(settings: Settings, client: Api, cache: Cache) -> ListCheck:

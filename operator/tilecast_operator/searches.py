@@ -4,28 +4,20 @@ cores for them; of those that wait the shortest first."""
 from __future__ import annotations
 
 import asyncio
-import logging
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import sys
-import threading
+import queue
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 from tilecast.advise import Advice, Request
 from tilecast.hardware import Pool
 from tilecast_operator import pickles
-from tilecast_operator.settings import RECURSION_LIMIT
+from tilecast_operator.search_process import Cause, SearchLimits, SearchProcess
 from tilecast_operator.turns import Turns
 
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
-
-log = logging.getLogger("tilecast")
 
 PATIENCE = 50.0
 """A search waits for others that came so many times its length later, and for none after those."""
@@ -41,65 +33,90 @@ class Searches:
     Args:
         advise: the search; where it runs in processes, a function of a module.
         threads: of the operator, where it has no processes.
-        processes: of their own; 0 for none.
+        processes: of their own; 0 for none, and then no limit can be enforced.
+        limits: of each search in a process.
+        restarted: called with the cause whenever a process was replaced, in a thread.
     """
 
-    def __init__(self, advise: Advise, threads: int, processes: int) -> None:
+    def __init__(
+        self,
+        advise: Advise,
+        threads: int,
+        processes: int,
+        limits: SearchLimits | None = None,
+        restarted: Callable[[Cause], None] = lambda cause: None,
+    ) -> None:
         self._advise = advise
-        self._processes = processes
-        self._executor: Executor = _started(processes) if processes else ThreadPoolExecutor(threads, "search")
+        self._executor = ThreadPoolExecutor(processes or threads, "search")
+        search = partial(_pickled, advise)
+        self._processes = [SearchProcess(search, limits or SearchLimits(), restarted) for _ in range(processes)]
+        self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
         self._turns = Turns(processes + 1 if processes else threads)
-        """A process has its next search at hand, and one that dies had no more than these."""
+        """A process has its next search at hand."""
+        self._began: dict[object, float] = {}
+        """When each search under way began."""
         self._expected_s: dict[Hashable, float] = {}
         """What searches take, by their kind."""
 
     async def run(
         self, request: Request, pools: Sequence[Pool], counted: Callable[[Advice, float], None] | None = None
     ) -> Advice:
-        """The advice; raises as the search does. A process that dies takes no search along, for another does it; only
-        one that dies again, alone, raises BrokenProcessPool.
+        """Return the advice. No search is lost with the process of another one.
 
         Args:
             request: what is asked.
             pools: those to search.
             counted: called with the advice and how long the search took, without its wait, in seconds.
+
+        Raises:
+            SearchInterruptedError: the search broke a limit of its process, or ended it twice; besides, whatever the
+                search raises.
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
         async with self._turns.take(time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)):
-            advice, spent_s = await self._run(request, pools)
+            advice, spent_s = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._search, request, tuple(pools)
+            )
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)
         if counted is not None:
             counted(advice, spent_s)
         return advice
 
-    async def _run(self, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-        executor = self._executor
-        try:
-            return await self._search(executor, request, pools)
-        except BrokenProcessPool:
-            if self._executor is executor:
-                log.warning("a process that searches has ended; another is started")
-                executor.shutdown(wait=False)
-                self._executor = _started(self._processes)
-        alone = _started(1)
-        try:
-            return await self._search(alone, request, pools)
-        finally:
-            alone.shutdown(wait=False)
-
     def stop(self) -> None:
-        """End the threads or processes once they are done with what they do."""
+        """End the processes; threads end once they are done with what they do."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.stop()
 
-    async def _search(self, executor: Executor, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-        loop, asked = asyncio.get_running_loop(), (request, tuple(pools))
-        if not self._processes:
-            return await loop.run_in_executor(executor, _timed, self._advise, *asked)
-        data = await loop.run_in_executor(executor, _pickled, self._advise, *asked)
-        answer: tuple[Advice, float] = pickles.load(data, (request, *pools))
-        return answer
+    def resident_bytes(self) -> int:
+        """Return the memory of all processes."""
+        return sum(process.resident_bytes for process in self._processes)
+
+    def running_s(self) -> float:
+        """Return how long the oldest search under way has run, in seconds; 0 when there is none."""
+        began = min(self._began.copy().values(), default=None)
+        return 0.0 if began is None else time.monotonic() - began
+
+    def _search(self, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
+        """Search in a thread of this process, or have a process do it."""
+        search = object()
+        self._began[search] = time.monotonic()
+        try:
+            if not self._processes:
+                return _timed(self._advise, request, pools)
+            process = self._idle.get()
+            try:
+                data = process.call(request, pools)
+            finally:
+                self._idle.put(process)
+            answer: tuple[Advice, float] = pickles.load(data, (request, *pools))
+            return answer
+        finally:
+            del self._began[search]
 
 
 def _pickled(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
@@ -112,22 +129,3 @@ def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Adv
     began = time.monotonic()
     advice = advise(request, pools)
     return advice, time.monotonic() - began
-
-
-def _started(processes: int) -> Executor:
-    # A fork would carry over locks that other threads hold.
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _prepare)
-
-
-def _prepare() -> None:
-    """Make this process one that searches: it ends with the operator, whatever that ended by."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(0)

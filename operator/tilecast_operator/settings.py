@@ -47,7 +47,17 @@ class Settings:
     writers: int = _variable("TILECAST_WRITERS", 8, "Requests that write, under way at once.")
     advisors: int = _variable("TILECAST_ADVISORS", 1, "Threads that search for plans.")
     search_processes: int = _variable(
-        "TILECAST_SEARCH_PROCESSES", 0, "Processes that search in place of the threads; each takes some 165 MB."
+        "TILECAST_SEARCH_PROCESSES",
+        0,
+        "Processes that search in place of the threads; each takes some 165 MB. Searches of threads have no limits.",
+    )
+    search_s: float = _variable(
+        "TILECAST_SEARCH_SECONDS", 30.0, "Longest search; a longer one is ended with its process. Needs processes."
+    )
+    search_memory_mib: int = _variable(
+        "TILECAST_SEARCH_MEMORY_MIB",
+        320,
+        "Most private memory of a process that searches, in MiB; 285 MiB are resident then. Needs processes.",
     )
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
     settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")

@@ -143,8 +143,11 @@ class JobAdvice:
         question, request, choice = open_question.question, open_question.request, open_question.choice
         usable = [item.pool for item in choice.usable]
         version = self._advisor.versions.of(job.namespace)
-        everything = repr((question.key, version, repr(request.constraints), repr(request.baseline), repr(usable)))
-        answer = await self._advisor.search(hashlib.sha256(everything.encode()).digest(), request, choice.pools)
+        asks = repr((question.key, repr(request.constraints), repr(request.baseline)))
+        key, everything = (
+            hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
+        )
+        answer = await self._advisor.search(everything, key, request, choice.pools)
         if isinstance(answer, Declined):
             return answer, None
         advice = question.own.noted(candidates.settled(answer, choice))

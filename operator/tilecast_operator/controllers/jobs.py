@@ -15,7 +15,7 @@ from typing import Any
 from tilecast import jobs
 from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
-from tilecast_operator.answer import Answer, Declined, is_passing, message
+from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, Note
@@ -178,6 +178,10 @@ class Jobs:
                 await self._advice.annotate(key, job, {})
             return True
         answer, _ = await self._advice.answer(job, asked, is_placed=asked.mode == "Initial")
+        if (pause := interrupted(answer)) is not None:
+            self._context.runtime.add(key, pause.again_s, in_background=True)
+            if own:
+                return True
         if isinstance(answer, Declined) and answer.reason == "QueueNotFound":
             # At the start a job may be seen before its queue; and one that is missing may be created.
             is_first = key not in self._queueless

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tilecast_operator.answer import REASONS
 from tilecast_operator.metrics.declared import counter, gauge, histogram, info
 from tilecast_operator.observed.reports import OUTCOMES, SOURCES
+from tilecast_operator.search_process import CAUSES
 
 WATCHED = ("nodes", "gpupools", "trainingjobs")
 """Resources that are always watched."""
@@ -138,6 +139,18 @@ class AdviceFamilies:
         "tilecast_advice_duration_seconds", "Time to search one workload over all pools.", buckets=SEARCHES
     )
     plans = counter("tilecast_plans_evaluated", "Plans that were priced.")
+    restarts = counter(
+        "tilecast_search_process_restarts",
+        "Processes that search and were replaced, by cause: the search took too long or too much memory, or it died.",
+        "cause",
+        zero=(CAUSES,),
+    )
+    search_memory = gauge(
+        "tilecast_search_process_resident_memory_bytes", "Resident memory of the processes that search."
+    )
+    running_search = gauge(
+        "tilecast_search_running_seconds", "How long the oldest search under way has run; 0 when none does."
+    )
     answers = histogram(
         "tilecast_answer_duration_seconds",
         "Time from a job, new or changed, to its written answer.",

@@ -1,0 +1,77 @@
+"""Searches that were interrupted, and when each of them is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+
+from tilecast_operator.answer import SEARCH_INTERRUPTED, Declined
+from tilecast_operator.cluster.view import stamp
+from tilecast_operator.search_process import Cause, SearchInterruptedError
+
+FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0
+"""Wait before the second try, how many times longer each further wait is, and the longest."""
+MOST = 4096
+"""Questions that are remembered; the oldest are forgotten first."""
+
+_LESS = "ask for less: fewer constraints left open, precisions or batch sizes, or a smaller model"
+REMEDIES: Mapping[Cause, str] = {
+    "timeout": f"{_LESS}; or have the administrator raise TILECAST_SEARCH_SECONDS",
+    "memory": f"{_LESS}; or have the administrator raise TILECAST_SEARCH_MEMORY_MIB and the memory limit of the pod",
+    "died": "the operator's log has the rest",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The last interruption of a search."""
+
+    tries: int
+    due_s: float
+    """When it is tried again, on the monotonic clock."""
+    answer: Declined
+
+
+def wait_s(tries: int) -> float:
+    """Return how long a search waits that was interrupted so many times."""
+    return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
+
+
+class Interruptions:
+    """The interrupted searches, by what they were asked. Belongs to one event loop.
+
+    Args:
+        clock: Unix time, for what is written.
+        monotonic: seconds, for what is due.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
+
+    def answer(self, asked: Hashable) -> Declined | None:
+        """Return why a question is not searched for now; None where it may be."""
+        known = self._known.get(asked)
+        if known is None or known.due_s <= self._monotonic():
+            return None
+        return replace(known.answer, again_s=known.due_s - self._monotonic())
+
+    def add(self, asked: Hashable, error: SearchInterruptedError) -> Declined:
+        """Take note of an interruption; returns the answer until the next try."""
+        before = self._known.pop(asked, None)
+        tries = 1 if before is None else before.tries + 1
+        pause_s = wait_s(tries)
+        again = stamp(self._clock() + pause_s)
+        text = f"the search {error.text} and was interrupted (try {tries}); it is tried again after {again}"
+        answer = Declined(SEARCH_INTERRUPTED, f"{text}; {REMEDIES[error.cause]}", again_s=pause_s)
+        self._known[asked] = Interruption(tries, self._monotonic() + pause_s, answer)
+        while len(self._known) > MOST:
+            self._known.popitem(last=False)
+        return answer
+
+    def remove(self, asked: Hashable) -> None:
+        """Forget a question that was answered."""
+        self._known.pop(asked, None)

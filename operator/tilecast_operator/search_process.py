@@ -1,0 +1,250 @@
+"""A process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
+
+Each process has a pipe of its own and is waited for by one thread. A pool such as `ProcessPoolExecutor`, which cannot
+end a call before Python 3.14, or `pebble.ProcessPool` shares one pipe and one lock among its processes: one that the
+kernel kills while it holds the lock takes the calls of all others along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from tilecast_operator import pickles
+from tilecast_operator.settings import RECURSION_LIMIT
+
+Cause: TypeAlias = Literal["timeout", "memory", "died"]
+CAUSES: tuple[Cause, ...] = ("timeout", "memory", "died")
+"""Why a process was replaced: its call took too long or too much memory, or the process ended for another reason."""
+
+BOOT_S = 300.0
+"""Longest that a new process takes to load its modules, on a machine whose cores are all busy."""
+MIB = 2**20
+OUT_OF_MEMORY = 77
+"""Exit status of a process that reached its limit of memory: it may have none left to say so."""
+
+log = logging.getLogger("tilecast")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """What one call may take."""
+
+    seconds: float = 30.0
+    memory_mib: int = 320
+    """Of the process's private, writable memory (`RLIMIT_DATA`). Its address space says less: libraries and the stacks
+    of threads map twice of what they use."""
+
+
+class SearchInterruptedError(Exception):
+    """A call was ended before it had a result."""
+
+    def __init__(self, cause: Cause, text: str) -> None:
+        super().__init__(cause, text)
+        self.cause = cause
+        self.text = text
+        """At which limit, or how the process ended."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class SearchProcess:
+    """A process for one thread at a time.
+
+    Args:
+        function: what it calls; its module is loaded before the first call.
+        limits: of each call.
+        restarted: called with the cause whenever the process was replaced.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        limits: SearchLimits,
+        restarted: Callable[[Cause], None] = lambda cause: None,
+    ) -> None:
+        self._function = function
+        self._limits = limits
+        self._restarted = restarted
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        """Id of the process as it is now."""
+        return self._process.pid or 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process; 0 where it cannot be told."""
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+        return pages * resource.getpagesize()
+
+    def call(self, *arguments: object) -> Any:
+        """Return what the function returns, or raise what it raises.
+
+        The process keeps what earlier calls have left in it, so that one which ends for want of memory is tried again
+        in a new process, within the same time.
+
+        Raises:
+            SearchInterruptedError: the call broke a limit, or the process ended.
+        """
+        data = pickles.dump(arguments, ())
+        self._wait_until_ready()
+        began_s, was_used = time.monotonic(), self._is_used
+        try:
+            return self._call(data, self._limits.seconds)
+        except SearchInterruptedError as error:
+            if error.cause == "timeout" or (error.cause == "memory" and not was_used):
+                raise
+        spent_s = time.monotonic() - began_s
+        self._wait_until_ready()
+        return self._call(data, self._limits.seconds - spent_s)
+
+    def stop(self) -> None:
+        """End the process, whatever it does; a call under way raises SearchInterruptedError."""
+        self._is_stopped = True
+        self._process.kill()
+
+    def _start(self) -> None:
+        # A fork would carry over locks that other threads hold.
+        context = multiprocessing.get_context("spawn")
+        self._is_stopped = self._is_ready = self._is_used = False
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(other, self._function, self._limits.memory_mib), daemon=True
+        )
+        self._process.start()
+        other.close()
+
+    def _wait_until_ready(self) -> None:
+        try:
+            if not self._is_ready and not self._pipe.poll(BOOT_S):
+                raise self._replaced("died", "the process did not start")
+            if not self._is_ready:
+                self._pipe.recv_bytes()
+            self._is_ready = True
+        except (EOFError, OSError):
+            raise self._replaced("died", f"the process ended as it started, {self._exit()}") from None
+
+    def _call(self, data: bytes, limit_s: float) -> Any:
+        self._is_used, killed = True, _oom_kills()
+        try:
+            self._pipe.send_bytes(data)
+            if not self._pipe.poll(max(0.0, limit_s)):
+                raise self._replaced("timeout", f"took longer than {self._limits.seconds:g} s")
+            result = self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise self._broken(killed) from None
+        is_raised, value = pickles.load(result, ())
+        if is_raised:
+            raise value
+        return value
+
+    def _broken(self, killed: int) -> SearchInterruptedError:
+        ended = self._exit()
+        if self._process.exitcode == OUT_OF_MEMORY:
+            return self._replaced("memory", f"needed more than {self._limits.memory_mib} MiB of memory")
+        if _oom_kills() > killed:
+            return self._replaced("memory", "needed more memory than the container has left")
+        return self._replaced("died", f"ended its process, {ended}")
+
+    def _exit(self) -> str:
+        self._process.join(5.0)
+        status = self._process.exitcode
+        return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+
+    def _replaced(self, cause: Cause, text: str) -> SearchInterruptedError:
+        """Put a new process in the place of this one; returns why."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+        if not self._is_stopped:
+            log.warning("a search %s; its process is replaced", text)
+            self._start()
+            self._restarted(cause)
+        return SearchInterruptedError(cause, text)
+
+
+def _serve(pipe: Connection, function: Callable[..., Any], memory_mib: int) -> None:
+    """Carry out calls until the other end of the pipe is closed."""
+    _prepare(memory_mib)
+    pipe.send_bytes(b"")
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        pipe.send_bytes(_result(function, data))
+
+
+def _result(function: Callable[..., Any], data: bytes) -> bytes:
+    """Return as a pickle whether the call raised, and what it raised or returned."""
+    try:
+        return pickles.dump((False, function(*pickles.load(data, ()))), ())
+    except Exception as error:
+        if _is_memory(error):
+            os._exit(OUT_OF_MEMORY)
+        return _raised(error)
+
+
+def _raised(error: Exception) -> bytes:
+    try:
+        data = pickles.dump((True, error), ())
+        pickles.load(data, ())
+    except Exception:  # an exception with arguments of its own may not come back from its pickle
+        return pickles.dump((True, RuntimeError(f"{type(error).__name__}: {error}")), ())
+    return data
+
+
+def _is_memory(error: BaseException | None) -> bool:
+    """Whether an error comes from a lack of memory, in Python or in a library."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _prepare(memory_mib: int) -> None:
+    """Make this process one that searches: it ends with the operator, whatever that ended by."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * MIB, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    # A process that dies of a signal leaves no core of what users have written.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # the kernel ends this process before the operator
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(0)
+
+
+def _oom_kills() -> int:
+    """How many processes of this container the kernel has killed for want of memory; 0 where it does not tell."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), 0)

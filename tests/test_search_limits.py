@@ -1,0 +1,179 @@
+"""A search that takes too much is ended alone, says so, is tried again later, and replaces no advice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from job_store import JobStore, serving, until
+from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
+from tilecast import models
+from tilecast.advise import Advice, Request, advise
+from tilecast.hardware import Pool, find_gpu, find_link
+from tilecast.jobs import APPLIED
+from tilecast.spec import Workload
+from tilecast_operator.interruptions import FIRST_S, MOST_S, Interruptions, wait_s
+from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits
+from tilecast_operator.searches import Searches
+
+GPU = find_gpu("t4")
+POOL = Pool("t4", GPU, 1, 4, find_link(GPU.intra_link), find_link("ethernet-10"))
+BATCHES = (8, 16, 24, 32)
+TOO_LONG, TOO_LARGE, DEADLY = 16, 24, 40
+LIMITS = SearchLimits(seconds=5.0, memory_mib=320)
+CLOCK_S = 1_700_000_000.0
+
+
+def request(batch: int) -> Request:
+    return Request(f"job-{batch}", Workload(models.preset("gpt2"), 128, batch, precision="fp16"))
+
+
+def greedy(asked: Request, pools: Sequence[Pool]) -> Advice:
+    """A search that one batch size makes endless, another too large, and another deadly."""
+    batch = asked.workload.global_batch
+    while batch == TOO_LONG:
+        time.sleep(0.1)
+    if batch == DEADLY:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if batch == TOO_LARGE:
+        blocks = [bytes(1 << 20) for _ in range(1024)]
+        raise AssertionError(len(blocks))
+    return on_first_pool(asked, pools)
+
+
+@pytest.mark.long
+async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() -> None:
+    causes = list[Cause]()
+    searches = Searches(greedy, 1, 2, LIMITS, causes.append)
+    asked = (*BATCHES, DEADLY, *BATCHES)
+    try:
+        tried = (searches.run(request(batch), [POOL]) for batch in asked)
+        answers = await asyncio.gather(*tried, return_exceptions=True)
+        assert searches.resident_bytes() > 0 and searches.running_s() == 0.0
+    finally:
+        searches.stop()
+    ended = {
+        batch: (answer.cause, str(answer))
+        for batch, answer in zip(asked, answers, strict=True)
+        if isinstance(answer, SearchInterruptedError)
+    }
+    assert ended == {
+        TOO_LONG: ("timeout", "took longer than 5 s"),
+        TOO_LARGE: ("memory", "needed more than 320 MiB of memory"),
+        DEADLY: ("died", f"ended its process, signal {signal.SIGSEGV:d}"),
+    }
+    assert sum(isinstance(answer, Advice) for answer in answers) == 4
+    # What is out of memory in a process that has searched before is tried in a new one, as is what ends its process.
+    assert causes.count("timeout") == 2 and 2 <= causes.count("memory") <= 4 and causes.count("died") == 2
+
+
+async def test_the_search_that_runs_can_be_seen() -> None:
+    go_on = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def waiting(asked: Request, pools: Sequence[Pool]) -> Advice:
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        return on_first_pool(asked, pools)
+
+    searches = Searches(waiting, 1, 0)
+    try:
+        assert searches.running_s() == 0.0
+        running = asyncio.create_task(searches.run(request(8), [POOL]))
+        await until(lambda: searches.running_s() > 0.0, "the search to run")
+        go_on.set()
+        await running
+        assert (searches.running_s(), searches.resident_bytes()) == (0.0, 0)
+    finally:
+        searches.stop()
+
+
+def test_a_search_that_was_interrupted_waits_ever_longer() -> None:
+    now_s = 0.0
+    interruptions = Interruptions(lambda: CLOCK_S + now_s, lambda: now_s)
+    error = SearchInterruptedError("timeout", "took longer than 30 s")
+    waits = []
+    for tries in range(1, 8):
+        assert interruptions.answer("asked") is None
+        answer = interruptions.add("asked", error)
+        assert f"(try {tries})" in answer.message and "took longer than 30 s" in answer.message
+        waits.append(answer.again_s)
+        now_s += answer.again_s - 1.0
+        later = interruptions.answer("asked")
+        assert later is not None and later.message == answer.message and later.again_s == pytest.approx(1.0)
+        assert interruptions.answer("another") is None
+        now_s += 1.0
+    assert waits == [FIRST_S, 240.0, 960.0, 3840.0, 15360.0, MOST_S, MOST_S]
+    interruptions.remove("asked")
+    assert interruptions.add("asked", error).again_s == wait_s(1)
+
+
+async def test_an_interrupted_search_is_told_and_neither_kept_nor_made_again_at_once() -> None:
+    store, tries = Store(), list[str]()
+    store.put(f"{JOBS}/a", job("a"))
+    store.put(f"{JOBS}/b", job("b"))
+    store.clock_s = CLOCK_S
+
+    def endless(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name != "warm-up":
+            tries.append(asked.name)
+            raise SearchInterruptedError("timeout", "took longer than 30 s")
+        return on_first_pool(asked, pools)
+
+    async with operator(store, endless) as running:
+        await settled(running)
+        state = ready(store.objects[f"{JOBS}/a"])
+        assert (state["status"], state["reason"]) == ("False", "SearchInterrupted")
+        assert state["message"].startswith(
+            "the search took longer than 30 s and was interrupted (try 1); it is tried again after 2023-11-14T22:14:20Z"
+        )
+        assert ready(store.objects[f"{JOBS}/b"])["message"] == state["message"]
+        writes = len(store.writes)
+        running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+        await settled(running)
+        assert len(tries) == 1, "jobs that ask the same share the try, and other pools make no new one"
+        assert len(store.writes) == writes
+        due_s = running.runtime.queue.wait_s()
+        assert due_s is not None and due_s <= FIRST_S
+
+
+async def test_a_job_with_advice_keeps_it_when_a_later_search_is_interrupted() -> None:
+    store, is_endless = Store(), False
+    store.put(f"{JOBS}/a", job("a"))
+
+    def search(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if is_endless:
+            raise SearchInterruptedError("memory", "needed more than 320 MiB of memory")
+        return on_first_pool(asked, pools)
+
+    async with operator(store, search) as running:
+        await settled(running)
+        before = store.objects[f"{JOBS}/a"]
+        assert ready(before)["reason"] == "Advised"
+        is_endless = True
+        running.cache.see(node("n2", "NVIDIA-A100-SXM4-80GB"))
+        await settled(running)
+        assert store.objects[f"{JOBS}/a"] == before
+        # What asks something else has no advice to keep.
+        store.put(f"{JOBS}/a", {**before, "spec": {**before["spec"], "objective": "cost"}})
+        running.cache.see(store.objects[f"{JOBS}/a"])
+        await settled(running)
+        after = store.objects[f"{JOBS}/a"]
+        assert ready(after)["reason"] == "SearchInterrupted" and "recommendation" not in after["status"]
+
+
+async def test_a_search_that_is_interrupted_holds_no_job() -> None:
+    def endless(asked: Request, pools: Sequence[Pool]) -> Advice:
+        if asked.name == "warm-up":
+            return advise(asked, pools)
+        raise SearchInterruptedError("died", "ended its process, signal 9")
+
+    store = JobStore()
+    async with serving(store, advisor=endless) as running:
+        running.cache.see(store.job())
+        await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+        assert store.annotations()[APPLIED] == "SearchInterrupted" and store.now()["spec"]["suspend"] is False
