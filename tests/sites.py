@@ -18,7 +18,8 @@ import image as builder
 from cluster import Cluster, NamedCluster, free_ports, wait_for
 from conftest import ROOT, Helm, ensure_or_fail
 from operator_process import Operator
-from story import DIRECT, TEAM
+from scraper import DIRECT, prometheus
+from story import TEAM
 from witness import CHART, kubeconfig_of
 
 NAMESPACE = "tilecast-observes"
@@ -90,35 +91,11 @@ def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
     settings = {**SETTINGS, "TILECAST_QUEUE": "true"}
     with (
         Operator(cluster, kubeconfig=account, settings=settings) as operator,
-        _prometheus(operator.url.removeprefix("http://"), folder) as prometheus,
+        prometheus(operator.url.removeprefix("http://"), folder) as url,
     ):
-        yield Surroundings(cluster, operator, prometheus)
+        yield Surroundings(cluster, operator, url)
     cluster.kubectl("delete", "namespace", TEAM, NAMESPACE, "--wait=false")
     cluster.kubectl("delete", "gpupools", "--all")
-
-
-@contextmanager
-def _prometheus(target: str, folder: Path) -> Iterator[str]:
-    """The URL of a Prometheus that scrapes a target every second."""
-    (port,) = free_ports(1)
-    jobs = [{"job_name": "tilecast", "static_configs": [{"targets": [target]}]}]
-    (folder / "prometheus.yml").write_text(
-        yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs})
-    )
-    program = ensure_or_fail("prometheus") / "prometheus"
-    command = [
-        str(program), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
-    ]  # fmt: skip
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(lambda: is_ready(f"{url}/-/ready"), "Prometheus", 120)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import math
 import re
 import sys
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from tilecast_observe.reporter import ReporterSettings
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 import dashboards
+import scraper
+from scraper import DIRECT
 
 TEAM = "team"
 GROUP = 'gpu="h100-sxm",precision="bf16",family="decoder"'
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TOO_SLOW = 1.3
 """Raw forecast over measured step."""
 
@@ -45,10 +45,7 @@ class Scene:
 
     def ask(self, query: str) -> list[tuple[dict[str, str], float]]:
         """Series and values that Prometheus answers now."""
-        text = urllib.parse.urlencode({"query": query})
-        with DIRECT.open(f"{self.prometheus}/api/v1/query?{text}", timeout=10) as answer:
-            result = json.load(answer)["data"]["result"]
-        return [(item["metric"], float(item["value"][1])) for item in result]
+        return [(item["metric"], float(item["value"][1])) for item in scraper.query(self.prometheus, query)]
 
     def value(self, query: str) -> float | None:
         """The value of the only series, or nothing."""

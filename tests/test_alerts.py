@@ -45,6 +45,8 @@ class Tape:
     series: dict[str, list[str]] = field(default_factory=dict)
     expected: list[dict[str, Any]] = field(default_factory=list)
     queries: list[dict[str, Any]] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=dict)
+    """Series of other exporters, and what they are at every scrape."""
 
     def hold(self, registry: CollectorRegistry, minutes: int = 1, target: Mapping[str, str] = TARGET) -> None:
         """Scrape a registry that stays as it is for some minutes. Other targets are silent."""
@@ -64,7 +66,8 @@ class Tape:
         """Scrape nothing."""
         self._pass(minutes, {})
 
-    def _pass(self, minutes: int, values: Mapping[str, str]) -> None:
+    def _pass(self, minutes: int, scraped: Mapping[str, str]) -> None:
+        values = {**scraped, **self.others}
         for name in values.keys() - self.series.keys():
             self.series[name] = ["_"] * self.minutes
         for name, column in self.series.items():
@@ -84,11 +87,16 @@ class Tape:
             self.queries.append({"expr": fired, "eval_time": f"{self.minutes - 1}m", "exp_samples": []})
             self.quiet(alert)
 
-    def fires(self, alert: str, *fired: tuple[Mapping[str, str], str]) -> None:
+    def fires(self, alert: str, *fired: tuple[Mapping[str, str], str], severity: str = "") -> None:
         """This alert fires now, with these labels beside its severity and these summaries."""
-        severity = next(rule["labels"] for rule in rules() if rule.get("alert") == alert)
+        severities = [rule["labels"]["severity"] for rule in rules() if rule.get("alert") == alert]
+        assert severity in severities or (not severity and len(severities) == 1)
         alerts_expected = [
-            {"exp_labels": {**severity, **labels}, "exp_annotations": {"summary": summary}} for labels, summary in fired
+            {
+                "exp_labels": {"severity": severity or severities[0], **labels},
+                "exp_annotations": {"summary": summary},
+            }
+            for labels, summary in fired
         ]
         self.expected.append({"eval_time": f"{self.minutes - 1}m", "alertname": alert, "exp_alerts": alerts_expected})
 
@@ -119,29 +127,84 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
-def down(where: str) -> str:
-    return f"No Tilecast operator is being scraped{where}. Jobs run, but get no advice."
+IN_EAST = " in namespace tilecast of cluster east"
+IN_WEST = " in namespace tilecast of cluster west"
+
+
+def down(where: str, what: str = "Jobs run, but get no advice.") -> str:
+    return f"Tilecast{where} is down or keeps restarting. {what}"
 
 
 async def dead_and_alive(tape: Tape) -> None:
     """One operator of two clusters dies; one is replaced; none was ever there."""
     async with operator(Store()) as running:
         tape.hold(running.metrics.registry, 30, {**EAST, "pod": "b"})
-        tape.quiet("TilecastDown")
+        tape.never("TilecastDown")
         tape.hold(running.metrics.registry, 10)
         tape.hold(running.metrics.registry, 20, {**TARGET, "pod": "its-next"})
-        tape.fires("TilecastDown", (EAST, down(" in namespace tilecast of cluster east")))
+        tape.fires("TilecastDown", (EAST, down(IN_EAST)), severity="warning")
     tape.silence(20)
-    west = (TEAM, down(" in namespace tilecast of cluster west"))
-    tape.fires("TilecastDown", (EAST, down(" in namespace tilecast of cluster east")), west)
+    tape.fires("TilecastDown", (EAST, down(IN_EAST)), (TEAM, down(IN_WEST)), severity="warning")
+
+
+async def held_jobs_wait(tape: Tape) -> None:
+    """An operator that jobs wait for dies."""
+    async with operator(Store(), jobs=True, place=True) as running:
+        tape.hold(running.metrics.registry, 30)
+        tape.never("TilecastDown")
+    tape.silence(15)
+    text = down(IN_WEST, "Jobs in mode Initial may be waiting for it.")
+    tape.fires("TilecastDown", (TEAM, text), severity="critical")
+
+
+async def crash_loop(tape: Tape) -> None:
+    """An operator is alive for one scrape in five."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 30)
+        tape.never("TilecastDown")
+        for _ in range(6):
+            tape.hold(running.metrics.registry)
+            tape.silence(4)
+            tape.quiet("TilecastNoLeader")
+        tape.fires("TilecastDown", (TEAM, down(IN_WEST)), severity="warning")
+
+
+async def restarts(tape: Tape) -> None:
+    """An operator ends again and again, and is there whenever it is scraped."""
+    async with operator(Store()) as running:
+        started = series("tilecast_process_start_time_seconds", TARGET)
+        for restart in range(4):
+            tape.others[started] = str(restart)
+            tape.hold(running.metrics.registry, 5)
+        tape.hold(running.metrics.registry, 5)
+        tape.fires("TilecastDown", (TEAM, down(IN_WEST)), severity="warning")
+        tape.hold(running.metrics.registry, 30)
+        tape.quiet("TilecastDown")
+
+
+async def uninstalled(tape: Tape) -> None:
+    """The Deployment is deleted, which kube-state-metrics tells; then a pod is gone whose Deployment is there."""
+    deployments = {
+        name: series("kube_deployment_spec_replicas", {**TEAM, "deployment": name}) for name in ("other", "a-tilecast")
+    }
+    async with operator(Store()) as running:
+        tape.others = dict.fromkeys(deployments.values(), "1")
+        tape.hold(running.metrics.registry, 30)
+        del tape.others[deployments["a-tilecast"]]
+        tape.silence(60)
+        tape.never("TilecastDown")
+        tape.others[deployments["a-tilecast"]] = "1"
+        tape.hold(running.metrics.registry, 30)
+    tape.silence(15)
+    tape.fires("TilecastDown", (TEAM, down(IN_WEST)), severity="warning")
 
 
 async def never_there(tape: Tape) -> None:
     """No operator at all."""
-    tape.silence(9)
+    tape.silence(5)
     tape.quiet("TilecastDown")
     tape.silence(5)
-    tape.fires("TilecastDown", ({}, down("")))
+    tape.fires("TilecastDown", ({}, down("")), severity="warning")
 
 
 async def no_node_and_a_dead_watch(tape: Tape) -> None:
@@ -159,7 +222,7 @@ async def no_node_and_a_dead_watch(tape: Tape) -> None:
         pass_minutes(90, "nodes", "gpupools", "trainingjobs")
         tape.never("TilecastWatchStale")
         pass_minutes(40, "gpupools", "trainingjobs")
-        text = "For 48m 0s the API server has answered no list and no watch of nodes."
+        text = "For 49m 0s the API server has answered no list and no watch of nodes."
         tape.fires("TilecastWatchStale", ({**TARGET, "resource": "nodes"}, text))
 
 
@@ -396,13 +459,14 @@ async def narrow(tape: Tape) -> None:
         tape.fires("TilecastRangeTooNarrow", ({**TEAM, "gpu": "h100-sxm"}, text))
 
 
-async def answers(tape: Tape, age_s: float) -> None:
+async def answers(tape: Tape, age_s: float, count: int = 40) -> None:
+    """Answer jobs that were created some time ago."""
     store = Store()
     store.clock_s = 1_700_000_000.0
     async with operator(store) as running:
         await settled(running)
         tape.hold(running.metrics.registry, 5)
-        for number in range(40):
+        for number in range(count):
             item = job(str(number))
             item["metadata"]["creationTimestamp"] = stamp(store.clock_s - age_s)
             store.put(f"{JOBS}/{number}", item)
@@ -421,8 +485,28 @@ async def answers_in_time(tape: Tape) -> None:
 async def answers_late(tape: Tape) -> None:
     """Forty jobs are seen a minute after they were created."""
     await answers(tape, 60.0)
-    text = "100% of the answers to a TrainingJob took longer than ten seconds in the last hour."
-    tape.fires("TilecastAnswersLate", ({**TEAM, "kind": "TrainingJob"}, text))
+    tape.fires("TilecastAnswersLate", ({**TEAM, "kind": "TrainingJob"}, LATE))
+
+
+async def few_answers_late(tape: Tape) -> None:
+    """Every job of a small cluster is seen a minute after it was created."""
+    await answers(tape, 60.0, 5)
+    tape.fires("TilecastAnswersLate", ({**TEAM, "kind": "TrainingJob"}, LATE))
+
+
+async def conflicts(tape: Tape) -> None:
+    """Somebody else writes to the same objects."""
+    async with operator(Store()) as running:
+        for outcome in ("ok", "409", "409", "409"):
+            running.metrics.count_write("trainingjobs", outcome)
+        for _ in range(60):
+            tape.hold(running.metrics.registry)
+            for outcome in ("ok", "409", "409", "409"):
+                running.metrics.count_write("trainingjobs", outcome)
+        tape.never("TilecastWritesFailing")
+
+
+LATE = "100% of the newest answers to a TrainingJob took longer than ten seconds."
 
 
 async def one_leads_none_leads(tape: Tape) -> None:
@@ -442,9 +526,10 @@ async def one_leads_none_leads(tape: Tape) -> None:
 
 Story = Callable[[Tape], Awaitable[None]]
 STORIES: Sequence[Story] = (
-    dead_and_alive, never_there, no_node_and_a_dead_watch, idle_config_maps, refused_writes, a_burst, slow_searches,
+    dead_and_alive, held_jobs_wait, crash_loop, restarts, uninstalled, never_there,
+    no_node_and_a_dead_watch, idle_config_maps, refused_writes, a_burst, slow_searches,
     first_defect, defect_before_the_first_scrape, unknown_nodes, refused_reports, chatty, far_off, one_run, narrow,
-    answers_in_time, answers_late, one_leads_none_leads,
+    answers_in_time, answers_late, few_answers_late, conflicts, one_leads_none_leads,
 )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from cluster import ClusterError, free_ports, wait_for
 from conftest import Helm, ensure_or_fail
+from scraper import DIRECT
 from sites import RunningOperator, Surroundings, kind, local
-from story import DIRECT, TEAM, Scene, fill_the_dashboards, from_advice_to_a_better_forecast, unfilled
+from story import TEAM, Scene, fill_the_dashboards, from_advice_to_a_better_forecast, unfilled
 
 pytestmark = pytest.mark.timeout(1800)
 
