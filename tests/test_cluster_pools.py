@@ -22,11 +22,12 @@ from witness import account_kubeconfig
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parent.parent
-VALUES = ("capacity.readPods=true", "capacity.readKueue=true", "discovery.readResourceSlices=true")
+VALUES = ("capacity.readPods=true", "capacity.readKueue=true", "discovery.readResourceSlices=true", "jobs.enabled=true")
 SETTINGS = {
     "TILECAST_READ_PODS": "true",
     "TILECAST_READ_KUEUE": "true",
     "TILECAST_READ_RESOURCE_SLICES": "true",
+    "TILECAST_JOBS": "true",
     "TILECAST_CAPACITY_SETTLE_SECONDS": "0.2",
     "TILECAST_POOL_RETENTION_SECONDS": "5",
 }
@@ -160,6 +161,56 @@ def test_a_users_pool_ends_the_discovered_one(own_cluster: Cluster, operator: Op
     until(own_cluster, "a100-80", lambda pool: pool.get("status", {}).get("nodes") == 4)
 
 
+CLAIMING = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: big}
+spec:
+  selectors:
+    - cel:
+        expression: device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].type == "gpu"
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: gpus, namespace: default}
+spec:
+  spec:
+    devices:
+      requests:
+        - name: trainer
+          firstAvailable:
+            - name: blackwell
+              deviceClassName: big
+              count: 4
+              selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].productName.contains("B200")'}}]
+            - name: large
+              deviceClassName: big
+              count: 4
+              selectors:
+                - cel:
+                    expression: device.attributes["gpu.nvidia.com"].productName.lowerAscii().contains("h200")
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: claiming, namespace: default}
+spec:
+  suspend: true
+  template:
+    spec:
+      restartPolicy: Never
+      resourceClaims: [{name: gpus, resourceClaimTemplateName: gpus}]
+      containers: [{name: train, image: registry.example/train:1, resources: {claims: [{name: gpus}]}}]
+---
+apiVersion: tilecast.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: claiming, namespace: default}
+spec:
+  model: {preset: gpt2}
+  training: {sequenceLength: 1024, globalBatchSize: 64, precision: fp16}
+  targetRef: {apiVersion: batch/v1, kind: Job, name: claiming}
+"""
+
+
 def test_resource_slices_name_gpus_that_no_label_does(own_cluster: Cluster, operator: Operator) -> None:
     bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "dra-1"}}
     own_cluster.apply(json.dumps(bare))
@@ -178,6 +229,14 @@ def test_resource_slices_name_gpus_that_no_label_does(own_cluster: Cluster, oper
     own_cluster.apply(json.dumps(slices))
     item = until(own_cluster, "h200", lambda pool: pool.get("status", {}).get("nodes") == 1)
     assert item["status"]["facts"]["gpu"] == {"value": "h200", "layer": "resource-slice"}
+    own_cluster.apply(CLAIMING)
+    job = until(own_cluster, "claiming", lambda item: item and is_answered(item), "tjob")
+    best, rejected = job["status"]["recommendation"], {row["pool"]: row["code"] for row in job["status"]["rejected"]}
+    assert best["pool"] == "h200" and best["deviceRequests"] == ["gpus/trainer/large"]
+    assert "gpus/trainer/large" in best["reason"] and rejected["t4"] == "ClaimNotMet"
+    own_cluster.kubectl(
+        "delete", "trainingjob/claiming", "job/claiming", "resourceclaimtemplate/gpus", "deviceclass/big"
+    )
     own_cluster.kubectl("delete", "resourceslice", "dra-1-gpus")
     own_cluster.kubectl("delete", "node", "dra-1")
     until(own_cluster, "h200", lambda pool: not pool)

@@ -41,6 +41,11 @@ KINDS: Mapping[str, ResourceKind] = {
     "Namespace": ResourceKind("", "v1", "namespaces"),
     "CustomResourceDefinition": ResourceKind("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
     "ResourceSlice": ResourceKind("resource.k8s.io", "v1", "resourceslices", is_any_version=True),
+    **{
+        kind: ResourceKind("resource.k8s.io", "v1", f"{kind.lower()}s")
+        for kind in ("ResourceClaim", "ResourceClaimTemplate")
+    },
+    "DeviceClass": ResourceKind("resource.k8s.io", "v1", "deviceclasses"),
     "ClusterQueue": ResourceKind(KUEUE, "v1beta2", "clusterqueues", is_any_version=True),
     "ResourceFlavor": ResourceKind(KUEUE, "v1beta2", "resourceflavors", is_any_version=True),
     "WorkloadPriorityClass": ResourceKind(KUEUE, "v1beta2", "workloadpriorityclasses", is_any_version=True),

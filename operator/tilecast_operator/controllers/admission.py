@@ -63,6 +63,8 @@ OUTCOMES: Mapping[str, str] = {
     patches.CHANGED_SINCE: "the job started without the node choice that was written; somebody took it back",
     "Waiting": "the job is about to be placed and let go",
     "NotAllowed": "this operator may not place jobs; install the chart with jobs.place=true",
+    "OtherScheduler": "KAI or Volcano decides where the job runs; it is advised and never placed",
+    "AsksByClaim": "its pods ask for GPUs by ResourceClaims, which choose the devices; it is advised and never placed",
     "NotAsked": "nobody asks for advice on the job; label it tilecast.dev/enabled: true, or name it in a TrainingJob",
     "TooLate": "no advice came in time and the job was let go as it was; look at the operator's queue and log",
     "Refused": "the API server refused the node choice and the job was let go as it was",
@@ -215,6 +217,8 @@ class Admission:
             return _Decision(f"Mode{asked.mode}")
         if not self._context.settings.place:
             return _Decision("NotAllowed")
+        if job.other_scheduler or job.has_claims:
+            return _Decision("OtherScheduler" if job.other_scheduler else "AsksByClaim")
         if job.is_finished or job.has_started:
             return _Decision("AlreadyStarted")
         while not self._advice.is_ready:

@@ -12,6 +12,7 @@ from tilecast import jobs
 from tilecast.advise import Request
 from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
+from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor, Question
 from tilecast_operator.answer import Answer, Declined, no_pools
@@ -48,8 +49,8 @@ class JobQuestion:
     """Its ClusterQueue; empty where Kueue does not manage it."""
 
 
-MAX_RUNTIMES = 1024
-"""Training runtimes that are remembered; whoever makes a TrainJob chooses the name."""
+MAX_OBJECTS = 1024
+"""Training runtimes, claims and device classes that are remembered; whoever makes a job chooses the name."""
 
 
 class JobAdvice:
@@ -71,7 +72,7 @@ class JobAdvice:
         self._requests = requests
         self.planned = planned
         """Where jobs go by the plan of the whole queue."""
-        self._runtimes: dict[str, tuple[float, Document | None]] = {}
+        self._objects: dict[str, tuple[float, Document | None]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -79,13 +80,27 @@ class JobAdvice:
         return self._pools.report is not None
 
     async def read(self, document: Document) -> Job:
-        """The job with what its runtime adds.
+        """The job with what its runtime adds, and with the GPUs that its ResourceClaims ask for.
 
         Raises:
-            SpecError: it is not shaped like its kind.
+            SpecError: it is not shaped like its kind, or a claim cannot be read.
+            ApiError, OSError: the API server does not answer.
         """
         named = jobs.runtime_of(document)
-        return jobs.read(document, None if named is None else await self._training_runtime(document, *named))
+        runtime = None if named is None else await self._fetched(_runtime_path(document, *named))
+        job = jobs.read(document, runtime)
+        return await self._claimed(job) if job.has_claims else job
+
+    async def _claimed(self, job: Job) -> Job:
+        objects = dict[tuple[str, str], Document]()
+        # Device classes are named by the claims that were read.
+        for _ in range(2):
+            for kind, name in sorted(jobs.objects_of(job, objects) - objects.keys()):
+                namespace = "" if kind == "DeviceClass" else job.namespace
+                document = await self._fetched(KINDS[kind].path(namespace, name))
+                if document is not None:
+                    objects[kind, name] = {**document, "kind": kind}
+        return jobs.resolved(job, objects)
 
     def asked(self, key: Key, job: Job) -> Asked | Declined | None:
         """What somebody asks about a job; None if nobody does."""
@@ -121,9 +136,9 @@ class JobAdvice:
             return Declined("QueueNotFound", str(error))
         try:
             jobs.require_gpus(job)
-            labels = [node.labels for node in self._context.cache.nodes.values() if node.gpus or node.other_devices]
-            pools = self._advisor.pools(question)
-            choice = candidates.candidates(job, pools, labels, queue, is_placed=is_placed)
+            pools, labels = self._advisor.pools(question), self._labels(job, report)
+            devices = report.devices if self._context.settings.read_resource_slices else None
+            choice = candidates.candidates(job, pools, labels, queue, devices, is_placed=is_placed)
             request = candidates.request(question.request, job, choice, is_placed=is_placed)
         except SpecError as error:
             return Declined("InvalidSpec", str(error))
@@ -163,7 +178,8 @@ class JobAdvice:
         Raises:
             SpecError: the queue leads nowhere.
         """
-        if not job.queue or not self._context.settings.read_kueue:
+        # Kueue counts devices of claims by its own names, deviceClassMappings, which nobody may read.
+        if not job.queue or job.has_claims or not self._context.settings.read_kueue:
             return None
         objects = kueue.Objects(
             {(key.namespace, key.name): document for key, document in self._context.cache.local_queues.items()},
@@ -180,24 +196,37 @@ class JobAdvice:
         if self._context.cache.jobs.get(key) is not None:
             self._context.cache.jobs.see(body)
 
-    async def _training_runtime(self, document: Document, kind: str, name: str) -> Document | None:
-        namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
-        path = f"/apis/{version}/clustertrainingruntimes/{name}"
-        if kind != "ClusterTrainingRuntime":
-            path = f"/apis/{version}/namespaces/{namespace}/trainingruntimes/{name}"
-        expires_s, runtime = self._runtimes.get(path, (0.0, None))
+    def _labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
+        """Return the labels of nodes with GPUs; a node whose GPUs can only be claimed offers no extended resource."""
+        members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
+        return [
+            node.labels
+            for node in self._context.cache.nodes.values()
+            if node.gpus or node.other_devices or node.name in members
+        ]
+
+    async def _fetched(self, path: str) -> Document | None:
+        """Return an object that is read by name and remembered for a while; None where there is none to be read."""
+        expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
-                runtime = await self._context.client.get(path)
+                document = await self._context.client.get(path)
             except ApiError as error:
                 if error.status not in (403, 404):
                     raise
-                runtime = None
-            self._runtimes.pop(path, None)
-            while len(self._runtimes) >= MAX_RUNTIMES:
-                del self._runtimes[next(iter(self._runtimes))]
-            self._runtimes[path] = (time.monotonic() + self._context.settings.config_map_poll_s, runtime)
-        return runtime
+                document = None
+            self._objects.pop(path, None)
+            while len(self._objects) >= MAX_OBJECTS:
+                del self._objects[next(iter(self._objects))]
+            self._objects[path] = (time.monotonic() + self._context.settings.config_map_poll_s, document)
+        return document
+
+
+def _runtime_path(document: Document, kind: str, name: str) -> str:
+    namespace, version = document["metadata"].get("namespace", ""), KINDS["TrainJob"].api_version
+    if kind == "ClusterTrainingRuntime":
+        return f"/apis/{version}/clustertrainingruntimes/{name}"
+    return f"/apis/{version}/namespaces/{namespace}/trainingruntimes/{name}"
 
 
 def about(document: Document) -> Job:

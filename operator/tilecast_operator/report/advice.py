@@ -73,7 +73,8 @@ def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
         return Note("Warning", "RecommendationUnavailable", f"{reason(answer)}: {message(answer)}")
     was = f" (was {before.plan} on {before.gpus} {before.pool})" if before.plan else ""
     gpus = f"{best.nodes}x{best.gpus_per_node} {best.pool.name}"
-    text = f"{short_plan(best)} on {gpus}, {units.duration(best.step_s)} a step{was}"
+    met = f", request {' and '.join(best.device_requests)}" if best.device_requests else ""
+    text = f"{short_plan(best)} on {gpus}{met}, {units.duration(best.step_s)} a step{was}"
     return Note("Normal", "RecommendationUpdated", text)
 
 

@@ -103,6 +103,8 @@ class Offer:
     waited for input."""
     carried: float = 1.0
     """The share of the job's own runs in that."""
+    device_requests: tuple[str, ...] = ()
+    """Requests of the job's ResourceClaims that the pool's devices meet; empty for a job without claims."""
 
     @property
     def gpus(self) -> int:

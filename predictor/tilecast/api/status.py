@@ -104,6 +104,10 @@ class Recommendation(StatusModel):
     nodes: int = Field(ge=1, description="Nodes.")
     gpus_per_node: int = Field(ge=1, description="GPUs used on each node.")
     gpus: int = Field(ge=1, description="GPUs in all.")
+    device_requests: list[Annotated[str, Field(max_length=200)]] = list_field(
+        "Requests of the job's ResourceClaims that its devices meet, as claim/request or claim/request/alternative.",
+        max_length=32,
+    )
     parallelism: Parallelism = Field(description="How to split the job.")
     global_batch_size: int | None = optional_field(
         "Samples of one optimizer step, which a range leaves to the advice.", ge=1

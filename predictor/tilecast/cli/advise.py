@@ -95,7 +95,8 @@ def _run(options: argparse.Namespace, job: inputs.JobInput) -> int:
     else:
         from tilecast.jobs.candidates import settled
 
-        narrowed = [job.source.narrowed(one, pools, pool_inputs.node_labels(options)) for one in requests]
+        labels, devices = pool_inputs.node_labels(options), pool_inputs.devices(options)
+        narrowed = [job.source.narrowed(one, pools, labels, devices) for one in requests]
         candidates = narrowed[0][1]
         advice = measured.with_notes(
             _noted(settled(_best([one for one, _ in narrowed], candidates.pools), candidates), notes), own

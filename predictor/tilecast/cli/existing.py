@@ -12,6 +12,7 @@ from tilecast.api.edit import edited
 from tilecast.cli.reading import shown_name
 from tilecast.hardware import Pool
 from tilecast.jobs import candidates, commands
+from tilecast.nodes import PublishedDevice
 from tilecast.spec import SpecError
 
 
@@ -38,9 +39,9 @@ class Source:
         if len(places) > 1:
             raise SpecError("kind", f"the file holds {len(places)} jobs", "give a file with one of them")
         document = objects[places[0]]
-        named = jobs.runtime_of(document)
-        runtimes = (item for item in objects if named and (item.get("kind"), shown_name(item)) == named)
-        return cls(text, places[0], document, jobs.read(document, next(runtimes, None)))
+        by_name = {(str(item.get("kind")), shown_name(item)): item for item in objects}
+        job = jobs.read(document, by_name.get(jobs.runtime_of(document) or ("", "")))
+        return cls(text, places[0], document, jobs.resolved(job, by_name))
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -48,7 +49,11 @@ class Source:
         return commands.program(self.document, self.job)
 
     def narrowed(
-        self, request: Request, pools: Sequence[Pool], labels: Iterable[Mapping[str, str]]
+        self,
+        request: Request,
+        pools: Sequence[Pool],
+        labels: Iterable[Mapping[str, str]],
+        devices: Mapping[str, Sequence[PublishedDevice]] | None,
     ) -> tuple[Request, candidates.Candidates]:
         """The request with the job's own GPUs as the baseline, and the pools that it may use.
 
@@ -57,7 +62,7 @@ class Source:
         """
         # A manifest can be given any number of pods, but for kinds and jobs where it takes more than a number.
         is_placed = not self.job.is_countable
-        choice = candidates.candidates(self.job, pools, labels, None, is_placed=is_placed)
+        choice = candidates.candidates(self.job, pools, labels, None, devices, is_placed=is_placed)
         return candidates.request(request, self.job, choice, is_placed=is_placed), choice
 
     def committed(self, advice: Advice, choice: candidates.Candidates, command: str = "") -> str:

@@ -16,7 +16,7 @@ from tilecast.hardware import Gpu, Pool, find_gpu, find_link, instances
 from tilecast.spec import SpecError
 
 if TYPE_CHECKING:
-    from tilecast.nodes import NodesReport
+    from tilecast.nodes import NodesReport, PublishedDevice
 
 
 def pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +126,14 @@ def node_labels(options: argparse.Namespace) -> list[Mapping[str, str]]:
         return []
     from tilecast import nodes
 
+    in_pools = pool_of_node(options)
     everyone = map(nodes.node, nodes.parse(*_cluster(options.context, options.nodes))[0])
-    return [node.labels for node in everyone if node.gpus or node.other_devices]
+    return [node.labels for node in everyone if node.gpus or node.other_devices or node.name in in_pools]
+
+
+def devices(options: argparse.Namespace) -> Mapping[str, Sequence[PublishedDevice]] | None:
+    """Return the devices of ResourceSlices by pool; None where pools are named by `--gpus`."""
+    return None if options.gpus else nodes_report(options).devices
 
 
 @cache
@@ -177,14 +183,14 @@ def usual_pool(gpu: Gpu, count: int) -> Pool:
 
 
 def _kubectl(context: str) -> str:
-    return kubectl(
-        context,
-        "get",
-        "nodes,gpupools.tilecast.dev",
-        "-o",
-        "json",
-        remedy="check the context, or pipe nodes into --nodes -",
-    )
+    remedy, kinds = "check the context, or pipe nodes into --nodes -", "nodes,gpupools.tilecast.dev"
+    try:
+        return kubectl(context, "get", f"{kinds},resourceslices.resource.k8s.io", "-o", "json", remedy=remedy)
+    except SpecError as error:
+        # A cluster before Kubernetes 1.34 may serve no ResourceSlices.
+        if "resource type" not in error.problem or "resourceslices" not in error.problem:
+            raise
+        return kubectl(context, "get", kinds, "-o", "json", remedy=remedy)
 
 
 def kubectl(context: str | None, *arguments: str, remedy: str) -> str:

@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     # Options are priced on the larger of the pools, so that a change of nodes prices nothing anew.
     widest = [replace(pool, max_nodes=max(pool.max_nodes, changed.get(pool.name, 0))) for pool in pools]
     given = QueueDocuments.of(listed(options.jobs))
-    read = QueueReader(given, widest, pool_inputs.node_labels(options), _now(options.at)).read()
+    labels, devices = pool_inputs.node_labels(options), pool_inputs.devices(options)
+    read = QueueReader(given, widest, labels, _now(options.at), devices).read()
     problem = _problem(read, pools, horizon, given.held(pool_inputs.pool_of_node(options)) if given.pods else {})
     solution = solve(problem, options.policy)
     unplanned = (*read.unplanned, *solution.refused)

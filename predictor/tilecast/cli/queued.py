@@ -19,6 +19,7 @@ from tilecast.jobs import Priorities, PriorityClass, kueue
 from tilecast.jobs.candidates import candidates
 from tilecast.jobs.candidates import request as narrowed
 from tilecast.jobs.quantities import pod_gpus
+from tilecast.nodes import PublishedDevice
 from tilecast.queue.options import job_options
 from tilecast.queue.problem import JobOption, QueuedJob, Unplanned, running
 from tilecast.spec import SpecError
@@ -49,7 +50,7 @@ class QueueDocuments:
 
     jobs: tuple[Document, ...]
     others: Mapping[tuple[str, str], Document]
-    """Runtimes of TrainJobs, by kind and name."""
+    """Runtimes of TrainJobs, and what ResourceClaims are made of, by kind and name."""
     config_maps: Mapping[str, Document]
     priorities: Priorities
     kueue: kueue.Objects
@@ -131,6 +132,8 @@ class QueueReader:
     labels: Sequence[Mapping[str, str]]
     """Of every node with GPUs."""
     now: datetime
+    devices: Mapping[str, Sequence[PublishedDevice]] | None = None
+    """Devices that ResourceSlices publish, by pool; None where no nodes are given."""
     _priced: dict[object, tuple[JobOption, ...]] = field(default_factory=dict)
 
     def read(self) -> ReadQueue:
@@ -151,15 +154,16 @@ class QueueReader:
             present = (asked.baseline.pool, asked.baseline.gpus) if asked.baseline else None
             return self._queued(document, name, asked, self.pools, present)
         runtime = self.given.others.get(jobs.runtime_of(document) or ("", ""))
-        job = jobs.read(document, runtime)
+        job = jobs.resolved(jobs.read(document, runtime), self.given.others)
         if job.is_finished or job.is_owned:
             return None
         try:
             asked = training_job.read(training_job.document(job.name, jobs.described(job)), self.given.config_maps)
         except SpecError as error:
             raise jobs.in_annotations(error) from None
-        queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if job.queue and self._has_queues else None
-        possible = candidates(job, self.pools, self.labels, queue, is_placed=not job.is_countable)
+        has_quota = job.queue and self._has_queues and not job.has_claims
+        queue = kueue.queue(self.given.kueue, job.namespace, job.queue) if has_quota else None
+        possible = candidates(job, self.pools, self.labels, queue, self.devices, is_placed=not job.is_countable)
         asked = narrowed(asked, job, possible, is_placed=not job.is_countable)
         owner = queue.cluster_queue if queue else ""
         for item in possible.usable:

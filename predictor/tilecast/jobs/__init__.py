@@ -8,6 +8,7 @@ Everything here is pure on dictionaries.
 
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
 from tilecast.jobs.changes import changes
+from tilecast.jobs.claims import objects_of, resolved
 from tilecast.jobs.interface import Job, Placement, selector, tolerated
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
@@ -54,8 +55,10 @@ __all__ = [
     "in_words",
     "is_job",
     "mode_of",
+    "objects_of",
     "read",
     "require_gpus",
+    "resolved",
     "runtime_of",
     "selector",
     "tolerated",

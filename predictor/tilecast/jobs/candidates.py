@@ -9,11 +9,14 @@ from typing import Any, TypeAlias
 
 from tilecast.advise import Advice, Baseline, Offer, Rejection, Request
 from tilecast.hardware import Pool
+from tilecast.jobs.claims import matching
 from tilecast.jobs.interface import Job, Placement, Pods, is_choice
 from tilecast.jobs.kueue import Flavor, Queue
-from tilecast.nodes import gpu_resource
+from tilecast.nodes import PublishedDevice, gpu_resource
 from tilecast.spec import SpecError
 
+MAX_REASON = 256
+"""Characters of a reason in a status."""
 Labels: TypeAlias = Mapping[str, str]
 
 
@@ -26,6 +29,8 @@ class CandidatePool:
     flavor: Flavor | None
     node_selector: Labels
     tolerations: tuple[Mapping[str, str], ...]
+    device_requests: tuple[str, ...] = ()
+    """Requests of the job's ResourceClaims that its devices meet."""
 
     def has_room(self, gpus: int) -> bool:
         """Whether the queue has quota to spare for so many GPUs now."""
@@ -52,7 +57,13 @@ class Candidates:
 
 
 def candidates(
-    job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queue | None, *, is_placed: bool
+    job: Job,
+    pools: Sequence[Pool],
+    nodes: Iterable[Labels],
+    queue: Queue | None,
+    devices: Mapping[str, Sequence[PublishedDevice]] | None = None,
+    *,
+    is_placed: bool,
 ) -> Candidates:
     """What a job may use.
 
@@ -61,17 +72,23 @@ def candidates(
         pools: those of the cluster.
         nodes: labels of every node that has GPUs.
         queue: the job's queue, where Kueue manages it.
+        devices: those that ResourceSlices publish, by pool; None where slices are not read, and claims restrict
+            nothing.
         is_placed: whether the advice will be written into the job (mode Initial), which then has to fit its pods as
             they are and may not pass by a taint that they do not tolerate.
+
+    Raises:
+        SpecError: a selector of the job's ResourceClaims cannot be evaluated.
     """
     kinds = _kinds(job, pools, nodes, queue)
     usable, rejections = list[CandidatePool](), list[Rejection]()
     for pool in sorted(pools, key=lambda item: item.name):
-        candidate = _candidate(job, pool, kinds, queue, is_placed)
-        if isinstance(candidate, CandidatePool):
-            usable.append(candidate)
-        else:
+        met = () if devices is None else matching(job, devices.get(pool.name, ()))
+        candidate = _unmet(pool, met) if isinstance(met, str) else _candidate(job, pool, kinds, queue, is_placed)
+        if isinstance(candidate, Rejection):
             rejections.append(candidate)
+        else:
+            usable.append(candidate if isinstance(met, str) else replace(candidate, device_requests=met))
     return Candidates(tuple(usable), tuple(rejections), _baseline(job, [item.pool for item in usable], kinds, queue))
 
 
@@ -96,13 +113,22 @@ def request(asked: Request, job: Job, possible: Candidates, *, is_placed: bool) 
 
 def settled(advice: Advice, possible: Candidates) -> Advice:
     """The advice of a job: offers whose quota is free come first, and the pools that it may not use are rejected."""
-    now = [offer for offer in advice.offers if possible.of(offer.pool.name).has_room(offer.gpus)]
+    offers = [_claiming(item, possible.of(item.pool.name).device_requests) for item in advice.offers]
+    now = [offer for offer in offers if possible.of(offer.pool.name).has_room(offer.gpus)]
     later = [
         replace(offer, reason=f"{offer.reason}; waits for quota of {_flavor_name(possible, offer)}")
-        for offer in advice.offers
+        for offer in offers
         if offer not in now
     ]
     return replace(advice, offers=(*now, *later), rejections=(*advice.rejections, *possible.rejections))
+
+
+def _claiming(offer: Offer, requests: tuple[str, ...]) -> Offer:
+    """Return an offer that names the requests of the job's ResourceClaims that its devices meet."""
+    if not requests:
+        return offer
+    reason = f"{offer.reason}; meets request {' and '.join(requests)}"[:MAX_REASON]
+    return replace(offer, device_requests=requests, reason=reason)
 
 
 def placement(offer: Offer, job: Job, possible: Candidates) -> Placement | None:
@@ -140,6 +166,12 @@ def _kinds(job: Job, pools: Sequence[Pool], nodes: Iterable[Labels], queue: Queu
     sorted_keys = sorted(keys)
     counted = Counter(tuple((key, labels[key]) for key in sorted_keys if key in labels) for labels in nodes)
     return [(dict(kind), count) for kind, count in sorted(counted.items())]
+
+
+def _unmet(pool: Pool, request: str) -> Rejection:
+    """Return why a pool without devices for a request of the job's ResourceClaims is none of its candidates."""
+    message = f"no device that ResourceSlices publish for its nodes meets request {request[:100]}"
+    return Rejection(pool.name, "ClaimNotMet", message, "widen the request's selectors, or add an alternative to it")
 
 
 def _candidate(

@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.api.job_kinds import JOB_APIS
+from tilecast.jobs.device_requests import ClaimReference, DeviceRequest, references
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,
+    BATCH_SCHEDULERS,
     ENABLED,
     IGNORE,
     MODE,
@@ -48,6 +50,12 @@ class Pods:
     tolerations: tuple[Mapping[str, Any], ...] = ()
     priority_class: str = ""
     """Name of their PriorityClass; empty where they have that of the cluster."""
+    scheduler: str = ""
+    """Name of the scheduler that they ask for; empty for that of the cluster."""
+    claims: tuple[ClaimReference, ...] = ()
+    """Claims by which they ask for devices."""
+    requests: tuple[tuple[DeviceRequest, ...], ...] = ()
+    """Requests of those claims for GPUs, each with its alternatives; `device_requests.resolved` fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,18 @@ class Job:
     def gpus_per_pod(self) -> int:
         """GPUs of the largest pod."""
         return max((item.gpus for item in self.pods), default=0)
+
+    @property
+    def has_claims(self) -> bool:
+        """Whether pods ask for devices by ResourceClaims."""
+        return any(item.claims for item in self.pods)
+
+    @property
+    def other_scheduler(self) -> str:
+        """Name of the batch scheduler that decides where the job runs, KAI or Volcano; empty for no such one."""
+        named = (item.scheduler for item in self.pods if item.scheduler in BATCH_SCHEDULERS)
+        by_queue = (name for name, key in BATCH_SCHEDULERS.items() if key in self.labels or key in self.annotations)
+        return next(named, "") or next(by_queue, "")
 
     @property
     def workload_priority_class(self) -> str:
@@ -291,4 +311,6 @@ def template(name: str, path: Path, count: int, spec: Document) -> Pods:
         affinity=tuple(required.get("nodeSelectorTerms") or ()),
         tolerations=tuple(spec.get("tolerations") or ()),
         priority_class=str(spec.get("priorityClassName") or ""),
+        scheduler=str(spec.get("schedulerName") or ""),
+        claims=references(spec),
     )

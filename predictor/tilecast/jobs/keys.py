@@ -26,6 +26,9 @@ PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 HOLD_QUEUE = "tilecast-hold"
 """The LocalQueue that the chart's policy has jobs wait in."""
 
+BATCH_SCHEDULERS = {"kai-scheduler": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
+"""Schedulers with queues of their own, and the label or annotation that names the queue of a job."""
+
 CONFIG_MAP = "configmap:"
 """`tilecast.dev/model: configmap:NAME/KEY` names a config.json or a graph in a ConfigMap."""
 

@@ -81,4 +81,7 @@ def require_gpus(job: Job) -> None:
         SpecError: it asks for none.
     """
     if not job.gpus:
-        raise SpecError("spec", "the job asks for no GPU", f"add {gpu_resource()} to {job.kind.gpu_field}")
+        remedy = f"add {gpu_resource()} to {job.kind.gpu_field}"
+        if job.has_claims:
+            raise SpecError("spec", "the job's ResourceClaims ask for no GPU of a known DeviceClass", remedy)
+        raise SpecError("spec", "the job asks for no GPU", f"{remedy}, or claim GPUs by a ResourceClaimTemplate")

@@ -26,6 +26,8 @@ POD: Shape = {
     "nodeSelector": {EVERY: str},
     "tolerations": [{}],
     "priorityClassName": str,
+    "schedulerName": str,
+    "resourceClaims": [{"name": str, "resourceClaimName": str, "resourceClaimTemplateName": str}],
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [_TERM]}}},
 }
 

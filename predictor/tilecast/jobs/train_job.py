@@ -66,6 +66,8 @@ class TrainJob(JobKind):
             affinity=base.affinity,
             tolerations=tolerations,
             priority_class=_priority_class(base_spec),
+            scheduler=base.scheduler,
+            claims=base.claims,
         )
 
     def is_active(self, status: Document) -> bool:

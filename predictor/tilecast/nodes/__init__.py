@@ -16,9 +16,10 @@ from typing import TypeAlias
 
 from tilecast.api import documents, gpu_pool
 from tilecast.api.base import shown
+from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.discovery import discovered, pools
 from tilecast.nodes.identification import RESOURCE_SLICE
-from tilecast.nodes.labels import choice_labels, gpu_resource
+from tilecast.nodes.labels import choice_labels, gpu_device_classes, gpu_driver, gpu_resource
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
 from tilecast.nodes.report import FoundPool, LeftOut, Level, NodesReport
 from tilecast.spec import SpecError
@@ -31,9 +32,12 @@ __all__ = [
     "Level",
     "Node",
     "NodesReport",
+    "PublishedDevice",
     "Slice",
     "choice_labels",
     "discovered",
+    "gpu_device_classes",
+    "gpu_driver",
     "gpu_resource",
     "node",
     "parse",

@@ -15,12 +15,15 @@ from tilecast.api import gpu_pool
 from tilecast.api.base import API_VERSION
 from tilecast.nodes import naming
 from tilecast.nodes.claims import Claims, claim, selected_labels
+from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.grouping import group
 from tilecast.nodes.identification import NodeFacts, Problem, identify
 from tilecast.nodes.objects import Node, Slice, node, resource_slice
 from tilecast.nodes.override import override
 from tilecast.nodes.report import FoundPool, LeftOut, NodesReport
 from tilecast.spec import SpecError
+
+UNSELECTED = "its nodes share no label that others lack, so that no node selector leads to them"
 
 
 def pools(
@@ -67,10 +70,20 @@ def pools(
     left_out = tuple(LeftOut(*why, tuple(sorted(names))) for why, names in sorted(problems.items()))
     current = {item.pool.name for item in discovered_pools}
     obsolete = tuple(sorted(set(claims.remembered) - current))
-    return NodesReport((*claimed, *discovered_pools), left_out, invalid, others, obsolete)
+    entries = tuple(_with_devices(item, offered) for item in (*claimed, *discovered_pools))
+    return NodesReport(entries, left_out, invalid, others, obsolete)
 
 
-def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[tuple[str, str]]]:
+def _with_devices(entry: FoundPool, offered: Mapping[str, Sequence[PublishedDevice]]) -> FoundPool:
+    """Return the pool with the distinct devices that ResourceSlices publish for its nodes."""
+    if not offered:
+        return entry
+    return replace(
+        entry, devices=tuple(dict.fromkeys(item for name in entry.members for item in offered.get(name, ())))
+    )
+
+
+def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[PublishedDevice]]:
     """Devices of each node, by the newest generation of each pool of slices."""
     read_slices = [
         one for item in slices if (one := item if isinstance(item, Slice) else resource_slice(item)) is not None
@@ -78,7 +91,7 @@ def _offered(slices: Iterable[Mapping[str, Any] | Slice]) -> dict[str, list[tupl
     newest: dict[tuple[str, str], int] = {}
     for item in read_slices:
         newest[item.node, item.pool] = max(item.generation, newest.get((item.node, item.pool), 0))
-    out: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    out: dict[str, list[PublishedDevice]] = defaultdict(list)
     for item in read_slices:
         if item.generation == newest[item.node, item.pool]:
             out[item.node] += item.devices
@@ -152,7 +165,8 @@ def _discovered(
             most = max(most, (claims.remembered[name][1].max_nodes or 0) - away)
         layer = node_facts[groups[identity][0]].gpu_layer
         pool = replace(item.pool, name=name, max_nodes=most)
-        out.append(replace(item, pool=pool, note=gpu_pool.Discovery(identity, layer)))
+        remarks = item.remarks if pool.node_selector or len(grouped) == 1 else (*item.remarks, UNSELECTED)
+        out.append(replace(item, pool=pool, note=gpu_pool.Discovery(identity, layer), remarks=remarks))
     return sorted(out, key=lambda item: item.pool.name)
 
 

@@ -14,6 +14,7 @@ from tilecast.api import gpu_pool
 from tilecast.api.base import shown
 from tilecast.hardware import Gpu, Link, find_gpu, find_slice, mig_profiles
 from tilecast.hardware.instances import NodeType, default_network, ethernet, find_type, with_gpus
+from tilecast.nodes.devices import PublishedDevice
 from tilecast.nodes.labels import Layer, labels
 from tilecast.nodes.objects import Node, profile_of
 from tilecast.nodes.quantities import count
@@ -73,17 +74,17 @@ class Problem:
 
 
 def identify(
-    item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[tuple[str, str]]
+    item: Node, spec: gpu_pool.GPUPoolSpec | None, devices: Sequence[PublishedDevice]
 ) -> NodeFacts | Problem | None:
     """What a node is; None if it has no GPU.
 
     Args:
         item: the node.
         spec: of the GPUPool that a user wrote and that selects the node.
-        devices: (kind, product) of each device that ResourceSlices publish for it.
+        devices: those that ResourceSlices publish for it.
     """
     table = labels()
-    whole = [product for kind, product in devices if kind == table.dra_whole]
+    whole = [device.product for device in devices if device.kind == table.dra_whole]
     profile = _profile(item, spec)
     problem = _partitioned(item, profile, whole, devices)
     if problem is not None:
@@ -113,11 +114,11 @@ def identify(
 
 
 def _partitioned(
-    item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[tuple[str, str]]
+    item: Node, profile: str | None, whole: Sequence[str], devices: Sequence[PublishedDevice]
 ) -> Problem | None:
     """Why the node's GPUs are no whole ones, if they are not and nothing says of which profile their slices are."""
     table = labels()
-    if not whole and any(kind == table.dra_slice for kind, _ in devices):
+    if not whole and any(device.kind == table.dra_slice for device in devices):
         remedy = "disable MIG on the nodes meant for training"
         return Problem("MigPartitioned", "the GPUs are cut into MIG slices (ResourceSlice)", remedy)
     for rule in table.partitioned:

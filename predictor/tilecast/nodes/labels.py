@@ -115,6 +115,9 @@ class Labels(_Data):
     dra_driver: str
     dra_whole: str
     dra_slice: str
+    dra_class: str
+    dra_slice_class: str
+    dra_single: frozenset[str]
     nvlink_domain: tuple[str, ...]
     other_gpu_resources: tuple[str, ...]
     present: tuple[LabelValue, ...]
@@ -141,6 +144,16 @@ def labels() -> Labels:
 def gpu_resource() -> str:
     """Name of the resource that a pod asks for to get whole GPUs."""
     return labels().gpu_resource
+
+
+def gpu_driver() -> str:
+    """Return the name of the DRA driver that publishes GPUs."""
+    return labels().dra_driver
+
+
+def gpu_device_classes() -> tuple[str, str]:
+    """Return the DeviceClasses of whole GPUs and of slices that this driver's chart makes."""
+    return labels().dra_class, labels().dra_slice_class
 
 
 @cache

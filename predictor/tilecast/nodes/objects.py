@@ -6,13 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from sys import intern
 from typing import Any
 
 from tilecast.api.base import mapping_in, shown
+from tilecast.nodes.devices import VERSION, PublishedDevice
 from tilecast.nodes.labels import labels
-from tilecast.nodes.quantities import count
+from tilecast.nodes.quantities import count, size
 from tilecast.spec import SpecError
 
 _AS_PRINTED = "give the node as the API server prints it"
@@ -64,8 +65,7 @@ class Slice:
     pool: str
     generation: int
     """A pool's slices of older generations are void."""
-    devices: tuple[tuple[str, str], ...]
-    """(kind, product name) of each device; the kind is that of labels.toml, whole or slice."""
+    devices: tuple[PublishedDevice, ...]
 
 
 def node(document: Mapping[str, Any]) -> Node:
@@ -127,18 +127,64 @@ def resource_slice(document: Mapping[str, Any]) -> Slice | None:
     if not isinstance(devices, list) or not all(isinstance(item, Mapping) for item in devices):
         remedy = "give the slice as the API server prints it"
         raise SpecError(f"{where}: spec.devices", "is not a list of mappings", remedy)
-    read_devices = []
-    for device in devices:
-        attributes = _mapping(_mapping(device, "basic", where) or device, "attributes", f"{where}: device")
-        kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
-        read_devices.append((intern(str(kind or table.dra_whole)), intern(str(product or ""))))
+    read_devices = [_device(_mapping(device, "basic", where) or device, where) for device in devices]
     return Slice(
         name,
         intern(str(spec["nodeName"])[:253]),
         str(owner.get("name", ""))[:253],
         count(owner.get("generation")) or 0,
-        tuple(sorted(read_devices)),
+        tuple(sorted(read_devices, key=lambda item: (item.kind, item.product, repr(item)))),
     )
+
+
+def _device(document: Mapping[str, Any], where: str) -> PublishedDevice:
+    """Return a device by its attributes and its capacity, whose names the driver's domain completes."""
+    table, attributes = labels(), _mapping(document, "attributes", f"{where}: device")
+    capacity = _mapping(document, "capacity", f"{where}: device")
+    kind, product = (_mapping(attributes, key, where).get("string") for key in ("type", "productName"))
+    shared = {
+        intern(_qualified(str(name))): value
+        for name, given in attributes.items()
+        if str(name) not in table.dra_single and (value := _attribute(given)) is not None
+    }
+    sizes = {intern(_qualified(str(name))): size for name, given in capacity.items() if (size := _size(given))}
+    return _interned(
+        PublishedDevice(
+            intern(str(kind or table.dra_whole)),
+            intern(str(product or "")),
+            tuple(sorted(shared.items())),
+            tuple(sorted(sizes.items())),
+        )
+    )
+
+
+@lru_cache(maxsize=1024)
+def _interned(device: PublishedDevice) -> PublishedDevice:
+    """Return the first device that equals this one: thousands of nodes have the same few."""
+    return device
+
+
+def _qualified(name: str) -> str:
+    return name if "/" in name else f"{labels().dra_driver}/{name}"
+
+
+def _attribute(given: object) -> bool | int | str | None:
+    """Return the one value that an attribute holds; None for what no device here has."""
+    if not isinstance(given, Mapping):
+        return None
+    number, version = given.get("int"), given.get("version")
+    if isinstance(given.get("bool"), bool):
+        return bool(given["bool"])
+    if isinstance(number, int) and not isinstance(number, bool):
+        return number
+    if isinstance(given.get("string"), str):
+        return intern(str(given["string"]))
+    return intern(f"{VERSION}{version}") if isinstance(version, str) else None
+
+
+def _size(given: object) -> int:
+    """Return a capacity, which v1 and v1beta1 write as `value`."""
+    return size(given.get("value") if isinstance(given, Mapping) else given) or 0
 
 
 def profile_of(text: str) -> str:

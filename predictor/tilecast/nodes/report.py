@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilecast.api import gpu_pool
 from tilecast.calibration import Calibration
 from tilecast.hardware import Pool
+from tilecast.nodes.devices import PublishedDevice
 from tilecast.spec import SpecError
 
 Facts = dict[str, tuple[str, str]]
@@ -43,6 +44,8 @@ class FoundPool:
     """Topology labels that the nodes carry, nearest first."""
     unusable: int = 0
     """Nodes that no job can use whole now."""
+    devices: tuple[PublishedDevice, ...] = ()
+    """Distinct devices that ResourceSlices publish for those nodes."""
     remarks: tuple[str, ...] = ()
     """What some of the nodes are besides: cordoned, not ready, tainted, short of GPUs, partly cut; a sentence each."""
 
@@ -74,6 +77,11 @@ class NodesReport:
     @property
     def pools(self) -> tuple[Pool, ...]:
         return tuple(item.pool for item in self.entries)
+
+    @property
+    def devices(self) -> dict[str, tuple[PublishedDevice, ...]]:
+        """Devices of ResourceSlices by pool; a pool without any is absent."""
+        return {item.pool.name: item.devices for item in self.entries if item.devices}
 
     def calibrated(self, table: Calibration) -> NodesReport:
         """The same, with what a cluster's runs teach about every pool."""

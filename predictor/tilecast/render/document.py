@@ -69,6 +69,7 @@ def recommendation(offer: Offer) -> dict[str, Any]:
             "nodes": offer.nodes,
             "gpusPerNode": offer.gpus_per_node,
             "gpus": offer.gpus,
+            "deviceRequests": list(offer.device_requests) or None,
             "parallelism": parallelism(offer.plan),
             "globalBatchSize": offer.workload.global_batch,
             "precision": offer.workload.precision,

@@ -1,0 +1,84 @@
+"""The GPUs that a job's ResourceClaims ask for, and the pools whose devices meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilecast.api.base import shown
+from tilecast.api.fields import Document
+from tilecast.jobs.device_requests import (
+    CLAIM,
+    CLASS,
+    TEMPLATE,
+    DeviceRequest,
+    is_met,
+    options_of,
+    read_request,
+    requests_of,
+)
+from tilecast.jobs.interface import Job, Pods
+from tilecast.nodes import PublishedDevice, gpu_device_classes
+from tilecast.spec import SpecError
+
+
+def objects_of(job: Job, known: Mapping[tuple[str, str], Document]) -> set[tuple[str, str]]:
+    """Return kind and name of the objects that decide which GPUs a job's claims ask for: claims and templates, and
+    the device classes that those name among `known`."""
+    named = {(item.kind, item.object) for pods in job.pods for item in pods.claims}
+    classes = {
+        (CLASS, name)
+        for key in named
+        for request in requests_of(known.get(key, {}))
+        for option in options_of(request)
+        if (name := str(option.get("deviceClassName", ""))) and name not in gpu_device_classes()
+    }
+    return named | classes
+
+
+def resolved(job: Job, objects: Mapping[tuple[str, str], Document]) -> Job:
+    """Return the job with the GPUs that its pods ask for by claims.
+
+    Args:
+        job: as its document says.
+        objects: ResourceClaimTemplates, ResourceClaims and DeviceClasses by kind and name.
+
+    Raises:
+        SpecError: a claim is not at hand, asks for slices of GPUs, for all GPUs of a node, or is shared by pods.
+    """
+    pods = tuple(_resolved(pods, objects) for pods in job.pods)
+    # Another number of GPUs for each pod is another claim template, which other jobs may name.
+    return replace(job, pods=pods, is_countable=job.is_countable and not job.has_claims)
+
+
+def _resolved(pods: Pods, objects: Mapping[tuple[str, str], Document]) -> Pods:
+    claimed = list[tuple[DeviceRequest, ...]]()
+    for reference in pods.claims:
+        document = objects.get((reference.kind, reference.object))
+        where = f"{reference.kind} {shown(reference.object, quote=False)}"
+        if document is None:
+            raise SpecError(where, "cannot be read, and the job asks for devices by it", "create it, or name another")
+        requests = [read_request(where, reference.name, item, objects) for item in requests_of(document)]
+        gpus = [alternatives for alternatives in requests if alternatives]
+        if gpus and reference.kind == CLAIM and pods.count > 1:
+            raise SpecError(
+                where, f"is shared by {pods.count} pods", f"name a {TEMPLATE}, which gives each pod its own"
+            )
+        claimed += gpus
+    return replace(pods, gpus=pods.gpus + sum(first.gpus for first, *_ in claimed), requests=tuple(claimed))
+
+
+def matching(job: Job, devices: Sequence[PublishedDevice]) -> tuple[str, ...] | str:
+    """Return the requests that a pool's devices meet, of each the first alternative; or the name of one that they do
+    not meet.
+
+    Raises:
+        SpecError: a selector cannot be evaluated.
+    """
+    met = list[str]()
+    for alternatives in dict.fromkeys(item for pods in job.workers for item in pods.requests):
+        first = next((one for one in alternatives if any(is_met(one, device) for device in devices)), None)
+        if first is None:
+            return alternatives[0].name
+        met.append(first.name)
+    return tuple(dict.fromkeys(met))

@@ -1,0 +1,187 @@
+"""GPUs that pods ask for by Dynamic Resource Allocation: ResourceClaims, their templates and DeviceClasses.
+
+Field names are those of `resource.k8s.io/v1`; requests of v1beta1, which lack `exactly`, are read too. A selector is an
+expression in CEL over one device (https://kubernetes.io/docs/reference/using-api/cel/); `_FUNCTIONS` holds the
+functions that Kubernetes adds to the language, as far as selectors of GPUs use them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tilecast.api.base import shown
+from tilecast.api.fields import Document, items, mapping, value_at
+from tilecast.jobs.quantities import MAX_COUNT
+from tilecast.nodes import PublishedDevice, gpu_device_classes, gpu_driver
+from tilecast.nodes.devices import VERSION
+from tilecast.nodes.quantities import count, size
+from tilecast.spec import SpecError
+
+TEMPLATE, CLAIM, CLASS = "ResourceClaimTemplate", "ResourceClaim", "DeviceClass"
+MAX_SELECTOR = 10 * 1024
+"""Characters of an expression, as the API server bounds them."""
+_MACRO = re.compile(r"\b(?:all|exists|exists_one|map|filter)\s*\(")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReference:
+    """An entry of a pod's `resourceClaims`: the object that says which devices the pod gets."""
+
+    name: str
+    """Of the entry in the pod."""
+    kind: str
+    object: str
+    """Name of the ResourceClaimTemplate or ResourceClaim."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """One way to meet a request for GPUs."""
+
+    name: str
+    """Claim and request, and the subrequest where several are listed: `gpus/trainer/h100`."""
+    gpus: int
+    """For each pod."""
+    selectors: tuple[str, ...] = ()
+    """CEL expressions, those of the device class first; all must hold for a device."""
+
+
+def references(spec: Document) -> tuple[ClaimReference, ...]:
+    """Return the claims of a pod spec that name an object."""
+    named = (
+        ClaimReference(str(entry.get("name", "")), kind, str(entry[field]))
+        for entry in items(spec.get("resourceClaims"))
+        for field, kind in (("resourceClaimTemplateName", TEMPLATE), ("resourceClaimName", CLAIM))
+        if entry.get(field)
+    )
+    return tuple(named)
+
+
+def requests_of(document: Document) -> list[Document]:
+    """Return the requests of a claim, or of the claims that a template makes."""
+    path = ("spec", "spec") if document.get("kind") == TEMPLATE else ("spec",)
+    return items(value_at(document, (*path, "devices", "requests")))
+
+
+def options_of(request: Document) -> list[Document]:
+    """Return the alternatives of a request in the order in which the scheduler tries them."""
+    return items(request.get("firstAvailable")) or [mapping(request.get("exactly")) or request]
+
+
+def read_request(
+    where: str, claim: str, request: Document, objects: Mapping[tuple[str, str], Document]
+) -> tuple[DeviceRequest, ...]:
+    """Return the alternatives of a request that are GPUs; none where it asks for other devices.
+
+    Args:
+        where: the object that holds the request, for errors.
+        claim: name of the claim in the pod.
+        request: an entry of `spec.devices.requests`.
+        objects: DeviceClasses by kind and name.
+
+    Raises:
+        SpecError: it asks for slices of GPUs, for all GPUs of a node, or for no number of them.
+    """
+    whole, cut = gpu_device_classes()
+    name, alternatives = f"{claim}/{request.get('name', '')}", list[DeviceRequest]()
+    for option in options_of(request):
+        device_class = str(option.get("deviceClassName", ""))
+        own = objects.get((CLASS, device_class), {})
+        of_class = _selectors(mapping(own.get("spec")))
+        if device_class == cut:
+            raise SpecError(where, f"{name} asks for slices ({cut})", f"ask for whole GPUs, class {whole}")
+        if device_class != whole and not any(gpu_driver() in text for text in of_class):
+            continue
+        if option.get("adminAccess") is True:
+            continue
+        if option.get("allocationMode") == "All":
+            raise SpecError(where, f"{name} asks for all GPUs of a node", "write allocationMode ExactCount and a count")
+        gpus = count(option.get("count", 1))
+        if not gpus or gpus > MAX_COUNT:
+            raise SpecError(where, f"{name}: count {shown(option.get('count'))} is no number of GPUs", "write one")
+        label = name if option is request or "firstAvailable" not in request else f"{name}/{option.get('name', '')}"
+        alternatives.append(DeviceRequest(label, gpus, (*of_class, *_selectors(option))))
+    return tuple(alternatives)
+
+
+def _selectors(holder: Document) -> tuple[str, ...]:
+    return tuple(str(value_at(item, ("cel", "expression")) or "") for item in items(holder.get("selectors")))
+
+
+def is_met(request: DeviceRequest, device: PublishedDevice) -> bool:
+    """Return whether a device meets a request.
+
+    Raises:
+        SpecError: a selector cannot be evaluated.
+    """
+    return all(_holds(selector, device) for selector in request.selectors)
+
+
+@lru_cache(maxsize=4096)
+def _holds(selector: str, device: PublishedDevice) -> bool:
+    """Return whether a selector selects a device; one without the attribute that it reads is not selected.
+
+    Raises:
+        SpecError: the selector is too long, or is not in the part of CEL that is known here.
+    """
+    import cel
+
+    shortened = shown(selector)
+    if len(selector) > MAX_SELECTOR or len(_MACRO.findall(selector)) > 1:
+        raise SpecError("selectors", f"{shortened} is too complex", "write it shorter, with one macro at most")
+    context = cel.Context()
+    for name, function in _FUNCTIONS.items():
+        context.add_function(name, function)
+    context.add_variable("device", _variables(device))
+    try:
+        return cel.evaluate(selector, context) is True
+    except (KeyError, ArithmeticError):
+        return False
+    except (ValueError, RuntimeError, TypeError) as error:
+        problem = f"{shortened} cannot be evaluated: {shown(str(error), quote=False)}"
+        remedy = "compare attributes and capacity of device with constants"
+        raise SpecError("selectors", problem, remedy) from None
+
+
+def _variables(device: PublishedDevice) -> dict[str, Any]:
+    """Return what CEL calls `device`."""
+    attributes, capacity = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    for place, facts in ((attributes, device.attributes), (capacity, device.capacity)):
+        for qualified, value in facts:
+            domain, _, name = qualified.partition("/")
+            is_version = isinstance(value, str) and value.startswith(VERSION)
+            place.setdefault(domain, {})[name] = _semver(str(value)) if is_version else value
+    return {"driver": gpu_driver(), "attributes": attributes, "capacity": capacity}
+
+
+def _semver(text: str) -> list[int]:
+    """Return a semantic version as a list, which compares by its numbers; what follows them is left out."""
+    match = re.fullmatch(
+        r"v?(\d{1,9})(?:\.(\d{1,9}))?(?:\.(\d{1,9}))?(?:[-+].*)?", text.removeprefix(VERSION), re.ASCII
+    )
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no semantic version")
+    return [int(number or 0) for number in match.groups()]
+
+
+def _quantity(text: str) -> int:
+    number = size(text)
+    if number is None:
+        raise ValueError(f"{text[:40]!r} is no quantity")
+    return number
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "lowerAscii": lambda text: str(text).lower(),
+    "upperAscii": lambda text: str(text).upper(),
+    "trim": lambda text: str(text).strip(),
+    "quantity": _quantity,
+    "semver": _semver,
+    "compareTo": lambda one, other: (one > other) - (one < other),
+    "isGreaterThan": lambda one, other: one > other,
+    "isLessThan": lambda one, other: one < other,
+}
