@@ -19,7 +19,7 @@ JOB = Key("TrainingJob", "team", "job")
 ANSWER = b'{"status": "success"}'
 
 
-class Proxy(BaseHTTPRequestHandler):
+class RecordingProxy(BaseHTTPRequestHandler):
     """Answers in the place of whom it is asked for."""
 
     asked: ClassVar[list[str]] = []
@@ -49,7 +49,7 @@ class OneJob:
 
 
 def test_prometheus_is_asked_by_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = HTTPServer(("127.0.0.1", 0), Proxy)
+    server = HTTPServer(("127.0.0.1", 0), RecordingProxy)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
@@ -70,4 +70,4 @@ def test_prometheus_is_asked_by_the_proxy_of_the_environment(monkeypatch: pytest
     finally:
         server.shutdown()
         server.server_close()
-    assert Proxy.asked[0].startswith("http://prometheus.invalid:9090/api/v1/query?query=up")
+    assert RecordingProxy.asked[0].startswith("http://prometheus.invalid:9090/api/v1/query?query=up")
