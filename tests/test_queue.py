@@ -352,3 +352,36 @@ def test_an_option_that_another_beats_in_everything_is_not_looked_at() -> None:
     ways = (option("a", 1, 5.0, 1.0), option("a", 2, 6.0, 2.0), option("a", 2, 4.0, 2.0))
     able, _ = checked(QueueProblem((job("j", *ways),), (PoolCapacity("a", 1, 2),)))
     assert [(item.gpus, item.seconds) for item in able.jobs[0].options] == [(1, 5.0), (2, 4.0)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", ["completion", "makespan", "fairness"])
+def test_an_owner_orders_its_own_jobs_and_moves_nobody_elses(policy: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    pools = tuple(PoolCapacity(name, nodes, 8) for name, nodes in (("fast", 1), ("middle", 2), ("slow", 3)))
+    jobs = []
+    for number in range(18):
+        seconds = float(draw.uniform(50, 500))
+        options = tuple(
+            JobOption(name, 8, seconds * factor, 0.9 * seconds * factor, 1.1 * seconds * factor)
+            for name, factor in (("fast", 1.0), ("middle", 1.6), ("slow", 4.0))
+        )
+        jobs.append(QueuedJob(f"{number}", options, owner="ab"[number % 2], arrival_s=-float(100 - number)))
+    weights = draw.choice([1e-6, 1.0, 1e6], size=len(jobs))
+    weighed = [
+        replace(job, own_weight=float(one) if job.owner == "b" else 1.0) for job, one in zip(jobs, weights, strict=True)
+    ]
+    before, after = (solve(QueueProblem(tuple(some), pools), policy) for some in (jobs, weighed))
+    other = [number for number, job in enumerate(before.columns.problem.jobs) if job.owner == "a"]
+    assert [after.option[number] for number in other] == [before.option[number] for number in other]
+    assert all(after.finish[number] <= before.finish[number] + 1e-6 for number in other)
+    own = np.array([job.own_weight for job in after.columns.problem.jobs])
+    assert (own * after.finish).sum() <= (own * before.finish).sum() * (1 + 1e-9)
+
+
+def test_the_job_that_its_owner_weighs_most_gets_the_place_of_another_of_its_own() -> None:
+    pools = (PoolCapacity("fast", 1, 8), PoolCapacity("slow", 1, 8))
+    options = tuple(JobOption(name, 8, s, 0.99 * s, 1.01 * s) for name, s in (("fast", 100.0), ("slow", 150.0)))
+    jobs = tuple(QueuedJob(str(n), options, owner="a", own_weight=1e3 if n == 1 else 1.0) for n in range(2))
+    solution = solve(QueueProblem(jobs, pools))
+    assert [solution.columns.options[item].pool for item in solution.option] == ["slow", "fast"]

@@ -576,3 +576,49 @@ def test_the_policy_is_one_of_four() -> None:
     assert settings.queue and settings.queue_policy == "fairness" and not QUICK.queue
     with pytest.raises(ValueError, match="TILECAST_QUEUE_POLICY"):
         from_environment({"TILECAST_QUEUE_POLICY": "luck"})
+
+
+def team(name: str, number: int, **annotations: str) -> Any:
+    item = training(f"{name}-{number}", annotations=annotations)
+    item["metadata"]["namespace"] = name
+    return item
+
+
+def space(name: str, weight: str | None = None) -> Any:
+    metadata = {"name": name, "uid": f"uid-{name}", "annotations": {} if weight is None else {WEIGHT: weight}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+@pytest.mark.parametrize("weights", [dict.fromkeys(range(6), "1000000"), {5: "1000000", 4: "0.001"}])
+async def test_a_tenants_weights_move_nobody_else_and_those_of_a_namespace_do(weights: dict[int, str]) -> None:
+    store, four = Store(), (*NODES, node("slower", "NVIDIA-L4"))
+    for number in range(6):
+        for name in ("team-a", "team-b"):
+            store.put(f"{JOBS.replace('default', name)}/{name}-{number}", team(name, number))
+    paths = sorted(path for path in store.objects if "trainingjobs" in path)
+
+    def placed(name: str) -> dict[str, Any]:
+        return {path: store.objects[path]["status"]["queue"]["pool"] for path in paths if name in path}
+
+    async with planning(store, four) as running:
+        for name in ("team-a", "team-b"):
+            running.cache.see(space(name))
+        await settled(running)
+        before = placed("team-a")
+        assert len({*before.values()}) > 1
+        for number, weight in weights.items():
+            path = f"{JOBS.replace('default', 'team-b')}/team-b-{number}"
+            body = copy.deepcopy(store.objects[path])
+            body["metadata"]["annotations"] = {WEIGHT: weight}
+            running.cache.see(store.put(path, body))
+        await settled(running)
+        assert placed("team-a") == before
+        assert "of its namespace alone" in store.objects[paths[-1]]["status"]["queue"]["reason"]
+        running.cache.see(space("team-b", "1000"))
+        await settled(running)
+        assert placed("team-a") != before, "administrators own namespaces"
+        message = store.objects[ADVICE]["status"]["conditions"][0]["message"]
+        assert message.endswith("by tilecast.dev/weight of its namespace a job counts: team-b 1000")
+        running.cache.see(space("team-b", "much"))
+        await settled(running)
+        assert store.objects[ADVICE]["status"]["refused"][0]["job"] == "Namespace/team-b"

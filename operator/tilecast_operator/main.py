@@ -110,7 +110,7 @@ def watched(settings: Settings) -> Iterable[str]:
         yield pool_learning.KIND
     if settings.queue:
         yield queue_advice.KIND
-    if settings.jobs or settings.learning or settings.namespace_selector:
+    if settings.jobs or settings.learning or settings.queue or settings.namespace_selector:
         yield "Namespace"
     if settings.jobs and settings.queue:
         yield "PriorityClass"

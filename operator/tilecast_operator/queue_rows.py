@@ -32,6 +32,9 @@ class QueueRow:
     """Of the whole run."""
     created_s: float
     weight: float = 1.0
+    """Of its namespace."""
+    own_weight: float = 1.0
+    """Its own, which orders the jobs of its namespace."""
     priority: int = 0
     deadline_s: float | None = None
     """Seconds from its creation."""
@@ -164,6 +167,8 @@ def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
         options=options,
         arrival_s=min(row.created_s - now_s, 0.0),
         weight=row.weight,
+        owner=row.key.namespace,
+        own_weight=row.own_weight,
         priority=row.priority,
         deadline_s=None if row.deadline_s is None else row.created_s + row.deadline_s - now_s,
         queue=row.queue,

@@ -156,7 +156,7 @@ class Cache:
         self.queue_advices: CacheTable[View] = CacheTable(View.of)
         self.training_jobs: CacheTable[View] = CacheTable(View.of)
         self.jobs: CacheTable[Document] = CacheTable(view.job_document)
-        self.namespaces: CacheTable[Any] = CacheTable(view.labels)
+        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of)
         self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
         self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)

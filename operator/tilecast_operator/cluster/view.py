@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.base import API_VERSION
 from tilecast.api.fields import items, mapping, value_at
+from tilecast.jobs import WEIGHT
 from tilecast_operator.cluster.documents import ADVICE_KEYS, FIELD_MANAGER, INPUT_KEYS
 
 Document: TypeAlias = Mapping[str, Any]
@@ -153,9 +154,20 @@ def kueue_document(body: Document) -> Document:
     return {"spec": body.get("spec") or {}, "status": body.get("status") or {}}
 
 
-def labels(body: Document) -> Mapping[str, str]:
-    """The labels of an object."""
-    return dict(mapping(body["metadata"].get("labels")))
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """What administrators say of the jobs of a namespace."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    """Its weight, where it has one."""
+
+    @classmethod
+    def of(cls, body: Document) -> NamespaceView:
+        """What is kept of a Namespace."""
+        labels, annotations = (mapping(body["metadata"].get(part)) for part in ("labels", "annotations"))
+        weight = {WEIGHT: str(annotations[WEIGHT])[:MAX_INPUT]} if WEIGHT in annotations else {}
+        return cls(dict(labels), weight)
 
 
 def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -110,7 +110,7 @@ class JobAdvice:
             name, document = request
             return Asked(document, mode_of(document), name)
         namespace = self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
-        if not job.is_enabled({} if namespace is None else namespace.value):
+        if not job.is_enabled({} if namespace is None else namespace.value.labels):
             return None
         try:
             mode, spec = jobs.mode_of(job), jobs.described(job)

@@ -111,7 +111,7 @@ class Jobs:
 
     def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
         """A namespace's label may ask for advice on every job in it."""
-        labels = [{} if seen is None else seen.value for seen in (before, now)]
+        labels = [{} if seen is None else seen.value.labels for seen in (before, now)]
         if now is not None and labels[0].get(jobs.ENABLED) != labels[1].get(jobs.ENABLED):
             for job in self._context.cache.jobs:
                 if job.namespace == key.name:

@@ -82,7 +82,7 @@ class QueueJobs:
                 rows.append(row)
             elif row is not None:
                 refused.append(row)
-        return rows, refused
+        return rows, refused + self._odd_weights()
 
     async def _row(self, key: Key) -> QueueRow | Unplanned | None:
         cache = self._context.cache
@@ -127,6 +127,7 @@ class QueueJobs:
             key,
             options,
             seconds(view.created) or self._context.clock(),
+            self._weight(key.namespace),
             jobs.weight(dict(view.inputs)),
             self._context.cache.priorities.value("", ""),
             deadline_s=question.request.deadline_s,
@@ -159,6 +160,7 @@ class QueueJobs:
             key,
             options,
             seconds(seen.value["metadata"].get("creationTimestamp")) or self._context.clock(),
+            self._weight(key.namespace),
             jobs.weight(job.annotations),
             self._context.cache.priorities.value(job.workload_priority_class, job.pod_priority_class),
             question.request.deadline_s,
@@ -167,6 +169,24 @@ class QueueJobs:
             place,
             self._began(key, seen.value) if job.has_started else None,
         )
+
+    def _weight(self, namespace: str) -> float:
+        """How much each job of a namespace counts. Administrators own namespaces, and tenants their jobs."""
+        seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
+        try:
+            return 1.0 if seen is None else jobs.weight(seen.value.annotations)
+        except SpecError:
+            return 1.0  # `_odd_weights` says so
+
+    def _odd_weights(self) -> list[Unplanned]:
+        """Namespaces whose weight is none."""
+        odd = list[Unplanned]()
+        for key, namespace in self._context.cache.namespaces.items():
+            try:
+                jobs.weight(namespace.annotations)
+            except SpecError as error:
+                odd.append(Unplanned(f"Namespace/{key.name}", str(error), "its jobs count 1 each", is_left_out=False))
+        return odd
 
     def _began(self, key: Key, document: Document) -> float:
         """When a job that runs started, or was first seen to run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tilecast.api import training_job
@@ -10,6 +9,7 @@ from tilecast.jobs import JOB_KINDS
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.view import NamespaceView
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.selector import LabelSelector
 
@@ -37,15 +37,13 @@ class NamespaceShard:
     def _has(self, namespace: str) -> bool | None:
         """Whether jobs of a namespace are ours; None while that is not known."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
-        return None if seen is None else self._selector.selects(seen.value)
+        return None if seen is None else self._selector.selects(seen.value.labels)
 
-    def _changed(
-        self, key: Key, before: Stored[Mapping[str, str]] | None, now: Stored[Mapping[str, str]] | None
-    ) -> None:
+    def _changed(self, key: Key, before: Stored[NamespaceView] | None, now: Stored[NamespaceView] | None) -> None:
         if now is None:
             return
-        was_ours = None if before is None else self._selector.selects(before.value)
-        is_ours = self._selector.selects(now.value)
+        was_ours = None if before is None else self._selector.selects(before.value.labels)
+        is_ours = self._selector.selects(now.value.labels)
         if was_ours is is_ours:
             return
         for table in self._tables:

@@ -19,6 +19,7 @@ from tilecast.api.queue_advice import (
     RefusedJob,
 )
 from tilecast.api.status import QueuePosition
+from tilecast.jobs import WEIGHT
 from tilecast.queue.problem import JobOption
 from tilecast.queue.references import own_best
 from tilecast.queue.totals import QueuedPlace, QueueReport, QueueTotals
@@ -38,6 +39,9 @@ EXACT = 10
 
 RUNS = "it runs there, and nothing that runs is moved"
 PLACED = "it was placed there, and waits in its queue"
+WEIGHED = f"its {WEIGHT} orders the jobs of its namespace alone"
+MAX_WEIGHTS = 8
+"""Weights of namespaces that the condition names."""
 
 
 def positions(
@@ -70,6 +74,8 @@ def positions(
                 reason = PLACED
             else:
                 reason = _why(item, columns.options[fastest[row.job]])
+            if columns.problem.jobs[row.job].own_weight != 1:
+                reason = f"{reason}; {WEIGHED}"
             made[name] = QueuePosition.within(
                 pool=item.pool,
                 gpus=item.gpus,
@@ -163,7 +169,15 @@ def _aspect(plan: PlannedQueue) -> Aspect:
         return Aspect("False", "NotPlanned", plan.problem)
     if plan.report is None:
         return Aspect("True", "NoJobs", "no job waits or runs that could be planned")
-    return Aspect("True", "Planned", "every job that can be planned has its place")
+    return Aspect("True", "Planned", "every job that can be planned has its place" + _weights(plan.report))
+
+
+def _weights(report: QueueReport) -> str:
+    """The namespaces whose jobs count more or less than others."""
+    weights = {job.owner: job.weight for job in report.solution.columns.problem.jobs if job.weight != 1}
+    named = [f"{name} {weight:g}" for name, weight in sorted(weights.items())[:MAX_WEIGHTS]]
+    more = f" and {len(weights) - MAX_WEIGHTS} more" if len(weights) > MAX_WEIGHTS else ""
+    return f"; by {WEIGHT} of its namespace a job counts: {', '.join(named)}{more}" if named else ""
 
 
 def _numbers(given: QueueTotals) -> dict[str, Any]:

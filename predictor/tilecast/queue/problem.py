@@ -41,6 +41,10 @@ class QueuedJob:
     arrival_s: float = 0.0
     """Negative for a job that waits already."""
     weight: float = 1.0
+    owner: str = ""
+    """Whose it is; empty where that does not matter."""
+    own_weight: float = 1.0
+    """How much it counts among the jobs of its owner, and nowhere else."""
     priority: int = 0
     """Kueue starts higher ones first."""
     deadline_s: float | None = None

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from tilecast import uncertainty
-from tilecast.queue import references, relaxation
+from tilecast.queue import owners, references, relaxation
 from tilecast.queue.assignment import Assignment, QueueScore, is_less
 from tilecast.queue.columns import QueueColumns, columns
 from tilecast.queue.policies import POLICIES, QueuePolicy
@@ -102,6 +102,7 @@ def solve(
     current = _searched(first, effort // _AGAIN if _is_planned(held) else effort)
     best = current.score
     _settle(current, effort)
+    owners.exchange(current, effort // _AGAIN)
     bound = None if relaxed is None else relaxed.bound
     return QueueSolution(held, record, current.option, current.finish, current.score, best, bound, refused)
 
