@@ -123,6 +123,24 @@ async def test_a_hostile_namespace_moves_nobody_and_is_shown() -> None:
     assert next(item for item in conditions if item["type"] == "Drifted")["status"] == "False"
 
 
+async def test_a_namespace_alone_makes_nobody_else_sure() -> None:
+    def confidence(name: str) -> tuple[float, float, str]:
+        status = store.status("third", name)
+        step = status["recommendation"]["stepSeconds"]
+        reason = next(item["reason"] for item in status["conditions"] if item["type"] == "LowConfidence")
+        return step["lowerBound"] / step["target"], step["upperBound"] / step["target"], reason
+
+    store = SharedStore()
+    async with operator(store, advise, discovery=True) as running:
+        await forecast(running, store, "third", "before")
+        await measure(running, store, "evil", 2.9, {f"e{n}": 16 + n for n in range(12)})
+        await until(running, store, lambda: len(store.runs) == 12)
+        await forecast(running, store, "third", "after")
+        before, after = confidence("before"), confidence("after")
+        assert after[2] == before[2] == "FewObservations"
+        assert after[:2] == pytest.approx(before[:2], rel=1e-3)
+
+
 async def test_jobs_are_answered_while_runs_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     store, begun, may_end = SharedStore(), threading.Event(), threading.Event()
     was_let: list[bool] = []

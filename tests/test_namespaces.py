@@ -149,3 +149,41 @@ def test_errors_of_a_namespace_leave_each_of_its_runs_out() -> None:
     assert abs(float(np.median(Namespaces(runs).left_out("honest-0")))) < 0.1
     assert Namespaces([]).fit() == Calibration()
     assert Namespaces([replace(RUN, observations=1)]).fit() == Calibration()
+
+
+def width_and_own(table: Calibration, run: Run) -> tuple[float, int]:
+    """How wide ranges are for a job, and by how many runs like it anybody is sure."""
+    correction = table.at(calibration.group(run))
+    return correction.width, correction.own
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(forged, min_size=1, max_size=40))
+def test_a_namespace_that_nobody_confirms_narrows_no_range_of_others(runs: list[Run]) -> None:
+    for asker in (None, "somebody-else"):
+        for asked in ASKED:
+            width, own = width_and_own(Namespaces(runs).fit(asker), asked)
+            assert width >= 1.0 - 1e-3 and own == 0
+
+
+@pytest.mark.parametrize("factor", [2.9, 1.3, 0.5])
+def test_lies_beside_honest_runs_leave_ranges_as_they_are(factor: float) -> None:
+    """Twelve lies at 2.9 times the step narrowed -31/+45 to -24/+31 %, and LowConfidence was False."""
+    lies = [replace(RUN, workload=f"x{n}", predicted_s=1 / factor, namespace="evil") for n in range(12)]
+    for namespaces, own in ((1, 0), (2, 6), (4, 9)):
+        runs = honest(namespaces, 12)
+        before, after = Namespaces(runs).fit(), Namespaces([*runs, *lies]).fit()
+        for asked in ASKED[:2]:
+            (wide, sure), (wider, surer) = (width_and_own(table, asked) for table in (before, after))
+            assert wider >= wide - 1e-3
+            assert sure == surer == own
+
+
+def test_namespaces_that_agree_narrow_ranges_and_ones_own_runs_do_so_alone() -> None:
+    runs = honest(3, 12)
+    width, own = width_and_own(Namespaces(runs).fit(), ASKED[1])
+    assert width < 0.9 and own == 8
+    narrow, mine = width_and_own(Namespaces(honest(1, 12)).fit("honest-0"), ASKED[1])
+    assert narrow < 0.7 and mine == 12
+    trusted, certain = width_and_own(Namespaces(honest(1, 12), trusted={"honest-0"}).fit(), ASKED[1])
+    assert trusted < 0.7 and certain == 12

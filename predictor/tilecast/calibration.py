@@ -130,7 +130,8 @@ class Correction:
     runs: int = 0
     """Runs of the cluster that the ratio rests on, all groups together."""
     own: int = 0
-    """Those of the group itself."""
+    """Those of the group itself that are a reason to be sure: all of the asker's namespace and of trusted ones. Of the
+    others those of namespaces that agree, without the one of them that has most: nobody is sure by one alone."""
     observations: int = 0
     """Reports of the group's own runs."""
 
@@ -302,6 +303,8 @@ class RunFit:
     """Of the runs, less what others expect, (n,)."""
     drawn: Floats
     """The same, outliers drawn in, (n,)."""
+    taught: Consensus | None = None
+    """What others teach of the effects."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], known: Mapping[str, float]) -> RunFit:
@@ -353,6 +356,7 @@ class RunFit:
             inverse=_inverse(self.noise + shares @ covariance @ shares.T),
             deviation=self.deviation - shares @ mean,
             drawn=self.drawn - shares @ mean,
+            taught=taught,
         )
 
     @cached_property
@@ -366,10 +370,13 @@ class RunFit:
 
     def calibration(self) -> Calibration:
         """The correction of every group that was observed often enough."""
-        counts, members = Counter(self.counts), Counter(self.members)
-        for one in self.others:
+        counts, members, most = Counter(self.counts), Counter(self.members), Counter[_Effect]()
+        for one, is_apart in zip(self.others, self.taught.apart if self.taught else (), strict=True):
             counts.update({effect: count for effect, count in one.counts.items() if effect[0] in _SHARED})
-            members.update({effect: count for effect, count in one.members.items() if effect[0] in _SHARED})
+            shared = {effect: count for effect, count in one.members.items() if effect[0] in _SHARED}
+            members.update({} if is_apart else shared)
+            most |= Counter({} if is_apart else shared)
+        members.subtract(most)
         effects = sorted((effect for effect, count in counts.items() if count >= LEAST), key=_by_group)
         ratio, width = self._expected(effects)
         runs = sum(len(one.runs) for one in (self, *self.others))
@@ -404,16 +411,23 @@ class RunFit:
         expected = asked.T @ self.mean + shared.T @ (self.inverse @ self.drawn)
         explained = (asked * (asked - left)).sum(0) + (shared * (self.inverse @ shared)).sum(0)
         before = sum(self.known[name] ** 2 for name, _ in LEVELS) + self.known["run"] ** 2
+        if self.taught is not None:
+            known = self.covariance @ self.shares.T @ self.inverse
+            left_open = self.covariance - known @ self.shares @ self.covariance
+            explained -= self.taught.unconfirmed(left_open, left - known @ shared)
         width = np.sqrt((before - explained) / before) * self._spread
         return np.clip(np.exp(-expected), 1 / MOST, MOST), width
 
     @cached_property
     def _spread(self) -> float:
-        """How much wider than assumed runs really lie: one's own, or without any the median of the others': the errors'
-        90 % quantile in units of the assumed one, weighed against as many runs that lie as assumed as it takes to know
-        a quantile."""
+        """How much wider than assumed runs really lie: one's own, or without any the median of the others' but the
+        least: the errors' 90 % quantile in units of the assumed one, weighed against as many runs that lie as assumed
+        as it takes to know a quantile."""
         if not self.counts:
-            return float(np.quantile([one._spread for one in self.others if one.counts], 0.5, method="lower"))
+            apart = self.taught.apart if self.taught else ()
+            fits = [one for one, is_apart in zip(self.others, apart, strict=True) if one.counts and not is_apart]
+            spreads = sorted(one._spread for one in fits)
+            return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
         apart, spread = _apart(self.inverse, self.drawn, self.deviation)
         held = np.sort(np.abs(apart) / spread)
         rank = min(math.ceil((len(held) + 1) * COVER), len(held)) - 1

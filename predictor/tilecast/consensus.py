@@ -25,6 +25,8 @@ TIGHT = 1e-4
 """What a pull may be longer than the limit, relative to it."""
 SMALL = 0.01
 """The shift from which the search for a party's begins, at least: it grows and falls by factors."""
+APART = 2.5
+"""The length of a party's own shift, in limits of its pull, from which it says something else than all together."""
 SLIGHT = 1e-3
 """Information about a direction that is left aside, in units of what is known of it beforehand."""
 
@@ -74,12 +76,59 @@ class Consensus:
     covariance: Floats
     shifts: Floats
     """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
+    parties: tuple[Party, ...] = ()
+
+    @property
+    def bounded(self) -> Sequence[bool]:
+        """Whether each party's pull is at the limit, (p,)."""
+        return [shift > SMALL for shift in self.shifts.tolist()]
 
     def of(self, count: int) -> tuple[Floats, Floats]:
         """Mean and covariance of these effects and of others after them, `count` in all, (m,) and (m, m)."""
         mean, covariance, known = np.zeros(count), np.eye(count), len(self.mean)
         mean[:known], covariance[:known, :known] = self.mean, self.covariance
         return mean, covariance
+
+    @property
+    def apart(self) -> Sequence[bool]:
+        """Whether each party lies further from what all teach than its pull may say, (p,)."""
+        return [shift > APART for shift in self.shifts.tolist()]
+
+    def unconfirmed(self, covariance: Floats, targets: Floats) -> Floats:
+        """How much more would be left open of some targets without the parties that lie apart, and without the one
+        other party that each target rests on most, (k,).
+
+        What may not move an estimate is no reason to be sure of it. Neither is what one party alone says, which has
+        much information and no pull where it says what everybody expects.
+
+        Args:
+            covariance: what all that is known leaves open of the effects, (m, m).
+            targets: covariance of the effects with each target by the same, (m, k).
+        """
+        apart = [number for number, is_apart in enumerate(self.apart) if is_apart]
+        more, covariance, targets = self._without(apart, covariance, targets)
+        most = np.zeros(targets.shape[1])
+        for number, is_apart in enumerate(self.apart):
+            if not is_apart:
+                most = np.maximum(most, self._without([number], covariance, targets)[0])
+        return more + most
+
+    def _without(self, numbers: Sequence[int], covariance: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
+        """What is left open in addition, (k,), and the covariances, once some parties are taken out."""
+        sizes = [len(self.parties[number].information) for number in numbers]
+        directions = np.zeros((sum(sizes), len(covariance)))
+        variance, row = np.zeros(sum(sizes)), 0
+        for number, size in zip(numbers, sizes, strict=True):
+            party = self.parties[number]
+            columns = np.array([self.index[name] for name in party.names], dtype=np.int64)
+            directions[row : row + size, columns] = party.directions
+            variance[row : row + size] = 1.0 / party.information + self.shifts[number]
+            row += size
+        # Woodbury's identity, with the sign by which information is taken out.
+        seen, crossed = directions @ targets, covariance @ directions.T
+        taken = np.linalg.solve(np.diag(variance) - directions @ crossed, np.column_stack([seen, crossed.T]))
+        of_targets, of_effects = taken[:, : targets.shape[1]], taken[:, targets.shape[1] :]
+        return (seen * of_targets).sum(0), covariance + crossed @ of_effects, targets + crossed @ of_targets
 
 
 def agree(parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None) -> Consensus:
@@ -115,7 +164,7 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
     shifts = shifts[: len(parties)]
     precision, seen = _normal(parties, columns[: len(parties)], shifts, count)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    return Consensus(index, _solved(precision, seen), covariance, shifts)
+    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties))
 
 
 def _solved(precision: Floats, seen: Floats) -> Floats:

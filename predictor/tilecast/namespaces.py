@@ -59,8 +59,8 @@ class Namespaces:
     @cached_property
     def bounded(self) -> frozenset[str]:
         """The namespaces whose say in the forecasts of others is at its bound."""
-        shifts = zip(self._alone, self._consensus.shifts, strict=True)
-        return frozenset(name for name, shift in shifts if shift > 0.01)
+        bounded = zip(self._alone, self._consensus.bounded, strict=True)
+        return frozenset(name for name, is_bounded in bounded if is_bounded)
 
     def fit(self, namespace: str | None = None) -> Calibration:
         """What holds for the jobs of a namespace; None is one without runs."""

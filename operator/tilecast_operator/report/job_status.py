@@ -245,7 +245,9 @@ def _judged(advice: Advice, best: Offer) -> Aspect:
         return Aspect("True", "WideRange", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
     seen = best.pool.calibration.of(best.pool.gpu.name, best.workload, best.gpus)
     if seen.own < ENOUGH:
-        why = f"{seen.own} of {ENOUGH} runs like this one were measured on this cluster"
+        why = (
+            f"{seen.own} of {ENOUGH} runs like this one were measured by its namespace, trusted ones or several others"
+        )
         return Aspect("True", "FewObservations", f"the range is {_confidence(best)}: {why}; {advice.confidence}")
     why = f"as usual for family {family} ({bare})"
     return Aspect("False", "UsualRange", f"the range is {_confidence(best)}, {why}; {advice.confidence}")
