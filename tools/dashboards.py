@@ -69,7 +69,9 @@ class Board:
 _SCOPE = 'cluster=~"$cluster", namespace=~"$namespace"'
 """The matchers of every series."""
 _KIND = 'gpu=~"$gpu", precision=~"$precision", family=~"$family"'
-"""The matchers of every error series."""
+"""The matchers of gauges and counters of a GPU, precision and family."""
+_GPU = 'gpu=~"$gpu"'
+"""The matchers of histograms, which are by GPU alone."""
 _ERROR = "tilecast_prediction_relative_error_ratio"
 _ABSOLUTE = "tilecast_prediction_absolute_relative_error_ratio"
 
@@ -90,7 +92,7 @@ _PREDICTION_ERROR = Board(
     "Tilecast / Prediction error",
     "Forecast against measured step times. The error is (predicted - observed) / observed: above zero the forecast "
     "was too slow. Raw is the model alone, calibrated what was forecast after learning from this cluster's runs.",
-    {"gpu": f"{_ERROR}_count", "precision": f"{_ERROR}_count", "family": f"{_ERROR}_count"},
+    {"gpu": f"{_ERROR}_count", "precision": "tilecast_prediction_runs", "family": "tilecast_prediction_runs"},
     {
         "How far off": (
             Panel(
@@ -116,25 +118,25 @@ _PREDICTION_ERROR = Board(
             ),
             Panel(
                 "Measurements scored", "Steps that were compared with their forecasts.", "stat", "short",
-                {"steps": f'sum(increase({_ERROR}_count{{stage="raw", {_KIND}}}[$__range]))'}, 6,
+                {"steps": f'sum(increase({_ERROR}_count{{stage="raw", {_GPU}}}[$__range]))'}, 6,
             ),
         ),
         "By GPU": (
             Panel(
-                "Absolute error by GPU, raw and calibrated", "Median and 90th percentile; raw is before.",
-                "bars", "percentunit",
+                "Absolute error by GPU, raw and calibrated",
+                "Median and 90th percentile over all precisions and families; raw is before.", "bars", "percentunit",
                 {
-                    "{{gpu}} median, {{stage}}": _quantile(0.5, _ABSOLUTE, "gpu, stage", _KIND),
-                    "{{gpu}} P90, {{stage}}": _quantile(0.9, _ABSOLUTE, "gpu, stage", _KIND),
+                    "{{gpu}} median, {{stage}}": _quantile(0.5, _ABSOLUTE, "gpu, stage", _GPU),
+                    "{{gpu}} P90, {{stage}}": _quantile(0.9, _ABSOLUTE, "gpu, stage", _GPU),
                 },
             ),
             Panel(
                 "Distribution of raw errors", "Runs by signed error, before calibration.", "heatmap", "percentunit",
-                {"{{le}}": f'sum by (le) (increase({_ERROR}_bucket{{stage="raw", {_KIND}}}[$__rate_interval]))'},
+                {"{{le}}": f'sum by (le) (increase({_ERROR}_bucket{{stage="raw", {_GPU}}}[$__rate_interval]))'},
             ),
             Panel(
                 "Distribution of calibrated errors", "The same after calibration.", "heatmap", "percentunit",
-                {"{{le}}": f'sum by (le) (increase({_ERROR}_bucket{{stage="calibrated", {_KIND}}}[$__rate_interval]))'},
+                {"{{le}}": f'sum by (le) (increase({_ERROR}_bucket{{stage="calibrated", {_GPU}}}[$__rate_interval]))'},
             ),
         ),
         "Over time": (
@@ -146,8 +148,8 @@ _PREDICTION_ERROR = Board(
             Panel(
                 "Predicted and observed step", "Medians of forecasts and of measurements.", "timeseries", "s",
                 {
-                    "predicted {{gpu}}": _quantile(0.5, "tilecast_predicted_step_seconds", "gpu", _KIND),
-                    "observed {{gpu}}": _quantile(0.5, "tilecast_observed_step_seconds", "gpu", _KIND),
+                    "predicted {{gpu}}": _quantile(0.5, "tilecast_predicted_step_seconds", "gpu", _GPU),
+                    "observed {{gpu}}": _quantile(0.5, "tilecast_observed_step_seconds", "gpu", _GPU),
                 },
             ),
             Panel(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
@@ -14,13 +15,17 @@ from tilecast.render import document
 from tilecast_operator.answer import Answer, reason
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.metrics.declared import build_all
-from tilecast_operator.metrics.families import WATCHED, MetricFamilies
+from tilecast_operator.metrics.families import STAGES, WATCHED, MetricFamilies
+from tilecast_operator.metrics.groups import BoundedGroups, Series
 from tilecast_operator.observed.learner import Learner, Score
 from tilecast_operator.observed.reports import error
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
 """Whose measured run corrects a job: its own, one of the same workload, one of another workload under its name."""
+MOST_GROUPS = 64
+"""Groups of GPU, precision and model family that have series of their own; there are as many as users make."""
+MOST_GPUS = 12
 RUN_REPORTS = 3
 """Reports of a job by which it is judged, once."""
 
@@ -28,11 +33,16 @@ RUN_REPORTS = 3
 class Metrics(MetricFamilies):
     """Every instrument, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="tilecast", registry=self.registry)
         self._of_the_cluster = build_all(self, self.registry)
+        staged = tuple((stage,) for stage in STAGES)
+        steps: Series = {self.predicted: ((),), self.observed: ((),), self.error: staged, self.absolute: staged}
+        covered: Series = dict.fromkeys((self.interval, self.interval_runs), (("true",), ("false",)))
+        self._gpus = BoundedGroups(self.registry, MOST_GPUS, steps, clock)
+        self._groups = BoundedGroups(self.registry, MOST_GROUPS, covered, clock)
         self.build.info({"version": tilecast.__version__})
         for resource in WATCHED:
             # A resource that is never answered is as old as the process.
@@ -59,17 +69,7 @@ class Metrics(MetricFamilies):
         if changed:
             self.changes.labels(reason(answer)).inc()
         if isinstance(answer, Advice) and answer.best is not None:
-            workload = answer.request.workload
-            group = (answer.best.pool.gpu.name, workload.precision, workload.model.family)
-            self.predicted.labels(*group).observe(answer.best.step_s)
-            # The first report of a group is an increase only where its counters were zero before.
-            self.observed.labels(*group)
-            for stage in ("raw", "calibrated"):
-                self.error.labels(*group, stage)
-                self.absolute.labels(*group, stage)
-            for covered in ("true", "false"):
-                self.interval.labels(*group, covered)
-                self.interval_runs.labels(*group, covered)
+            self.predicted.labels(*self._gpus.use((answer.best.pool.gpu.name,))).observe(answer.best.step_s)
 
     def count_observation(self, score: Score, seconds: float, steps: int | None, baseline: float | None) -> None:
         """Count an accepted report.
@@ -81,18 +81,19 @@ class Metrics(MetricFamilies):
             baseline: GPU-seconds of a step of the job's baseline, where it has one.
         """
         forecast = score.forecast
-        group = forecast.group[:3]
-        self.observed.labels(*group).observe(seconds)
-        for stage, predicted_s in (("raw", forecast.raw_seconds), ("calibrated", forecast.step_seconds.target)):
+        gpu, precision, family = forecast.group[:3]
+        shown = self._gpus.use((gpu,))
+        self.observed.labels(*shown).observe(seconds)
+        for stage, predicted_s in zip(STAGES, (forecast.raw_seconds, forecast.step_seconds.target), strict=True):
             ratio = error(predicted_s, seconds)
-            self.error.labels(*group, stage).observe(ratio)
-            self.absolute.labels(*group, stage).observe(abs(ratio))
-        for counting, observed_s in (
+            self.error.labels(*shown, stage).observe(ratio)
+            self.absolute.labels(*shown, stage).observe(abs(ratio))
+        for counter, observed_s in (
             (self.interval, seconds),
             *([(self.interval_runs, score.window.seconds)] if score.window.samples == RUN_REPORTS else []),
         ):
             covered = forecast.step_seconds.lower_bound <= observed_s <= forecast.step_seconds.upper_bound
-            counting.labels(*group, "true" if covered else "false").inc()
+            self._groups.count(counter, (gpu, precision, family), "true" if covered else "false")
         if score.window.samples == 1:
             self.followed.labels("true" if forecast.followed else "false").inc()
         if forecast.followed and steps and baseline is not None:
@@ -115,14 +116,16 @@ class Metrics(MetricFamilies):
         """Show what the runs teach now."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
-        for group, errors in learner.errors().items():
+        shown = self._groups.chosen(learner.sizes())
+        for group, errors in learner.errors(shown).items():
             self.runs.labels(*group).set(errors.runs)
             for stage in errors.bias:
                 self.bias.labels(*group, stage).set(errors.bias[stage])
                 self.spread.labels(*group, stage).set(errors.absolute[stage])
         self.calibration.clear()
         for group, value in learner.ratios().items():
-            self.calibration.labels(*group).set(value)
+            if shown.get(group) == group:
+                self.calibration.labels(*group).set(value)
 
     def count_search(self, advice: Advice, duration_s: float) -> None:
         """Count one search."""

@@ -16,32 +16,33 @@ WATCHED = ("nodes", "gpupools", "trainingjobs")
 SEARCHES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-RATIOS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
-SIGNED = (*(-bound for bound in reversed(RATIOS[:-2])), 0.0, *RATIOS)
+RATIOS = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0)
+SIGNED = (*(-bound for bound in reversed(RATIOS[:-1])), 0.0, *RATIOS)
 """A forecast of nothing errs by -1, so that lower bounds end there."""
 GROUP = ("gpu", "precision", "family")
+STAGES = ("raw", "calibrated")
 
 
 class ErrorFamilies:
     """Forecasts, measured steps and the errors between them."""
 
     predicted = histogram(
-        "tilecast_predicted_step_seconds", "Forecast step of written recommendations.", *GROUP, buckets=SECONDS
+        "tilecast_predicted_step_seconds", "Forecast step of written recommendations.", "gpu", buckets=SECONDS
     )
     observed = histogram(
-        "tilecast_observed_step_seconds", "Measured steps of accepted reports.", *GROUP, buckets=SECONDS
+        "tilecast_observed_step_seconds", "Measured steps of accepted reports.", "gpu", buckets=SECONDS
     )
     error = histogram(
         "tilecast_prediction_relative_error_ratio",
         "Signed relative error, (predicted - observed) / observed, of every accepted report.",
-        *GROUP,
+        "gpu",
         "stage",
         buckets=SIGNED,
     )
     absolute = histogram(
         "tilecast_prediction_absolute_relative_error_ratio",
         "Absolute relative error of every accepted report.",
-        *GROUP,
+        "gpu",
         "stage",
         buckets=RATIOS,
     )

@@ -165,13 +165,21 @@ class Learner:
         """The namespaces whose say is at its bound."""
         return self._taught.namespaces.bounded
 
-    def errors(self) -> dict[tuple[str, str, str], GroupErrors]:
-        """Errors by GPU, precision and family; raw, and calibrated without the run itself."""
+    def sizes(self) -> Mapping[tuple[str, ...], int]:
+        """How many runs count by GPU, precision and family."""
+        return Counter(map(_group, self._taught.runs))
+
+    def errors(self, shown: Mapping[tuple[str, ...], tuple[str, ...]]) -> dict[tuple[str, ...], GroupErrors]:
+        """Errors by GPU, precision and family; raw, and calibrated without the run itself.
+
+        Args:
+            shown: the group that stands for each.
+        """
         runs = self._taught.runs
         if not runs:
             return {}
         columns = {"raw": _raw(runs), "calibrated": self._taught.errors}
-        groups = [(run.gpu, run.precision, run.family) for run in runs]
+        groups = [shown[_group(run)] for run in runs]
         rows = {group: np.array([one == group for one in groups]) for group in set(groups)}
         return {
             group: GroupErrors(
@@ -182,7 +190,7 @@ class Learner:
             for group, mine in rows.items()
         }
 
-    def ratios(self) -> dict[tuple[str, str, str], float]:
+    def ratios(self) -> dict[tuple[str, ...], float]:
         """Correction by GPU, precision and family."""
         depth = dict(LEVELS)["kind"]
         return {
@@ -240,6 +248,10 @@ class Taught:
     def table(self, namespace: str | None) -> Calibration:
         """What holds for a namespace."""
         return self.tables.get(namespace, self.tables[None])
+
+
+def _group(run: Run) -> tuple[str, ...]:
+    return run.gpu, run.precision, run.family
 
 
 def _raw(runs: Sequence[Run]) -> Floats:
