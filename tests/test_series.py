@@ -21,7 +21,7 @@ JOBS = 10_000
 MOST_SERIES = 2_000
 
 
-class Clock:
+class StoppedClock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
@@ -68,7 +68,7 @@ def advise_and_report(metrics: Metrics, store: RunStore, jobs: int) -> None:
 
 def test_ten_thousand_jobs_of_a_thousand_groups_have_few_series() -> None:
     """165 series became 77,369 with a job of each group, and stayed."""
-    clock = Clock()
+    clock = StoppedClock()
     metrics, store = Metrics(clock), RunStore()
     empty = count(metrics)
     advise_and_report(metrics, store, JOBS)
@@ -114,7 +114,7 @@ def test_what_there_is_no_room_for_is_counted_as_other() -> None:
 
 
 def test_groups_that_still_report_stay() -> None:
-    clock = Clock()
+    clock = StoppedClock()
     metrics = Metrics(clock)
     for _ in range(4):
         clock.now_s += DAY_S / 2

@@ -424,8 +424,8 @@ class RunFit:
         least: the errors' 90 % quantile in units of the assumed one, weighed against as many runs that lie as assumed
         as it takes to know a quantile."""
         if not self.counts:
-            apart = self.taught.apart if self.taught else ()
-            fits = [one for one, is_apart in zip(self.others, apart, strict=True) if one.counts and not is_apart]
+            is_apart = self.taught.apart if self.taught else ()
+            fits = [one for one, alone in zip(self.others, is_apart, strict=True) if one.counts and not alone]
             spreads = sorted(one._spread for one in fits)
             return float(np.quantile(spreads[1:] or [max([1.0, *spreads])], 0.5, method="lower"))
         apart, spread = _apart(self.inverse, self.drawn, self.deviation)

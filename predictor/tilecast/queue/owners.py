@@ -56,7 +56,7 @@ def _members(columns: QueueColumns) -> Sequence[Sequence[int]]:
 def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tuple[int, Mapping[int, int]]]:
     """Jobs that the owner weighs less, with the moves by which `job` has their place and they have its."""
     columns, finish = current.columns, current.finish
-    jobs, found = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
+    jobs, exchanges = columns.problem.jobs, list[tuple[float, int, Mapping[int, int]]]()
     for other in members:
         if jobs[other].own_weight >= jobs[job].own_weight:
             continue
@@ -67,8 +67,8 @@ def _promising(current: Assignment, members: Sequence[int], job: int) -> list[tu
         start = finish[other] - columns.seconds[current.option[other]]
         gain = finish[job] - (start + columns.seconds[there])
         if gain > 0:
-            found.append((-float(gain), other, {job: there, other: here}))
-    return [(other, moves) for _, other, moves in sorted(found, key=lambda item: item[:2])[:TRIED]]
+            exchanges.append((-float(gain), other, {job: there, other: here}))
+    return [(other, moves) for _, other, moves in sorted(exchanges, key=lambda item: item[:2])[:TRIED]]
 
 
 def _option(columns: QueueColumns, job: int, like: int) -> int | None:
