@@ -12,12 +12,15 @@ import yaml
 CHART = Path(__file__).resolve().parent.parent / "charts" / "tilecast"
 
 
+APART = ("jobs.", "podSecurityContext.", "securityContext.", "shard.refuseOthers")
+
+
 def switches(path: str, value: Any) -> Iterator[tuple[str, str]]:
     """Both states of every value that is on or off, as `--set` takes them."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from switches(f"{path}.{key}" if path else key, item)
-    elif (isinstance(value, bool) or value == "auto") and not path.startswith(("jobs.", "podSec", "securityContext.")):
+    elif (isinstance(value, bool) or value == "auto") and not path.startswith(APART):
         yield f"{path}=false", f"{path}=true"
 
 

@@ -123,3 +123,74 @@ def test_whoever_edits_a_namespace_writes_its_training_jobs(helm: Helm, cluster:
         assert not any(may(who, "get", kind) for kind in ("queueadvices", "poollearnings", "gpupools"))
     cluster.kubectl("delete", "clusterrole", *(item["metadata"]["name"] for item in roles))
     cluster.kubectl("delete", "namespace", team, "--wait=false")
+
+
+def labels(**wanted: str) -> dict[str, Any]:
+    return {"matchLabels": wanted}
+
+
+def expression(operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": "shard", "operator": operator, **({"values": values} if values else {})}]}
+
+
+PAIRS = (
+    ({}, {}, False),
+    (labels(shard="a"), {}, False),
+    (labels(shard="a"), labels(shard="b"), True),
+    (labels(shard="a"), labels(team="b"), False),
+    (labels(shard="a", team="x"), labels(shard="b", team="x"), True),
+    (labels(shard="a"), expression("NotIn", "a", "b"), True),
+    (expression("In", "a", "c"), expression("NotIn", "a", "b"), False),
+    (expression("In", "a", "b"), expression("In", "b", "c"), False),
+    (expression("DoesNotExist"), expression("Exists"), True),
+    (expression("DoesNotExist"), labels(shard="a"), True),
+    (expression("NotIn", "a"), expression("DoesNotExist"), False),
+)
+"""Selectors of two releases, and whether no namespace fits both."""
+
+
+def test_a_release_refuses_to_be_beside_another_over_the_same_namespaces(helm: Helm, bare_cluster: Cluster) -> None:
+    def on(verb: str, name: str, *values: str) -> str:
+        connection = [f"--kubeconfig={bare_cluster.kubeconfig}", f"--namespace={name}"]
+        more = ["--create-namespace"] if verb == "install" else []
+        return helm(verb, name, *([] if verb == "uninstall" else [str(CHART)]), *connection, *more, *values)
+
+    def beside(other: str, selector: dict[str, Any], *values: str) -> None:
+        chosen = f"--set-json=shard.namespaceSelector={json.dumps(selector)}"
+        on("install", other, "--dry-run=server", chosen, *values)
+
+    on("install", "first")
+    try:
+        on("upgrade", "first")
+        with pytest.raises(
+            HelmError, match="release first in namespace first may answer the same namespaces"
+        ) as refused:
+            on("install", "second")
+        assert len(str(refused.value).strip().splitlines()) == 1
+        assert "second" not in bare_cluster.kubectl("get", "clusterroles", "-o", "name")
+        on("install", "second", "--dry-run=server", "--set=shard.refuseOthers=false")
+        helm("template", "second", str(CHART))
+        for first, second, are_apart in PAIRS:
+            on(
+                "upgrade",
+                "first",
+                f"--set-json=shard.namespaceSelector={json.dumps(first)}",
+                "--set=queue.enabled=true",
+            )
+            if are_apart:
+                beside("second", second, "--set=shard.ownsPools=false")
+            else:
+                with pytest.raises(HelmError, match="may answer the same namespaces"):
+                    beside("second", second, "--set=shard.ownsPools=false")
+        on("upgrade", "first", "--set=shard.namespaceSelector.matchLabels.shard=a,queue.enabled=true")
+        with pytest.raises(
+            HelmError, match="release first in namespace first writes the GPUPools already; set it to false"
+        ):
+            beside("second", labels(shard="b"))
+        apart = "--set=shard.ownsPools=false,queue.enabled=true"
+        with pytest.raises(HelmError, match=r"queue.name: .* writes the QueueAdvice cluster already"):
+            beside("second", labels(shard="b"), apart)
+        beside("second", labels(shard="b"), apart, "--set=queue.name=b")
+    finally:
+        on("uninstall", "first", "--no-hooks")
+        bare_cluster.kubectl("delete", "namespace", "first", "--wait=false")

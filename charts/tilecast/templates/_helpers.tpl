@@ -111,3 +111,34 @@ preferredDuringSchedulingIgnoredDuringExecution:
 {{- $has := .Capabilities.APIVersions.Has "resource.k8s.io/v1" -}}
 {{- if eq (toString .Values.discovery.readResourceSlices) "auto" }}{{ $has }}{{ else }}{{ .Values.discovery.readResourceSlices }}{{ end }}
 {{- end }}
+
+{{/* What a LabelSelector asks for, as a JSON list of its matchExpressions. */}}
+{{- define "tilecast.requirements" -}}
+{{- $all := list -}}
+{{- range $key, $value := .matchLabels -}}
+{{- $all = append $all (dict "key" $key "operator" "In" "values" (list $value)) -}}
+{{- end -}}
+{{- concat $all (.matchExpressions | default list) | toJson -}}
+{{- end -}}
+
+{{/* Whether some requirement of one selector excludes one of the other, so that no labels fit both; empty where none does. */}}
+{{- define "tilecast.areDisjoint" -}}
+{{- range $pair := list (list .one .other) (list .other .one) -}}
+{{- range $a := first $pair -}}
+{{- range $b := last $pair -}}
+{{- if eq $a.key $b.key -}}
+{{- $left := list -}}
+{{- range $value := $a.values -}}
+{{- $isThere := has $value ($b.values | default list) -}}
+{{- if or (eq $b.operator "Exists") (and (eq $b.operator "In") $isThere) (and (eq $b.operator "NotIn") (not $isThere)) -}}
+{{- $left = append $left $value -}}
+{{- end -}}
+{{- end -}}
+{{- if or (and (eq $a.operator "In") (not $left)) (and (eq $a.operator "Exists") (eq $b.operator "DoesNotExist")) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
