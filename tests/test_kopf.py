@@ -19,7 +19,8 @@ from kopf._cogs.clients import api, auth, watching
 from kopf._cogs.clients.errors import APIClientError
 from kopf._cogs.clients.watching import WatchingError
 from kopf._cogs.structs.credentials import Vault, VaultKey
-from kopf._cogs.structs.references import Resource
+from kopf._cogs.structs.references import Resource, Selector
+from kopf._core.reactor import observation
 
 from operator_store import job
 from tilecast_operator import main
@@ -77,6 +78,18 @@ async def test_those_who_wait_are_woken_when_the_state_changes_and_not_before() 
     async with asyncio.timeout(5):
         await asyncio.gather(*waiters)
     assert looks == 100, "each looked once before it slept"
+
+
+def test_kinds_that_are_not_installed_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def look(*plurals: str) -> None:
+        selectors = frozenset(Selector("absent.dev", "v1", plural) for plural in plurals)
+        observation._disable_mismatched_selectors(resources=set(), selectors=selectors)
+
+    for _ in range(47):
+        look("jobsets")
+    look("jobsets", "trainjobs")
+    said = [record.getMessage() for record in caplog.records if "Unresolved resources" in record.getMessage()]
+    assert len(said) == 2 and "trainjobs" in said[1] and "trainjobs" not in said[0]
 
 
 def test_kopf_is_configured_to_leave_no_trace() -> None:

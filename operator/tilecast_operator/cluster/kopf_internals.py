@@ -1,11 +1,12 @@
 """The only module that touches what kopf does not publish; `tests/test_kopf.py` fails on the day kopf changes it.
 
-Three things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
+Some things cannot be had through kopf's public names. Its watch ends the process when the API server refuses a list or
 ends a watch in an error other than 410; it never tells of an object that was deleted while nobody watched; and it
 trusts the server to lose no event. `enduring` takes its place: objects are then listed anew, and a list tells by its
 gaps what is gone. And its set of toggles wakes the task of every object for every object of the first list, which takes
 minutes for thousands of nodes (`docs/operations.md`): `Toggles` takes its place. And it says nothing when it begins a
-watch anew, which is the only sign of life of a cluster where nothing happens: `noting` tells it.
+watch anew, which is the only sign of life of a cluster where nothing happens: `noting` tells it. `Once` keeps it from
+saying the same of kinds that are not installed at every change of a CRD.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import api, errors, watching
+from kopf._core.reactor import observation
 
 Event: TypeAlias = Any
 """A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
@@ -187,8 +189,24 @@ class Toggles(aiotoggles.ToggleSet):
                 self._condition.notify_all()
 
 
+class Once(logging.Filter):
+    """Lets every text through once: with every change of any CRD kopf looks anew for the kinds that it is to watch, and
+    names those that the cluster does not serve."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it has not been said yet."""
+        text = record.getMessage()
+        is_new = text not in self._said
+        self._said.add(text)
+        return is_new
+
+
 def install(relist_s: float, answered: Callable[[str], None]) -> None:
-    """Put all three in their places.
+    """Put all of them in their places.
 
     Args:
         relist_s: how long a list is trusted.
@@ -197,3 +215,4 @@ def install(relist_s: float, answered: Callable[[str], None]) -> None:
     api.request = noting(api.request, answered)  # type: ignore[assignment]
     watching.continuous_watch = enduring(watching.continuous_watch, watching.Bookmark.LISTED, FAILURES, relist_s)
     aiotoggles.ToggleSet = Toggles  # type: ignore[misc]
+    observation.logger.addFilter(Once())
