@@ -125,8 +125,8 @@ def test_whoever_edits_a_namespace_writes_its_training_jobs(helm: Helm, cluster:
     cluster.kubectl("delete", "namespace", team, "--wait=false")
 
 
-def labels(**wanted: str) -> dict[str, Any]:
-    return {"matchLabels": wanted}
+def labels(**pairs: str) -> dict[str, Any]:
+    return {"matchLabels": pairs}
 
 
 def expression(operator: str, *values: str) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def test_kinds_that_are_not_installed_are_named_once(caplog: pytest.LogCaptureFi
     for _ in range(47):
         look("jobsets")
     look("jobsets", "trainjobs")
-    said = [record.getMessage() for record in caplog.records if "Unresolved resources" in record.getMessage()]
-    assert len(said) == 2 and "trainjobs" in said[1] and "trainjobs" not in said[0]
+    lines = [record.getMessage() for record in caplog.records if "Unresolved resources" in record.getMessage()]
+    assert len(lines) == 2 and "trainjobs" in lines[1] and "trainjobs" not in lines[0]
 
 
 def test_kopf_is_configured_to_leave_no_trace() -> None:

@@ -195,13 +195,13 @@ class Once(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._texts: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it has not been said yet."""
         text = record.getMessage()
-        is_new = text not in self._said
-        self._said.add(text)
+        is_new = text not in self._texts
+        self._texts.add(text)
         return is_new
 
 

@@ -176,7 +176,7 @@ def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def status_digest(status: Document) -> bytes:
-    """A digest of a status that ignores when its conditions last changed and how numbers are spelt."""
+    """A digest of a status that ignores who wrote it, when its conditions last changed and how numbers are spelt."""
     return _digest(_plain(status))
 
 
@@ -185,7 +185,8 @@ def _digest(status: Any) -> bytes:
         {key: value for key, value in item.items() if key != "lastTransitionTime"}
         for item in status.get("conditions") or ()
     ]
-    return hashlib.sha256(_written({**status, "conditions": conditions})).digest()
+    said = {key: value for key, value in status.items() if key != "writer"}
+    return hashlib.sha256(_written({**said, "conditions": conditions})).digest()
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:

@@ -17,17 +17,18 @@ from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import Note
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import Document, View, annotations_digest, status_digest
+from tilecast_operator.cluster.view import Document, View, status_digest
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.capacity import Capacity, Destination
-from tilecast_operator.controllers.desired import UNANNOTATED, Desired, amended, desired, started
+from tilecast_operator.controllers.desired import UNANNOTATED, amended, desired, started
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools, PoolsChange
-from tilecast_operator.controllers.requests import mode_of, target_of
+from tilecast_operator.controllers.requests import mode_of
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.controllers.scoring import Scores
+from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Target, Targets
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.report import better_placement, job_status
@@ -61,7 +62,7 @@ class TrainingJobs:
         self._scores = scores
         self._targets = targets
         self._learning = learning
-        self._planned = planned
+        self._writes = StatusWrites(context, learning, planned)
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
@@ -90,6 +91,7 @@ class TrainingJobs:
         self._context.runtime.forget(key)
         self._context.answers.forget(key)
         self._touched.discard(key)
+        self._writes.forget(key)
         self._capacity.forget(key)
         self._learning.release(key)
         self._observations.forget(key)
@@ -130,7 +132,7 @@ class TrainingJobs:
             current = await self._alternatives(key, document, before, score, target)
             want = amended(view, current, is_off, capacity.STARTED, now, gpus, score, refusal, target)
             want = replace(want, status=await self._placed_better(key, seen, want.status, score, before, target))
-            await self._write(key, seen, want, before)
+            await self._writes.write(key, seen, want, before)
             self._observations.written(key, score)
             return
         question = await self._question(key, document)
@@ -145,7 +147,7 @@ class TrainingJobs:
             if digest is not None and digest == before.inputs_hash:
                 fit = self._capacity.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
                 want = amended(view, before, is_off, fit, self._context.now(), self._products())
-                await self._write(key, seen, want, before)
+                await self._writes.write(key, seen, want, before)
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
         if self._waits(key, answer) and best is not None and before.observed_generation == view.generation:
@@ -157,7 +159,7 @@ class TrainingJobs:
         fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
         want = desired(view, before, answer, is_off, fit, self._context.now(), target)
         had_pool = before.summary is not None and bool(before.summary.pool)
-        if await self._write(key, seen, want, before):
+        if await self._writes.write(key, seen, want, before):
             self._context.metrics.count_advice(answer, changed=had_pool and want.note is not None)
         self._touched.discard(key)
         if is_passing(answer):
@@ -236,25 +238,6 @@ class TrainingJobs:
     def _products(self) -> dict[str, str]:
         """The GPU of each pool."""
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
-
-    async def _write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
-        """Write what differs; returns whether the status did."""
-        is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
-        status = self._planned.stated(target_of(key.namespace, asked.document) or key, want.status, before)
-        if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
-            seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
-        if want.note is not None:
-            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
-        document, first = status.document(), next(iter(status.alternatives), None)
-        self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
-        is_other = status_digest(document) != seen.value.digest
-        if is_other:
-            seen = await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
-            self._planned.on_write()
-        # A step that a job brings along is held against the forecast that was written just now.
-        if not seen.value.asks_as(asked) or (is_other and status.forecast is not None and before.forecast is None):
-            self._context.runtime.add(key)
-        return is_other
 
 
 def _destination(place: BetterPlace) -> Destination:

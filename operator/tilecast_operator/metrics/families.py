@@ -203,6 +203,11 @@ class OperatorFamilies:
         "Keys that are ready or failed the last time, by kind; one that waits for its time is none.",
         "kind",
     )
+    contended = gauge(
+        "tilecast_contended_objects",
+        "Objects that another operator of Tilecast answers too, and otherwise: they are left to it for minutes.",
+        of_the_cluster=True,
+    )
     leader = gauge("tilecast_leader", "1 in the replica that writes, 0 in the others.")
     left_out = gauge(
         "tilecast_unknown_accelerator_nodes", "GPU nodes that no pool has, by reason.", "reason", of_the_cluster=True

@@ -236,6 +236,9 @@ class TrainingJobStatus(StatusModel):
     """The answer. Written by the operator only."""
 
     observed_generation: int | None = optional_field("Generation of the spec that was advised.", ge=0)
+    writer: str | None = optional_field(
+        "The operator that wrote this: namespace/name of its release's Lease, or its own name.", max_length=320
+    )
     conditions: list[Condition] = list_field(
         "Ready, RecommendationProvided, LowConfidence, CapacityAvailable, Applied, ObservationsAvailable; "
         "of a job that was measured also BetterPlacementAvailable.",

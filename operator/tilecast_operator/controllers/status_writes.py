@@ -1,0 +1,61 @@
+"""The writes of a TrainingJob's answer: annotations, Event, status, each only where it differs."""
+
+from __future__ import annotations
+
+from tilecast.api.status import TrainingJobStatus
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import View, annotations_digest, status_digest
+from tilecast_operator.controllers.contention import Contention
+from tilecast_operator.controllers.desired import Desired
+from tilecast_operator.controllers.learning import PoolLearnings
+from tilecast_operator.controllers.planned_jobs import PlannedJobs
+from tilecast_operator.controllers.requests import target_of
+from tilecast_operator.controllers.runtime import SharedContext
+
+
+class StatusWrites:
+    """Writes the answers of TrainingJobs. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs) -> None:
+        self._context = context
+        self._learning = learning
+        self._planned = planned
+        self._contention = Contention(context)
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job that is gone."""
+        self._contention.forget(key)
+
+    async def write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
+        """Write what differs, unless the job is left to another operator; returns whether the status was written.
+
+        Args:
+            key: of the job.
+            seen: the job.
+            want: what it should say.
+            before: the status that it has.
+        """
+        is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
+        status = self._planned.stated(target_of(key.namespace, asked.document) or key, want.status, before)
+        document, first = status.document(), next(iter(status.alternatives), None)
+        digest = status_digest(document)
+        if digest != asked.digest and before.observed_generation is not None:
+            writer = before.writer
+            if await self._contention.yields(key, seen.uid, writer, asked.generation, asked.digest):
+                return False
+        if want.annotations is not None and asked.annotations_digest != annotations_digest(want.annotations):
+            seen = await self._context.writer.annotate(key, seen, want.annotations, is_conditional=is_conditional)
+        if want.note is not None:
+            await self._context.writer.post(key, seen.uid, want.note, is_change=bool(asked.status.get("summary")))
+        self._learning.corrected.write(key, None if first is None else first.own_runs_ratio)
+        is_other = digest != seen.value.digest
+        if is_other:
+            signed = document | {"writer": self._contention.own}
+            seen = await self._context.writer.write_status(key, seen, signed, is_conditional=is_conditional)
+            self._contention.wrote(key, asked.generation, digest)
+            self._planned.on_write()
+        # A step that a job brings along is held against the forecast that was written just now.
+        if not seen.value.asks_as(asked) or (is_other and status.forecast is not None and before.forecast is None):
+            self._context.runtime.add(key)
+        return is_other
