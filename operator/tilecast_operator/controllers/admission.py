@@ -24,6 +24,7 @@ from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.leadership import NotLeaderError
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
 from tilecast_operator.controllers.placement import POLL_S, ChangedError, Placer
@@ -71,8 +72,11 @@ OUTCOMES: Mapping[str, str] = {
     "CountNotWritable": "the advice has another number of GPUs than the job's pods can have; limit constraints.gpus",
     "Finished": "the job has ended",
     "Uninstalled": "Tilecast was about to be uninstalled, and let the job go as it was",
+    "OperatorDown": "the operator was down, and the chart's CronJob let the job go as it was; see the operator's log",
 }
 """Why a job was placed or not, in a sentence; what is not here is the reason of a `Declined`."""
+_BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
+"""Outcomes that the operator gives no job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,8 @@ class Admission:
         context.leadership.listen(self._lead)
         self._texts: dict[Key, str] = {}
         """Why each job was let go, in a sentence."""
+        outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
+        self.held = HeldTimes(context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
         """Stop everything; what waits then is let go by the next operator that starts."""
@@ -122,6 +128,7 @@ class Admission:
     def forget(self, key: Key) -> None:
         """Let go of a job that is gone."""
         self._texts.pop(key, None)
+        self.held.forget(key)
 
     def applied(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
         """The condition Applied of a TrainingJob with this target."""
@@ -249,7 +256,9 @@ class Admission:
                 job = about(document)
                 operations = patches.releasing(document, job, decision.outcome)
                 if operations:
+                    since_s = self.held.since(key)
                     await self._placer.patch(key, operations)
+                    self.held.let_go(key, since_s, decision.outcome)
                     await self._tell(key, job, decision)
                 return
             except ChangedError:

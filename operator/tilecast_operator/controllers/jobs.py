@@ -101,6 +101,7 @@ class Jobs:
             self._owed.add(key)
         if before is not None and FOREIGN in now.value and FOREIGN not in before.value:
             self._intact[key] = own_annotations(before.value["metadata"].get("annotations") or {})
+        self._admission.held.see(key, before, now)
         self._admission.consider(key, now)
         self._context.runtime.add(key)
         is_other = before is None or _relevant(before.value) != _relevant(now.value)
@@ -234,6 +235,7 @@ class Jobs:
         self._looks.pop(key, None)
         outcome, more = decided
         await self._advice.annotate(key, job, {**own, jobs.APPLIED: outcome})
+        self._admission.held.count(outcome)
         await self._admission.tell_outcome(key, job, outcome, more)
         self._requests.notify(key)
         return True
@@ -252,6 +254,7 @@ class Jobs:
         applied = job.annotations.get(jobs.APPLIED)
         if is_placed and job.has_started and applied is None:
             applied = "AlreadyStarted"
+            self._admission.held.count(applied)
             await self._post(key, job, Note("Warning", "NotPlaced", f"{applied}: {OUTCOMES[applied]}"))
             marked = {**advised, jobs.APPLIED: applied}
         else:

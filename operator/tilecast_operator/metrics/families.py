@@ -161,6 +161,31 @@ class AdviceFamilies:
     model = info("tilecast_model", "The utilization model in use.")
 
 
+class PlacementFamilies:
+    """Jobs that wait for us, and what became of them."""
+
+    placements = counter(
+        "tilecast_placements",
+        "Jobs in mode Initial, by each value that tilecast.dev/applied was given.",
+        "outcome",
+    )
+    held = gauge("tilecast_held_jobs", "Jobs that wait for Tilecast now.", of_the_cluster=True)
+    oldest_held = gauge(
+        "tilecast_oldest_held_seconds",
+        "How long the one of them that waits longest has waited; 0 where none waits.",
+        of_the_cluster=True,
+    )
+    placement_wait = histogram(
+        "tilecast_placement_wait_seconds",
+        "Time from a job that waits for Tilecast until it is let go.",
+        buckets=ANSWERS,
+    )
+    requeued = counter(
+        "tilecast_requeued",
+        "Placed jobs that could not start and were released to the other flavors of their ranking.",
+    )
+
+
 class QueueFamilies:
     """The plan of the whole queue."""
 
@@ -225,5 +250,7 @@ class OperatorFamilies:
     build = info("tilecast_build", "The version of this program.")
 
 
-class MetricFamilies(ErrorFamilies, LearningFamilies, AdviceFamilies, QueueFamilies, OperatorFamilies):
+class MetricFamilies(
+    ErrorFamilies, LearningFamilies, AdviceFamilies, PlacementFamilies, QueueFamilies, OperatorFamilies
+):
     """Every metric family."""

@@ -1,0 +1,67 @@
+"""Jobs that wait for us: since when, for how long, and what became of them, as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import Document, seconds
+from tilecast_operator.controllers.job_advice import about
+from tilecast_operator.metrics import Metrics
+
+
+class HeldTimes:
+    """Every job that waits for us now. Belongs to one event loop.
+
+    Args:
+        metrics: where waits and outcomes are counted.
+        clock: the API server's, Unix time.
+        outcomes: all that may become of a job; each is counted from zero.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._since: dict[Key, float] = {}
+        metrics.held.set_function(lambda: len(self._since))
+        metrics.oldest_held.set_function(self._oldest_s)
+        for outcome in outcomes:
+            metrics.placements.labels(outcome)
+
+    def see(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
+        """Take note of a job as it is now.
+
+        Args:
+            key: of the job.
+            before: as it was seen last; a job that is seen for the first time has waited since it was created.
+            now: the job.
+        """
+        job = about(now.value)
+        if not job.is_held or job.is_owned:
+            self._since.pop(key, None)
+        elif key not in self._since:
+            created_s = None if before else seconds(str(now.value["metadata"].get("creationTimestamp", "")))
+            self._since[key] = self._clock() if created_s is None else created_s
+
+    def since(self, key: Key) -> float | None:
+        """Return since when a job waits, as Unix time; None where that is not known."""
+        return self._since.get(key)
+
+    def let_go(self, key: Key, since_s: float | None, outcome: str) -> None:
+        """Count a job that was let go, and how long it waited since then."""
+        self._since.pop(key, None)
+        if since_s is not None:
+            self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
+        self.count(outcome)
+
+    def count(self, outcome: str) -> None:
+        """Count what became of a job."""
+        self._metrics.placements.labels(outcome).inc()
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job that is gone."""
+        self._since.pop(key, None)
+
+    def _oldest_s(self) -> float:
+        return max(0.0, self._clock() - min(self._since.values())) if self._since else 0.0
