@@ -58,14 +58,12 @@ def rendered(helm: Helm, *arguments: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Those of a kind, but for what runs before an uninstall and for the roles of tenants."""
-    hook, tenants = {"helm.sh/hook": "pre-delete"}, {"rbac.authorization.k8s.io/aggregate-to-edit": "true"}
+    """Those of a kind, but for what lets jobs go and for the roles of tenants."""
+    others = {"app.kubernetes.io/component": "release", "rbac.authorization.k8s.io/aggregate-to-edit": "true"}.items()
     return [
         document
         for document in documents
-        if document["kind"] == kind
-        and not hook.items() <= document["metadata"].get("annotations", {}).items()
-        and not tenants.items() <= document["metadata"].get("labels", {}).items()
+        if document["kind"] == kind and not others & document["metadata"].get("labels", {}).items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""The command that lets every held job go, on a real API server and with the rights that the chart gives it."""
+"""The commands that let every held job go, on a real API server and with the rights that the chart gives them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from cluster import Cluster
+from cluster import Cluster, ClusterError, wait_for
 from conftest import Helm
+from operator_process import Operator
 from test_chart import before_uninstall, rendered
-from test_jobs_cluster import annotations, create, example, get
+from test_jobs_cluster import PLACE_VALUES, PLACING, annotations, applied, create, example, get, granted, until
+from test_release_chart import while_down
 from tilecast.jobs import ADMISSION_GATES, APPLIED, MODE, NEXT_QUEUE, QUEUE
-from witness import kubeconfig_of
+from witness import NAMESPACE, entries, kubeconfig_of, mark, resource
 
 pytestmark = pytest.mark.cluster
 
@@ -86,3 +89,71 @@ def test_every_held_job_is_let_go_with_the_rights_of_the_hook(
         assert not json.loads(bindings)["items"]
     finally:
         bare_cluster.kubectl("delete", "jobs.batch", *NAMES, "released-not", "--wait=false")
+
+
+@pytest.fixture
+def when_down(bare_cluster: Cluster, helm: Helm, tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A kubeconfig of the account of the chart's CronJob, and the arguments that it gives."""
+    values = "jobs.enabled=true,jobs.gate=true,jobs.place=true,jobs.releaseWhenDown.afterSeconds=30"
+    objects = while_down(rendered(helm, f"--set={values}"))
+    cron = objects.pop("CronJob")
+    bare_cluster.apply(json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
+    bare_cluster.apply("\n---\n".join(yaml.safe_dump(item) for item in objects.values()))
+    name = objects["ServiceAccount"]["metadata"]["name"]
+    path = kubeconfig_of(bare_cluster, name, NAMESPACE, tmp_path / "down.yaml")
+    yield path, cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    for kind in ("ClusterRole", "ClusterRoleBinding"):
+        bare_cluster.kubectl("delete", kind, name)
+
+
+def is_allowed(cluster: Cluster, account: str, verb: str, resource_name: str) -> bool:
+    arguments = ("auth", "can-i", verb, resource_name, f"--as={account}", f"--namespace={NAMESPACE}")
+    try:
+        return cluster.kubectl(*arguments).strip() == "yes"
+    except ClusterError:
+        return False
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("skew_s", [-86400.0, 0.0])
+def test_jobs_are_let_go_once_the_operator_is_dead_and_none_while_it_lives(
+    bare_cluster: Cluster, helm: Helm, when_down: tuple[Path, list[str]], tmp_path: Path, skew_s: float
+) -> None:
+    """With the exact command and account of the CronJob, by a clock that is right and by one that is a day behind."""
+    kubeconfig, arguments = when_down
+    bare_cluster.apply(granted(helm, *PLACE_VALUES))
+    bare_cluster.kubectl("delete", "lease", "tilecast", f"--namespace={NAMESPACE}", "--ignore-not-found")
+    account = kubeconfig_of(bare_cluster, "tilecast", NAMESPACE, tmp_path / "operator.yaml")
+    settings = PLACING | {"TILECAST_LEASE": f"{NAMESPACE}/tilecast", "TILECAST_READ_KUEUE": "false"}
+    since = mark(bare_cluster)
+    names = [f"down-{number}" for number in range(4)]
+    try:
+        with Operator(bare_cluster, account, settings, clock_skew_s=skew_s) as operator:
+            wait_for(lambda: "tilecast_leader 1.0" in operator.get("/metrics"), "a leader", 60)
+            create(bare_cluster, example("job", names[0], {MODE: "Initial"}))
+            done = release(bare_cluster, kubeconfig, *arguments)
+            assert (done.returncode, done.stderr) == (0, ""), done
+            assert done.stdout.endswith("the operator lives\n0 jobs were let go\n")
+            assert applied(until(bare_cluster, "job", names[0], applied, "is let go")) not in (None, "OperatorDown")
+            operator.kill()
+            create(
+                bare_cluster,
+                example("job", names[1], {MODE: "Initial"}),
+                example("job-kueue", names[2]),
+                example("job-gated", names[3]),
+            )
+            done = release(bare_cluster, kubeconfig, *arguments)
+            assert (done.returncode, done.stderr) == (0, ""), done
+            assert done.stdout.endswith("3 jobs were let go\n")
+        plain, parked, gated = (get(bare_cluster, "job", name) for name in names[1:])
+        assert {applied(item) for item in (plain, parked, gated)} == {"OperatorDown"}
+        assert plain["spec"]["suspend"] is False and parked["metadata"]["labels"][QUEUE] == "team"
+        assert NEXT_QUEUE not in annotations(parked) and ADMISSION_GATES not in annotations(gated)
+        own = [entry for entry in entries(bare_cluster, since) if "release-when-down" in entry["user"]["username"]]
+        assert {(resource(entry), entry["verb"]) for entry in own if entry["verb"] != "get"} == {("jobs", "patch")}
+        may = partial(is_allowed, bare_cluster, f"system:serviceaccount:{NAMESPACE}:tilecast-release-when-down")
+        assert may("get", "leases/tilecast") and may("patch", "jobs.batch")
+        more = (("get", "leases/other"), ("update", "leases/tilecast"), ("create", "jobs.batch"), ("list", "secrets"))
+        assert not [asked for asked in (*more, ("delete", "jobs.batch"), ("list", "pods")) if may(*asked)]
+    finally:
+        bare_cluster.kubectl("delete", "jobs.batch", *names, "--wait=false", "--ignore-not-found")

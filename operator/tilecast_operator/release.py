@@ -1,10 +1,14 @@
-"""Lets every job go that waits for Tilecast: before it is uninstalled, or where it will not come back.
+"""Lets every job go that waits for Tilecast: before an uninstall, while the operator is down, or where it is gone.
 
     python -m tilecast_operator.release [--dry-run] [--policy NAME] [--namespace-selector JSON]
+                                        [--if-stale NAMESPACE/NAME [--older-than SECONDS]]
 
 Jobs of every kind that the cluster serves, in all namespaces or those of one shard: our name comes off their gates,
 parked ones move to their own queue, those that were suspended for us are resumed; each by the patch that the operator
 writes. Doing it again does nothing. The credentials are those of the operator: a pod's, or a kubeconfig's.
+
+With `--if-stale` nothing is let go unless the operator's Lease stays as it is for so long; one that is renewed ends the
+command after a few seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +28,17 @@ from tilecast.spec import SpecError
 from tilecast_operator.cluster import credentials
 from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
 from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.stale_lease import LeaderLivesError, StaleLease
 from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
 from tilecast_operator.selector import LabelSelector
-from tilecast_operator.settings import RECURSION_LIMIT
+from tilecast_operator.settings import RECURSION_LIMIT, lease_place
 
-OUTCOME = "Uninstalled"
-"""Value of `tilecast.dev/applied` on a job that is let go here."""
+UNINSTALLED = "Uninstalled"
+OPERATOR_DOWN = "OperatorDown"
+"""Values of `tilecast.dev/applied` on a job that is let go here: for good, or because nobody leads."""
+OLDER_THAN_S = 120.0
 REQUEST_S = 30.0
 PAGE = 500
 TRIES = 5
@@ -52,13 +59,23 @@ class Release:
         say: called with one line for each job, and for each thing that could not be done.
         is_dry: whether to say only what would be done.
         selector: of the namespaces whose jobs are let go; None for all.
+        lease: what nobody may renew meanwhile; None where it does not matter whether the operator lives.
     """
 
-    def __init__(self, api: Api, say: Say, *, is_dry: bool = False, selector: LabelSelector | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        say: Say,
+        *,
+        is_dry: bool = False,
+        selector: LabelSelector | None = None,
+        lease: StaleLease | None = None,
+    ) -> None:
         self._api = api
         self._say = say
         self._is_dry = is_dry
         self._selector = selector
+        self._lease = lease
         self._namespaces = frozenset[str]()
         """Those that the selector selects."""
         self.freed = Counter[str]()
@@ -69,6 +86,7 @@ class Release:
         """Withdraw the policy that has new jobs wait, if one is named, and let go until nothing waits.
 
         Raises:
+            LeaderLivesError: the operator is back.
             aiohttp.ClientError, OSError: the API server did not answer.
         """
         if policy:
@@ -125,11 +143,14 @@ class Release:
         try:
             for _ in range(TRIES):
                 job = about(document)
-                operations = patches.releasing(document, job, OUTCOME)
+                outcome = UNINSTALLED if self._lease is None else OPERATOR_DOWN
+                operations = patches.releasing(document, job, outcome)
                 if job.is_owned or not operations:
                     return False
                 if self._is_dry:
                     break
+                if self._lease is not None:
+                    await self._lease.require()
                 try:
                     await self._api.patch(key.path, operations)
                     break
@@ -172,17 +193,10 @@ class Release:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tilecast_operator.release", description="Let every job go that waits for Tilecast."
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be let go, and change nothing")
-    parser.add_argument("--policy", default="", metavar="NAME", help="delete this MutatingAdmissionPolicyBinding first")
-    parser.add_argument(
-        "--namespace-selector", default="", metavar="JSON", help="LabelSelector of the namespaces; all without it"
-    )
-    asked = parser.parse_args(arguments)
+    asked = _parser().parse_args(arguments)
     try:
         selector = LabelSelector.read(asked.namespace_selector, "--namespace-selector")
+        place = lease_place(asked.if_stale, "--if-stale")
     except SpecError as error:
         return _refuse(str(error))
     sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
@@ -190,10 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def release() -> Release:
         api = Api(REQUEST_S)
+        lease = StaleLease(api, place) if place else None
+        work = Release(api, print, is_dry=asked.dry_run, selector=selector, lease=lease)
         try:
             api.connect(lambda: credentials.connection(credentials.read(kwargs)))
-            work = Release(api, print, is_dry=asked.dry_run, selector=selector)
+            if lease is not None:
+                await lease.wait(asked.older_than)
             await work.run(asked.policy)
+        except LeaderLivesError as error:
+            print(error)  # noqa: T201
         finally:
             await api.close()
         return work
@@ -207,6 +226,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     many = sum(done.freed.values())
     print(f"{many} {'job' if many == 1 else 'jobs'} {'would be' if asked.dry_run else 'were'} let go")  # noqa: T201
     return 1 if done.failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tilecast_operator.release", description="Let every job go that waits for Tilecast."
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be let go, and change nothing")
+    parser.add_argument("--policy", default="", metavar="NAME", help="delete this MutatingAdmissionPolicyBinding first")
+    parser.add_argument(
+        "--namespace-selector", default="", metavar="JSON", help="LabelSelector of the namespaces; all without it"
+    )
+    parser.add_argument(
+        "--if-stale", default="", metavar="NAMESPACE/NAME", help="only if nobody renews this Lease of the operator"
+    )
+    parser.add_argument(
+        "--older-than", type=float, default=OLDER_THAN_S, metavar="SECONDS",
+        help="how long nobody may have renewed it; default: %(default)g",
+    )  # fmt: skip
+    return parser
 
 
 def _refuse(text: str) -> int:

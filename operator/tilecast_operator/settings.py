@@ -168,11 +168,21 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         item.name: _value(item, environment[name]) for name, item in known.items() if name in environment
     }
     settings = Settings(**values)
-    if settings.lease and not _LEASE.fullmatch(settings.lease):
-        text = f"{settings.lease[:40]!r} is no namespace/name"
-        raise SpecError("TILECAST_LEASE", text, "write namespace/name of a Lease, or nothing")
+    lease_place(settings.lease, "TILECAST_LEASE")
     LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
     return settings
+
+
+def lease_place(text: str, field_name: str) -> str:
+    """Return the `namespace/name` of a Lease as it was given; empty is none.
+
+    Raises:
+        SpecError: it is something else.
+    """
+    if text and not _LEASE.fullmatch(text):
+        remedy = "write namespace/name of a Lease, or nothing"
+        raise SpecError(field_name, f"{text[:40]!r} is no namespace/name", remedy)
+    return text
 
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {

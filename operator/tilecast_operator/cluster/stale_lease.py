@@ -1,0 +1,86 @@
+"""Whether nobody leads, as seen by somebody who takes no part in the election.
+
+The times in a Lease are those of its holder's clock, which may be a day off. Only a change that is seen here counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
+from tilecast_operator.cluster.documents import LeaseSpec
+
+LOOK_S = 2.0
+"""Between two looks at a Lease."""
+FRESH_S = 1.0
+"""How long a look is trusted while jobs are let go."""
+MARGIN_S = 5.0
+"""Beyond the duration of a Lease, within which its holder has ended or lost the right to write."""
+
+
+class LeaderLivesError(Exception):
+    """Somebody leads: the Lease has changed."""
+
+
+class _Look(NamedTuple):
+    version: str
+    """Of the Lease; empty where there is none."""
+    duration_s: float
+
+
+class StaleLease:
+    """A Lease that nobody renews, or one that somebody does.
+
+    Args:
+        client: of the API server.
+        place: `namespace/name` of the Lease.
+    """
+
+    def __init__(self, client: Api, place: str) -> None:
+        namespace, _, name = place.partition("/")
+        self._client = client
+        self._place = place
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        self._version = ""
+        self._looked_s = 0.0
+
+    async def wait(self, older_than_s: float) -> None:
+        """Look until the Lease has stayed as it is for so long, and for longer than it lasts.
+
+        Raises:
+            LeaderLivesError: it changes.
+            ApiError, OSError: the first or the last look failed; others may.
+        """
+        first = await self._look()
+        self._version = first.version
+        ends_s = time.monotonic() + max(older_than_s, first.duration_s + MARGIN_S)
+        while (left_s := ends_s - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            try:
+                await self._check()
+            except (ApiError, *UNREACHABLE):
+                continue
+        await self._check()
+
+    async def require(self) -> None:
+        """Raise LeaderLivesError where the Lease has changed meanwhile."""
+        if time.monotonic() - self._looked_s > FRESH_S:
+            await self._check()
+
+    async def _check(self) -> None:
+        if (await self._look()).version != self._version:
+            raise LeaderLivesError(f"lease {self._place} is renewed: the operator lives")
+
+    async def _look(self) -> _Look:
+        began_s, look = time.monotonic(), _Look("", 0.0)
+        try:
+            body = await self._client.get(self._path)
+            version = f"{body['metadata'].get('uid', '')}/{body['metadata']['resourceVersion']}"
+            look = _Look(version, LeaseSpec.of(body.get("spec") or {}).lease_duration_seconds)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        self._looked_s = began_s
+        return look
