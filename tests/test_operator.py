@@ -558,9 +558,12 @@ async def test_client_reads_without_a_body() -> None:
         await runner.cleanup()
 
 
-async def test_client_tells_how_long_to_wait() -> None:
+@pytest.mark.parametrize(
+    ("asked", "granted"), [("7", 7.0), ("3600", 120.0), ("inf", 120.0), ("nan", None), ("-1", None)]
+)
+async def test_client_tells_how_long_to_wait_within_bounds(asked: str, granted: float | None) -> None:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=429, text="not json", headers={"Retry-After": "7"})
+        return web.Response(status=429, text="not json", headers={"Retry-After": asked})
 
     runner, url = await serve(answer)
     api = Api(5.0)
@@ -568,7 +571,7 @@ async def test_client_tells_how_long_to_wait() -> None:
         api.connect(lambda: Connection(url, {}, ssl.create_default_context()))
         with pytest.raises(ApiError) as caught:
             await api.create("/x", {})
-        assert (caught.value.status, caught.value.retry_after_s) == (429, 7.0)
+        assert (caught.value.status, caught.value.retry_after_s) == (429, granted)
     finally:
         await api.close()
         await runner.cleanup()

@@ -312,6 +312,23 @@ async def test_nodes_that_nobody_counts_are_all_there_after_a_pause(monkeypatch:
     assert ready(store.objects[f"{JOBS}/a"])["reason"] == "Advised"
 
 
+async def test_a_store_that_went_back_is_noticed_at_the_next_look_though_the_counts_agree() -> None:
+    store = Store()
+    page = {"metadata": {"resourceVersion": "900"}, "items": [{}]}
+    store.counts = {"/api/v1/nodes": page}
+    async with operator(store, watch_check_s=0.02) as running:
+        await settled(running)
+        assert running.unhealthy() is None
+        page["metadata"] = {"resourceVersion": "905"}
+        await asyncio.sleep(0.2)
+        assert running.unhealthy() is None
+        page["metadata"] = {"resourceVersion": "41"}
+        async with asyncio.timeout(60):
+            while (text := running.unhealthy()) is None:
+                await asyncio.sleep(0.01)
+        assert text.startswith("the store of nodes was restored: it is at 41, and was at 90")
+
+
 async def test_unknown_accelerators_are_an_event_said_once() -> None:
     store = Store()
     strange = [node(f"z{index}", "NVIDIA-Z900") for index in range(3)]

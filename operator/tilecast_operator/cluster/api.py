@@ -54,6 +54,9 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
+MOST_RETRY_AFTER_S = 120.0
+"""Longest wait that one answer of the API server, or of whoever stands before it, is granted."""
+
 UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 """What is raised where a server did not answer."""
 
@@ -224,7 +227,9 @@ def _message(text: str) -> str:
 
 
 def _seconds(text: str | None) -> float | None:
+    """Return what a Retry-After asks us to wait, within bounds; None where it is no number of seconds."""
     try:
-        return min(float(text), 3600.0) if text else None
+        asked_s = float(text or "")
     except ValueError:
         return None
+    return min(asked_s, MOST_RETRY_AFTER_S) if asked_s >= 0 else None

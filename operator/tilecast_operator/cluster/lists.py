@@ -37,6 +37,10 @@ class ListCheck:
         self._first = [kind for kind in first if kind in tables]
         self._uncounted = uncounted
         self._is_complete = False
+        self._versions: dict[str, int] = {}
+        """The newest resource version that the API server has said, by resource."""
+        self._went_back = ""
+        """How it has gone back; empty where it has not."""
         self._differs_since: dict[str, float] = {}
         self._difference: dict[str, str] = {}
 
@@ -71,7 +75,10 @@ class ListCheck:
                     self._differs_since.setdefault(resource, time.monotonic())
 
     def stale(self, limit_s: float) -> str | None:
-        """Which watch has differed for longer, and how."""
+        """Which watch has differed for longer, and how. One of a store that went back will never tell what is there:
+        that counts at once."""
+        if self._went_back:
+            return self._went_back
         for resource, since_s in self._differs_since.items():
             if time.monotonic() - since_s > limit_s:
                 return f"the watch of {resource} is stale: {self._difference[resource]}"
@@ -79,12 +86,21 @@ class ListCheck:
 
     async def _count(self, kind: str) -> int | None:
         """How many objects the API server has; None where it does not say."""
-        if kind in self._uncounted:
-            return None
         try:
-            return _total(await self._client.get(KINDS[kind].path(), {"limit": "1"}))
+            page = await self._client.get(KINDS[kind].path(), {"limit": "1"})
         except (ApiError, *UNREACHABLE):
             return None
+        self._note_version(KINDS[kind].plural, str((page.get("metadata") or {}).get("resourceVersion", "")))
+        return None if kind in self._uncounted else _total(page)
+
+    def _note_version(self, resource: str, text: str) -> None:
+        """Take note of the version of a list. Those of one store only grow, unless it is restored from a snapshot."""
+        if not text.isdigit():
+            return
+        version, before = int(text), self._versions.get(resource, 0)
+        if version < before:
+            self._went_back = f"the store of {resource} was restored: it is at {version}, and was at {before}"
+        self._versions[resource] = max(version, before)
 
 
 def _total(page: Document) -> int | None:
