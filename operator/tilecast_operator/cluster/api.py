@@ -23,6 +23,7 @@ from tilecast_operator.cluster.server_clock import ServerClock
 
 _MANAGED = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
 """Nobody reads the warnings about fields that an older CRD lacks, for which the API server parses everything twice."""
+_NO_WEBHOOK = ("failed calling webhook", "failed to call webhook")
 _PATH = re.compile(r"/[-._:/a-zA-Z0-9]+")
 _DOTS = {".", ".."}
 _APPLY = "application/apply-patch+yaml"
@@ -59,6 +60,11 @@ MOST_RETRY_AFTER_S = 120.0
 
 UNREACHABLE = (aiohttp.ClientError, TimeoutError, OSError)
 """What is raised where a server did not answer."""
+
+
+def is_webhook_down(error: Exception) -> bool:
+    """Return whether a write failed because an admission webhook did not answer, which the API server says in words."""
+    return isinstance(error, ApiError) and error.status >= 500 and any(words in str(error) for words in _NO_WEBHOOK)
 
 
 def retry_s(attempt: int, error: Exception | None, first_s: float, most_s: float) -> float:

@@ -17,7 +17,7 @@ from tilecast.api import training_job
 from tilecast.jobs import HOLD_QUEUE, NEXT_QUEUE, QUEUE, Job, Placement, candidates
 from tilecast.spec import SpecError
 from tilecast_operator.answer import Declined, message, reason
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import Note
 from tilecast_operator.cluster.kinds import Key
@@ -27,6 +27,7 @@ from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.held_times import HeldTimes
 from tilecast_operator.controllers.job_advice import JobAdvice, about
 from tilecast_operator.controllers.kueue_features import GATE, REMEDY
+from tilecast_operator.controllers.outages import WebhookOutage
 from tilecast_operator.controllers.placement import POLL_S, ChangedError, Placer
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.runtime import SharedContext
@@ -44,6 +45,9 @@ OWNER_S = 3.0
 """How long a gated job that asks for nothing itself waits for the TrainingJob that names it."""
 MOST_WAIT_S = 5.0
 """Longest between tries to let a job go."""
+WEBHOOK_S = 300.0
+"""How long a job waits at most for a webhook that does not answer, as of a Kueue that is starting: no job can be let go
+meanwhile either."""
 
 OUTCOMES: Mapping[str, str] = {
     patches.PLACED: "the node choice was written into the job before it started",
@@ -104,6 +108,7 @@ class Admission:
         self._texts: dict[Key, str] = {}
         """Why each job was let go, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
+        self._outage = WebhookOutage()
         self.held = HeldTimes(context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
@@ -185,28 +190,39 @@ class Admission:
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
         """What becomes of the job, its node choice written where there is one."""
-        late = asyncio.get_running_loop().time() + DECIDE_S
+        now_s = asyncio.get_running_loop().time
+        late_s, patient_s, wait_s = now_s() + DECIDE_S, now_s() + WEBHOOK_S, POLL_S
         while True:
             document = self._same(key, uid)
             if document is None:
                 return _Decision("Finished")
-            async with asyncio.timeout_at(late):
-                try:
-                    decision = await self._decide(key, document)
-                except SpecError as error:
-                    return _Decision("InvalidSpec", text=str(error))
-                if decision.placement is None or not about(document).is_held:
-                    return decision
-                prepared = await self._placer.prepare(key, document, decision.placement)
-            if isinstance(prepared, str):
-                return replace(decision, outcome=prepared)
             try:
-                # Not ended by the clock: a choice that is written halfway may contradict itself.
-                outcome = await self._placer.write(prepared, decision.advice)
+                return await self._place(key, document, late_s)
             except ChangedError:
                 await self._renew(key)
-                continue
-            return replace(decision, outcome=outcome)
+            except ApiError as error:
+                if not is_webhook_down(error) or now_s() > patient_s:
+                    raise
+                self._outage.failed(error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, MOST_WAIT_S)
+                late_s = now_s() + DECIDE_S
+                await self._renew(key)
+
+    async def _place(self, key: Key, document: Document, late_s: float) -> _Decision:
+        """What becomes of the job as it is, decided by some time of the loop's clock; raises as `Placer.write` does."""
+        async with asyncio.timeout_at(late_s):
+            try:
+                decision = await self._decide(key, document)
+            except SpecError as error:
+                return _Decision("InvalidSpec", text=str(error))
+            if decision.placement is None or not about(document).is_held:
+                return decision
+            prepared = await self._placer.prepare(key, document, decision.placement)
+        if isinstance(prepared, str):
+            return replace(decision, outcome=prepared)
+        # Not ended by the clock: a choice that is written halfway may contradict itself.
+        return replace(decision, outcome=await self._placer.write(prepared, decision.advice))
 
     async def _decide(self, key: Key, document: Document) -> _Decision:
         job = await self._advice.read(document)
@@ -258,13 +274,17 @@ class Admission:
                 if operations:
                     since_s = self.held.since(key)
                     await self._placer.patch(key, operations)
+                    self._outage.answered()
                     self.held.let_go(key, since_s, decision.outcome)
                     await self._tell(key, job, decision)
                 return
             except ChangedError:
                 await self._renew(key)
             except Exception as error:
-                log.warning("%s: not let go yet: %r", key, error)
+                if is_webhook_down(error):
+                    self._outage.failed(error)
+                else:
+                    log.warning("%s: not let go yet: %r", key, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, MOST_WAIT_S)
                 await self._renew(key)

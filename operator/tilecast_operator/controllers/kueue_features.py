@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from tilecast.api.fields import Document, mapping, value_at
 from tilecast.jobs import ADMISSION_GATES, ADVISOR, HOLD_QUEUE, NEXT_QUEUE, QUEUE, kueue
-from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError, is_webhook_down
 from tilecast_operator.cluster.discovery import ServedApis
 from tilecast_operator.cluster.documents import Note
 from tilecast_operator.cluster.kinds import KINDS, KUEUE, Key
@@ -146,6 +146,8 @@ class KueueCheck:
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
+            if is_webhook_down(error):
+                raise
             if ADMISSION_GATES not in str(error):
                 return "unknown"
             self._present_s = time.monotonic()

@@ -1,0 +1,63 @@
+"""Admission webhooks that do not answer, as those of a Kueue that starts anew."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from job_store import PLACING, JobStore, serving, until
+from tilecast.jobs import APPLIED
+from tilecast_operator.cluster.api import ApiError, is_webhook_down
+from tilecast_operator.controllers import admission
+
+DOWN = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: connection refused'
+NAMES = ("a", "b", "c")
+
+
+def test_only_a_webhook_that_does_not_answer_is_waited_for() -> None:
+    assert is_webhook_down(ApiError(500, DOWN))
+    for status, text in ((403, 'admission webhook "x" denied the request'), (500, 'admission webhook "x" denied it')):
+        assert not is_webhook_down(ApiError(status, text))
+    assert not is_webhook_down(TimeoutError())
+
+
+@pytest.mark.parametrize("name", ["job", "job-kueue", "job-gated"])
+async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
+    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
+    store, is_down = JobStore(), True
+    gate = store.gate
+
+    def write(path: str) -> None:
+        if is_down and not path.startswith("/api/v1"):
+            raise ApiError(500, DOWN)
+
+    store.before_write, store.gate = write, ApiError(500, DOWN)
+    async with serving(store, PLACING) as running:
+        for new_name in NAMES:
+            document = store.job(name, new_name)
+            store.workload(document)
+            running.cache.see(document)
+        await until(lambda: caplog.records, "a warning")
+        await asyncio.sleep(1.0)
+        assert running.metrics.registry.get_sample_value("tilecast_held_jobs") == 3
+        is_down, store.gate = False, gate
+        await until(lambda: all(APPLIED in store.annotations(each) for each in NAMES), "the jobs to be let go")
+        outcomes = {store.annotations(each)[APPLIED] for each in NAMES}
+        assert outcomes == {"Placed" if name == "job" else "Queued"}
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([record for record in warnings if "webhook" in record.getMessage()]) == 1, warnings
+
+
+async def test_a_webhook_that_stays_away_too_long_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "WEBHOOK_S", 0.2)
+    store = JobStore()
+    store.refuse = [ApiError(500, DOWN)] * 3
+    async with serving(store) as running:
+        running.cache.see(store.job())
+        await until(lambda: APPLIED in store.annotations(), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Refused" and store.now()["spec"]["suspend"] is False
