@@ -487,3 +487,21 @@ def test_every_node_ends_in_exactly_one_place(rows: list[tuple[dict[str, str], i
     assert placed + left + report.other_nodes == len(rows)
     names = [pool.name for pool in report.pools]
     assert len(set(names)) == len(names)
+
+
+def test_a_product_that_nobody_knows_is_not_the_gpu_of_the_instance_type() -> None:
+    """It joined the pool of the H100s without a word."""
+    members = [node(name, {TYPE: "p5.48xlarge", PRODUCT: product}) for name, product in (
+        ("known", "NVIDIA-H100-80GB-HBM3"), ("riddle", "NVIDIA-Z900-SXM9"),
+    )]  # fmt: skip
+    report = nodes.pools([*members, node("unlabelled", {TYPE: "p5.48xlarge"})])
+    assert [sorted(entry.members) for entry in report.entries] == [["known", "unlabelled"]]
+    ((left_out),) = report.left_out
+    assert (left_out.code, left_out.nodes) == ("UnknownAccelerator", ("riddle",))
+    assert "NVIDIA-Z900-SXM9" in left_out.message and "not the h100-sxm of instance type" in left_out.message
+
+
+def test_a_label_that_names_no_product_leaves_the_instance_type_to_say_which_gpu_it_is() -> None:
+    for label in ("kubernetes.azure.com/accelerator", "k8s.amazonaws.com/accelerator"):
+        (entry,) = nodes.pools([node("a", {TYPE: "p5.48xlarge", label: "nvidia"})]).entries
+        assert entry.pool.gpu.name == "h100-sxm"

@@ -165,7 +165,10 @@ def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
         remedy = "Tilecast prices NVIDIA GPUs alone; leave them to other jobs"
         return Problem(code, f"the accelerator is {others[0]}", remedy)
     if named is not None:
-        return Problem(code, f"no facts for {shown(item.labels[named.product])} of label {named.product}", _WRITE_POOL)
+        kind = find_type(item.node_type)
+        other = "" if kind is None else f", which is not the {kind.gpu} of instance type {shown(item.node_type)}"
+        product = f"{shown(item.labels[named.product])} of label {named.product}{other}"
+        return Problem(code, f"no facts for {product}", _WRITE_POOL)
     if item.gpus or item.slices:
         kind = f", and {shown(item.node_type)} is no known instance type" if item.node_type else ""
         return Problem(code, f"no label says which GPU they have{kind}", _INSTALL)
@@ -197,7 +200,8 @@ def _identify(
             try:
                 return find_gpu(name), layer.name
             except SpecError:
-                continue
+                if layer.is_exact:
+                    return None, ""
     if kind is not None:
         return find_gpu(kind.gpu), "instance type"
     return None, ""

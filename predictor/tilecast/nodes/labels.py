@@ -33,6 +33,8 @@ class Layer(_Data):
     name: str
     product: str
     source: str
+    is_exact: bool = False
+    """Whether the product is what the driver reads from the device: no instance type knows better."""
     count: str = ""
     memory_mib: str = ""
     network_mbit_per_s: str = ""
