@@ -185,8 +185,8 @@ def _digest(status: Any) -> bytes:
         {key: value for key, value in item.items() if key != "lastTransitionTime"}
         for item in status.get("conditions") or ()
     ]
-    said = {key: value for key, value in status.items() if key != "writer"}
-    return hashlib.sha256(_written({**said, "conditions": conditions})).digest()
+    content = {key: value for key, value in status.items() if key != "writer"}
+    return hashlib.sha256(_written({**content, "conditions": conditions})).digest()
 
 
 def annotations_digest(annotations: Mapping[str, str]) -> bytes:
