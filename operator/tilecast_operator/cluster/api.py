@@ -122,6 +122,10 @@ class Api:
         """JSON patch (RFC 6902) of an object; returns it whole. Raises as `apply` does."""
         return await self._request("PATCH", path, operations, _MANAGED, _PATCH, is_fenced=True)
 
+    async def merge(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge patch (RFC 7386) of an object; returns it whole. Raises as `apply` does."""
+        return await self._request("PATCH", path, document, _MANAGED, _MERGE_PATCH, is_fenced=True)
+
     async def dry_run(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """What a merge patch (RFC 7386) would make of an object, webhooks asked and nothing stored; raises as `apply`
         does."""

@@ -180,6 +180,24 @@ def applied_fields(key: Key, identity: Mapping[str, Any], status: Mapping[str, A
     return Fields.within(api_version=api_version, kind=key.kind, metadata=metadata, status=status).document()
 
 
+def merged_annotations(applied: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that makes of our annotations what the document of a server-side apply does."""
+    metadata = applied["metadata"]
+    annotations = dict.fromkeys(ADVICE_KEYS) | dict(metadata.get("annotations") or {})
+    return {"metadata": {**metadata, "annotations": annotations}}
+
+
+def replaced_status(applied: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The JSON patch that makes of a status what the document of a server-side apply does."""
+    metadata = applied["metadata"]
+    seen = [
+        {"op": "add", "path": f"/metadata/{key}", "value": metadata[key]}
+        for key in ("uid", "resourceVersion")
+        if key in metadata
+    ]
+    return [*seen, {"op": "add", "path": "/status", "value": applied["status"]}]
+
+
 def delete_options(uid: str, resource_version: str) -> dict[str, Any]:
     """What deletes an object only as it was seen."""
     seen = Preconditions(uid=uid, resource_version=resource_version)

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.cache import Cache, Stored
-from tilecast_operator.cluster.documents import Note, applied_fields, event
+from tilecast_operator.cluster.documents import Note, applied_fields, event, merged_annotations, replaced_status
 from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.leadership import Leadership
 from tilecast_operator.cluster.view import Document
 
 log = logging.getLogger("tilecast")
+
+UNTYPED = ("typed live object", "to smd typed")
+"""How the API server refuses to apply to an object that its own CRD would refuse."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -78,8 +81,18 @@ class Writer:
 
     async def apply(self, key: Key, document: Document, subresource: str = "", *, force: bool = True) -> dict[str, Any]:
         """Server-side apply of the fields of a document; returns the object. Raises as `annotate` does."""
-        resource = KINDS[key.kind].plural + subresource
-        return await self._counted(resource, lambda: self._client.apply(key.path + subresource, document, force=force))
+        resource, path = KINDS[key.kind].plural + subresource, key.path + subresource
+        try:
+            return await self._counted(resource, lambda: self._client.apply(path, document, force=force))
+        except ApiError as error:
+            if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
+                raise
+        # The object was stored before its CRD became as strict as it is.
+        if subresource:
+            operations = replaced_status(document)
+            return await self._counted(resource, lambda: self._client.patch(path, operations))
+        merged = merged_annotations(document)
+        return await self._counted(resource, lambda: self._client.merge(path, merged))
 
     async def patch(self, path: str, resource: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """JSON patch of an object; returns it."""
