@@ -165,8 +165,8 @@ def _unknown(item: Node, whole: Sequence[str]) -> Problem | None:
         remedy = "Tilecast prices NVIDIA GPUs alone; leave them to other jobs"
         return Problem(code, f"the accelerator is {others[0]}", remedy)
     if named is not None:
-        kind = find_type(item.node_type)
-        other = "" if kind is None else f", which is not the {kind.gpu} of instance type {shown(item.node_type)}"
+        typical = find_type(item.node_type)
+        other = "" if typical is None else f", which is not the {typical.gpu} of instance type {shown(item.node_type)}"
         product = f"{shown(item.labels[named.product])} of label {named.product}{other}"
         return Problem(code, f"no facts for {product}", _WRITE_POOL)
     if item.gpus or item.slices:
