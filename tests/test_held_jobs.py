@@ -14,8 +14,14 @@ from tilecast.advise import Advice, Request, advise
 from tilecast.hardware import Pool
 from tilecast.jobs import APPLIED
 from tilecast_operator.assembly import Assembly
-from tilecast_operator.controllers import patches
+from tilecast_operator.controllers import admission, patches
 from tilecast_operator.controllers.admission import OUTCOMES
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a search may take longer than a job is held."""
+    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
 
 
 def shown(running: Assembly, name: str, **labels: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from test_jobs_cluster import (
     NAMESPACE,
     PLACE_VALUES,
     PLACING,
+    T4,
     WAIT_S,
     _applied,
     annotations,
@@ -48,6 +50,9 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 GATE = "AdmissionGatedBy"
+WEBHOOK = "until a webhook answers"
+OUTAGE_S = 8.0
+"""Longer than it may take to decide about a job."""
 HELD = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
     "kind": "LocalQueue",
@@ -69,16 +74,22 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["stock", "gate"])
-def has_gate(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[bool]:
+def has_gate(request: pytest.FixtureRequest) -> bool:
+    """Whether Kueue has its feature gate."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def kueue(cluster: Cluster, has_gate: bool) -> Iterator[Controllers]:
     """Kueue, without its feature gate and then with it."""
-    with Controllers(cluster, "kueue", feature_gates={GATE: request.param}):
+    with Controllers(cluster, "kueue", feature_gates={GATE: has_gate}) as running:
         wait_for(lambda: _applied(cluster, KUEUE), "Kueue's webhooks", WAIT_S)
-        yield request.param
+        yield running
 
 
 @pytest.fixture(scope="module")
 def operator(
-    cluster: Cluster, has_gate: bool, helm: Helm, tmp_path_factory: pytest.TempPathFactory
+    cluster: Cluster, kueue: Controllers, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Operator]:
     """The operator with the chart's account."""
     _applied(cluster, f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}")
@@ -305,6 +316,110 @@ def test_what_kueue_can_do_is_in_a_metric_and_an_event(cluster: Cluster, operato
         return any(text in item["message"] for item in events(cluster, "workloads.kueue.x-k8s.io"))
 
     wait_for(posted, "the Event", WAIT_S)
+
+
+def set_queue(cluster: Cluster, h100: str, stop_policy: str) -> None:
+    """Give the better flavor a quota of GPUs, and hold the queue or let it go on."""
+    path = "/spec/resourceGroups/0/flavors/1/resources/1/nominalQuota"
+    changes = [
+        {"op": "add", "path": path, "value": h100},
+        {"op": "add", "path": "/spec/stopPolicy", "value": stop_policy},
+    ]
+    cluster.kubectl("patch", "clusterqueue", "everything", "--type=json", "-p", json.dumps(changes))
+
+
+@pytest.fixture
+def impatient(cluster: Cluster, operator: Operator) -> Iterator[Operator]:
+    """The operator, which gives a placed job two seconds to get quota."""
+    operator.stop()
+    before = dict(operator.environment)
+    operator.environment |= {"TILECAST_REQUEUE_SECONDS": "2"}
+    operator.start()
+    yield operator
+    operator.stop()
+    operator.environment = before
+    set_queue(cluster, "10k", "None")
+    operator.start()
+
+
+def modest(kind: str, name: str) -> dict[str, Any]:
+    """A job in the held queue, of any kind, that T4 can run as well."""
+    document = json.dumps(waiting(kind, name, is_gated=False)).replace('"nvidia.com/gpu": 8', '"nvidia.com/gpu": 4')
+    asked: dict[str, Any] = json.loads(document.replace('"numProcPerNode": 8', '"numProcPerNode": 4'))
+    training = json.dumps({"globalBatchSize": 1024, "precision": "fp16"})
+    asked["metadata"]["annotations"] |= {MODEL: "resnet-50", TRAINING: training}
+    return asked
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "trainjob"])
+def test_a_job_whose_flavor_has_no_quota_any_more_runs_on_another(
+    cluster: Cluster, impatient: Operator, prefix: str, kind: str
+) -> None:
+    name = f"{prefix}-{kind}-requeued"
+    set_queue(cluster, "10k", "Hold")
+    create(cluster, modest(kind, name))
+    until(cluster, kind, name, lambda document: APPLIED in annotations(document), "is let go")
+    assert annotations(get(cluster, kind, name))[APPLIED] in ("Queued", "Requeued")
+    set_queue(cluster, "0", "None")
+    until(cluster, kind, name, lambda document: annotations(document)[APPLIED] == "Requeued", "is released")
+    wait_for(lambda: pods(cluster, name), f"pods of {name}", WAIT_S)
+    assert flavor(cluster, name) == "first-t4"
+    wait_for(lambda: {pod["spec"].get("nodeName") for pod in pods(cluster, name)} - {None}, "them to run", WAIT_S)
+    chosen = nodes_of(cluster, {"nvidia.com/gpu.product": T4})
+    assert {pod["spec"]["nodeName"] for pod in pods(cluster, name) if pod["spec"].get("nodeName")} <= chosen
+    assert "may run on" in event_message(cluster, name, "Requeued")
+    cluster.kubectl("delete", kind, name)
+    wait_for(lambda: not pods(cluster, name), f"the pods of {name} to go", WAIT_S)
+
+
+def test_a_job_that_is_preempted_after_it_was_placed_runs_on_another_flavor(
+    cluster: Cluster, impatient: Operator, prefix: str
+) -> None:
+    name = f"{prefix}-preempted"
+    create(cluster, modest("pytorchjob", name))
+    assert applied(until(cluster, "pytorchjob", name, applied, "is told")) == "Placed"
+    assert flavor(cluster, name) == "second-h100"
+    set_queue(cluster, "0", "None")
+    (workload,) = (
+        item["metadata"]["name"]
+        for item in json.loads(cluster.kubectl("get", "workloads", "-o", "json"))["items"]
+        if item["metadata"]["ownerReferences"][0]["name"] == name
+    )
+    for is_active in ("false", "true"):
+        cluster.kubectl("patch", "workload", workload, "--type=merge", "-p", f'{{"spec":{{"active":{is_active}}}}}')
+        suspended = until(
+            cluster, "pytorchjob", name, lambda document: document["spec"]["runPolicy"]["suspend"], "is suspended"
+        )
+    until(cluster, "pytorchjob", name, lambda document: annotations(document)[APPLIED] == "Requeued", "is released")
+    until(cluster, "pytorchjob", name, lambda document: not document["spec"]["runPolicy"]["suspend"], "runs again")
+    assert flavor(cluster, name) == "first-t4"
+    replicas = suspended["spec"]["pytorchReplicaSpecs"]
+    now = get(cluster, "pytorchjob", name)["spec"]["pytorchReplicaSpecs"]
+    assert {role: item["replicas"] for role, item in now.items()} == {
+        role: item["replicas"] for role, item in replicas.items()
+    }
+    cluster.kubectl("delete", "pytorchjob", name)
+
+
+def test_jobs_that_are_held_wait_for_a_kueue_that_starts_anew(
+    cluster: Cluster, operator: Operator, kueue: Controllers, prefix: str
+) -> None:
+    names = [f"{prefix}-restart-{number}" for number in range(4)]
+    operator.kill()
+    create(cluster, *(held(name) for name in names))
+    before = operator.log_tail(1_000_000).count(WEBHOOK)
+    kueue.stop()
+    operator.start()
+    try:
+        wait_for(lambda: operator.log_tail(1_000_000).count(WEBHOOK) > before, "the outage to be told", WAIT_S)
+        time.sleep(OUTAGE_S)
+        assert not any(APPLIED in annotations(get(cluster, "job", name)) for name in names)
+    finally:
+        kueue.start()
+    outcomes = Counter(str(applied(until(cluster, "job", name, applied, "is told"))) for name in names)
+    # Nobody waits longer than ten seconds for an operator on a loaded machine.
+    assert outcomes["Placed"] and outcomes.keys() <= {"Placed", "TooLate"}, outcomes
+    assert operator.log_tail(1_000_000).count(WEBHOOK) == before + 1, "one warning for all jobs and tries"
 
 
 def test_the_charts_policy_has_jobs_wait_in_the_held_queue(

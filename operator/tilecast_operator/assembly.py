@@ -30,6 +30,7 @@ from tilecast_operator.controllers.pools import NODES, Pools
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.queue_plans import QueuePlans
 from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requeues import Requeues
 from tilecast_operator.controllers.runtime import Runtime, SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.shards import NamespaceShard
@@ -113,7 +114,8 @@ class Assembly:
             )
         TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned)
         if settings.jobs:
-            Jobs(context, pools, requests, advice, admission, kueue_check)
+            requeues = Requeues(context, placer, advice, admission, kueue_check)
+            Jobs(context, pools, requests, advice, admission, kueue_check, requeues)
         leadership.listen(self._lead)
 
     def start(self) -> None:

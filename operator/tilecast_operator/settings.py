@@ -100,6 +100,11 @@ class Settings:
         "Whether Kueue's feature gate AdmissionGatedBy is on: auto asks Kueue, present is believed where it gives no "
         "answer, absent in any case.",
     )
+    requeue_s: float = _variable(
+        "TILECAST_REQUEUE_SECONDS",
+        600.0,
+        "How long a placed job may wait for quota before it may have that of any flavor of its ranking; 0 is for ever.",
+    )
     capacity_settle_s: float = _variable(
         "TILECAST_CAPACITY_SETTLE_SECONDS", 5.0, "Changes of what is free within this time are read as one."
     )
@@ -192,6 +197,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 _LEASE = re.compile(r"[-a-z0-9]+/[-.a-z0-9]+")
 _MAY_BE_NOTHING = (
     "listen_port", "settle_s", "capacity_settle_s", "observe_settle_s", "calibrate_settle_s", "search_processes",
+    "requeue_s",
 )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ OUTCOMES: Mapping[str, str] = {
     "jobs.kueue.admissionGate=present in the chart",
     patches.FAILED_TO_START: "Kueue gave the job up after it was placed; see its Workload, and create the job anew",
     patches.CHANGED_SINCE: "the job started without the node choice that was written; somebody took it back",
+    patches.REQUEUED: "the job had no quota in time where it was placed, and may run on any flavor of its ranking",
     "Waiting": "the job is about to be placed and let go",
     "NotAllowed": "this operator may not place jobs; install the chart with jobs.place=true",
     "OtherScheduler": "KAI or Volcano decides where the job runs; it is advised and never placed",
@@ -315,6 +316,17 @@ class Admission:
             text = text or OUTCOMES.get(outcome, outcome)
             self._texts[key] = f"{text}: {more}" if more else text
             note = Note("Warning", "NotPlaced", f"{outcome}: {self._texts[key]}")
+        await self._post(key, job, note)
+
+    async def tell_requeued(self, key: Key, job: Job, text: str) -> None:
+        """Say in an Event that a job which was placed may run elsewhere."""
+        self._texts[key] = text
+        self.held.count(patches.REQUEUED)
+        self._context.metrics.requeued.inc()
+        self._requests.notify(key)
+        await self._post(key, job, Note("Normal", patches.REQUEUED, text))
+
+    async def _post(self, key: Key, job: Job, note: Note) -> None:
         try:
             await self._context.writer.post(key, job.uid, note)
         except ApiError as error:

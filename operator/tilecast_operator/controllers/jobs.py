@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecast import jobs
@@ -28,12 +28,14 @@ from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
+from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed import reports
 from tilecast_operator.report.advice import advice_annotations, note_on_job
 
 LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
 """Between looks whether Kueue has admitted a job, which its own events tell unless Kueue gives it up."""
+LOOK_LEAST_S = 0.1
 
 log = logging.getLogger("tilecast")
 
@@ -51,8 +53,10 @@ class Jobs:
         advice: JobAdvice,
         admission: Admission,
         kueue_check: KueueCheck,
+        requeues: Requeues,
     ) -> None:
         self._context = context
+        self._requeues = requeues
         self._kueue = kueue_check
         self._requests = requests
         self._advice = advice
@@ -91,7 +95,7 @@ class Jobs:
             self._left_out.pop(key, None)
             self._owed.discard(key)
             self._queueless.discard(key)
-            self._looks.pop(key, None)
+            self._settle(key)
             self._intact.pop(key, None)
             self._admission.forget(key)
             self._advice.forget(key)
@@ -164,6 +168,12 @@ class Jobs:
         own, asked = own_annotations(job.annotations), self._advice.asked(key, job)
         if _is_queued(job):
             return await self._follow(key, job, self._intact.pop(key, own))
+        if is_preempted(job) and self._context.settings.place:
+            await self._look_again(key, job, await self._kueue.workloads(key.namespace, job.uid) or ())
+            return True
+        self._settle(key)
+        if is_requeued(job) and self._context.settings.place:
+            await self._requeues.widen(key, job)
         is_settled = job.has_started or job.annotations.get(jobs.APPLIED) == patches.PLACED
         if is_settled and own and FOREIGN in seen.value and not job.is_owned:
             ours = {name: text for name, text in own.items() if name not in seen.value[FOREIGN]}
@@ -229,16 +239,30 @@ class Jobs:
         workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
         decided = patches.verdict(job, workloads, _chosen(own))
         if decided is None:
-            self._context.runtime.add(key, min(LOOK_FIRST_S * 2.0 ** min(self._looks[key], 16), LOOK_MOST_S))
-            self._looks[key] += 1
+            await self._look_again(key, job, workloads)
             return False
-        self._looks.pop(key, None)
+        self._settle(key)
         outcome, more = decided
         await self._advice.annotate(key, job, {**own, jobs.APPLIED: outcome})
         self._admission.held.count(outcome)
         await self._admission.tell_outcome(key, job, outcome, more)
         self._requests.notify(key)
         return True
+
+    async def _look_again(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
+        """Look again later whether Kueue has admitted a job, unless it has waited for too long already."""
+        left_s = await self._requeues.consider(key, job, workloads)
+        if left_s is None:
+            self._settle(key)
+            return
+        look_s = min(LOOK_FIRST_S * 2.0 ** min(self._looks[key], 16), LOOK_MOST_S)
+        self._context.runtime.add(key, min(look_s, max(left_s, LOOK_LEAST_S)))
+        self._looks[key] += 1
+
+    def _settle(self, key: Key) -> None:
+        """Take note that Kueue has nothing to decide about a job."""
+        self._looks.pop(key, None)
+        self._requeues.forget(key)
 
     async def _show(self, key: Key, job: Job, answer: Answer, own: Mapping[str, str], *, is_placed: bool) -> None:
         """Write the annotations and the Event of an answer.

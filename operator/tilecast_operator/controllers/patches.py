@@ -6,18 +6,20 @@ in between is never overwritten: the API server answers 409, and the patch is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from tilecast.api.fields import Document, FieldChange, Path
+from tilecast.api.fields import Document, FieldChange, Path, value_at
 from tilecast.jobs import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,
+    CHOSEN_LABELS,
     NEXT_QUEUE,
     QUEUE,
     Job,
     Placement,
+    Pods,
     selector,
     tolerated,
 )
@@ -25,6 +27,7 @@ from tilecast.jobs import (
 Operation: TypeAlias = dict[str, Any]
 
 NODE_SELECTOR = "nodeSelector"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PLACED = "Placed"
 """Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says; but for the next, any other
 is the reason why it does not."""
@@ -33,13 +36,68 @@ QUEUED = "Queued"
 FAILED_TO_START = "FailedToStart"
 CHANGED_SINCE = "ChangedSince"
 """Why a job that was placed does not run as advised."""
+REQUEUED = "Requeued"
+"""Value of the annotation on a job that was placed, could not start, and may run on any flavor of its ranking."""
 
 
-def placing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
-    """The patch that makes the changes; empty where there are none."""
+def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()) -> list[Operation]:
+    """The patch that makes the changes; empty where there are none.
+
+    Args:
+        document: the job as it is now.
+        changes: of its fields.
+        chosen: node labels that are to be known as part of the choice.
+    """
     if not changes:
         return []
-    return [_unchanged(document), *(_set(change.path, change.value) for change in changes)]
+    marks = [_set(("metadata", "annotations", CHOSEN_LABELS), ",".join(chosen))] if chosen else []
+    return [_unchanged(document), *(_set(change.path, change.value) for change in changes), *marks]
+
+
+def unplacing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
+    """Return the patch that makes the changes by which a node choice is taken out of a job, and says so."""
+    annotations = ("metadata", "annotations")
+    operations = [*(_set(change.path, change.value) for change in changes), _set((*annotations, APPLIED), REQUEUED)]
+    if value_at(document, (*annotations, CHOSEN_LABELS)) is not None:
+        operations.append(_remove((*annotations, CHOSEN_LABELS)))
+    return [_unchanged(document), *operations]
+
+
+def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
+    """Return the patch that lets Kueue admit a Workload to some flavors alone; empty where it is so.
+
+    Args:
+        workload: what Kueue made of the job.
+        job: without a node choice.
+        flavors: the node labels of each; none is any.
+    """
+    operations = list[Operation]()
+    for path, spec, pods in _pod_sets(workload, job):
+        fields: dict[str, Any] = {NODE_SELECTOR: dict(pods.node_selector)}
+        if flavors:
+            given = spec.get("affinity") or {}
+            required = {"nodeSelectorTerms": _terms(pods.affinity, flavors)}
+            on_nodes = {**(given.get("nodeAffinity") or {}), REQUIRED: required}
+            fields["affinity"] = {**given, "nodeAffinity": on_nodes}
+        operations += [
+            _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
+        ]
+    return [_unchanged(workload), *operations] if operations else []
+
+
+def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
+    """Terms of a node affinity of which one holds on nodes where one of those given does, of one of the flavors."""
+    return [
+        {
+            **term,
+            "matchExpressions": [
+                *(term.get("matchExpressions") or ()),
+                *({"key": key, "operator": "In", "values": [value]} for key, value in sorted(flavor.items())),
+            ],
+        }
+        for term in (given or ({},))
+        for flavor in flavors
+    ]
 
 
 def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
@@ -70,20 +128,23 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
 def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:
     """The patch that makes a Kueue Workload ask for the same nodes as its job; empty where it does. Kueue compares only
     counts and requests of the two, so that a selector written on the job does not reach the Workload by itself."""
-    named = {_pod_set(pods.name): pods for pods in job.workers}
     operations = list[Operation]()
-    for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
-        pods = named.get(str(pod_set.get("name")))
-        if pods is None:
-            continue
-        spec = (pod_set.get("template") or {}).get("spec") or {}
-        path: Path = ("spec", "podSets", index, "template", "spec")
+    for path, spec, pods in _pod_sets(workload, job):
         fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
         fields["tolerations"] = tolerated(pods, placement.tolerations)
         operations += [
             _set((*path, key), value) for key, value in fields.items() if (spec.get(key) or type(value)()) != value
         ]
     return [_unchanged(workload), *operations] if operations else []
+
+
+def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
+    """The pod specs of a Workload that are of a job's pods with GPUs: where each is, what it says, and the pods."""
+    named = {_pod_set(pods.name): pods for pods in job.workers}
+    for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
+        if (pods := named.get(str(pod_set.get("name")))) is not None:
+            path: Path = ("spec", "podSets", index, "template", "spec")
+            yield path, (pod_set.get("template") or {}).get("spec") or {}, pods
 
 
 def is_reserved(workload: Document) -> bool:

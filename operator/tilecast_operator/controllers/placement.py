@@ -2,14 +2,15 @@
 
 Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it makes
 its Workload, and compares it no more: one that is written to the job alone contradicts the flavor, and Kueue gives the
-job up. One that is written to the Workload alone does no harm. Hence the Workload comes first.
+job up. One that is written to the Workload alone does no harm. Hence the Workload comes first; where a choice is taken
+out again it comes last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecast import jobs
@@ -77,7 +78,8 @@ class Placer:
             and await self._discovery.has_field(key.kind, "runtimePatches")
         )
         changes = jobs.changes(document, job, placement, runtime_patches=newer)
-        return Prepared(key, job, placement, patches.placing(document, changes), workloads)
+        operations = patches.placing(document, changes, jobs.chosen_labels(job, placement.node_selector))
+        return Prepared(key, job, placement, operations, workloads)
 
     async def write(self, prepared: Prepared, advice: Advice | None) -> str:
         """Write the node choice and the advice, and make the job's Workload ask for the same nodes; returns `PLACED`,
@@ -102,6 +104,23 @@ class Placer:
         except (ApiError, *UNREACHABLE) as error:
             log.warning("%s: placed; what follows failed: %s", key, error or type(error).__name__)
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
+
+    async def widen(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
+        """Let the Workloads of a job without a node choice be admitted to some flavors, unless they are decided about.
+
+        Args:
+            key: of the job.
+            job: with what its runtime adds.
+            flavors: the node labels of each.
+
+        Raises:
+            ApiError: the API server refuses it.
+        """
+        while await self._change_workloads(
+            await self._kueue.workloads(key.namespace, job.uid) or (),
+            lambda workload: patches.widening(workload, job, flavors),
+        ):
+            continue
 
     async def _annotate(self, key: Key, job: Job, advice: Advice) -> None:
         await self._advice.annotate(key, job, advice_annotations(advice))
@@ -142,10 +161,13 @@ class Placer:
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
         """Make what Kueue made of the job ask for the same nodes, unless it is decided about; returns whether it was to
         be changed."""
+        return await self._change_workloads(workloads, lambda workload: patches.admitting(workload, job, placement))
+
+    async def _change_workloads(
+        self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
+    ) -> bool:
         undecided = (item for item in workloads if not patches.is_reserved(item))
-        differing = [
-            (item, operations) for item in undecided if (operations := patches.admitting(item, job, placement))
-        ]
+        differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:
             try:
                 await self._context.writer.patch(await self._kueue.path(item), "workloads", operations)

@@ -9,11 +9,12 @@ Everything here is pure on dictionaries.
 from tilecast.jobs.annotations import described, in_annotations, in_words, mode_of, weight
 from tilecast.jobs.changes import changes
 from tilecast.jobs.claims import objects_of, resolved
-from tilecast.jobs.interface import Job, Placement, selector, tolerated
+from tilecast.jobs.interface import Job, Placement, Pods, chosen_labels, selector, tolerated, unplaced
 from tilecast.jobs.keys import (
     ADMISSION_GATES,
     ADVISOR,
     APPLIED,
+    CHOSEN_LABELS,
     ENABLED,
     HOLD_QUEUE,
     IGNORE,
@@ -33,6 +34,7 @@ __all__ = [
     "ADMISSION_GATES",
     "ADVISOR",
     "APPLIED",
+    "CHOSEN_LABELS",
     "ENABLED",
     "HOLD_QUEUE",
     "IGNORE",
@@ -46,10 +48,12 @@ __all__ = [
     "WEIGHT",
     "Job",
     "Placement",
+    "Pods",
     "Priorities",
     "PriorityClass",
     "bare",
     "changes",
+    "chosen_labels",
     "described",
     "in_annotations",
     "in_words",
@@ -62,5 +66,6 @@ __all__ = [
     "runtime_of",
     "selector",
     "tolerated",
+    "unplaced",
     "weight",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
@@ -19,6 +19,7 @@ from tilecast.jobs.keys import (
     ADVISOR,
     APPLIED,
     BATCH_SCHEDULERS,
+    CHOSEN_LABELS,
     ENABLED,
     IGNORE,
     MODE,
@@ -252,6 +253,14 @@ class JobKind(ABC):
                 changes.append(FieldChange((*pods.path, "tolerations"), tolerations))
         return changes
 
+    def unplace(self, document: Document, job: Job) -> list[FieldChange]:
+        """What takes the node choice of an advice out of the pods with GPUs again; tolerations stay."""
+        return [
+            FieldChange((*pods.path, "nodeSelector"), dict(pods.node_selector))
+            for pods, before in zip(unplaced(job).workers, job.workers, strict=True)
+            if pods != before
+        ]
+
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         """What gives each pod with GPUs so many of them, where they are written, in a manifest that is not created
         yet."""
@@ -282,6 +291,23 @@ def selector(pods: Pods, chosen: Mapping[str, str]) -> dict[str, str]:
     """The node selector of pods after a choice: what is not about the kind of node stays."""
     others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) or key in pods.pinned}
     return others | dict(chosen)
+
+
+def chosen_labels(job: Job, chosen: Mapping[str, str]) -> list[str]:
+    """Return the labels of a node choice that only `CHOSEN_LABELS` tells from what the job's author wrote."""
+    given = {key for pods in job.workers for key in pods.node_selector}
+    return sorted(key for key in chosen if key not in given and not is_choice(key))
+
+
+def unplaced(job: Job) -> Job:
+    """Return a placed job without its node choice."""
+    ours = set(job.annotations.get(CHOSEN_LABELS, "").split(","))
+
+    def left(pods: Pods) -> Mapping[str, str]:
+        others = {key: value for key, value in pods.node_selector.items() if not is_choice(key) and key not in ours}
+        return {**pods.pinned, **others}
+
+    return replace(job, pods=tuple(replace(pods, node_selector=left(pods)) if pods.gpus else pods for pods in job.pods))
 
 
 def tolerated(pods: Pods, more: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilecast.api.fields import Document, FieldChange, Path, value_at
-from tilecast.jobs.interface import Job, JobKind, Placement, Pods, selector, template, tolerated
+from tilecast.jobs.interface import Job, JobKind, Placement, Pods, selector, template, tolerated, unplaced
 from tilecast.jobs.keys import ADVISOR
 from tilecast.jobs.quantities import any_count, requested
 from tilecast.jobs.shapes import POD, RESOURCES, Shape, count_at, require
@@ -98,6 +98,14 @@ class TrainJob(JobKind):
         override = {"targetJobs": [{"name": pods.name}], "spec": chosen}
         return [FieldChange(("spec", "podTemplateOverrides"), [*(spec.get("podTemplateOverrides") or ()), override])]
 
+    def unplace(self, document: Document, job: Job) -> list[FieldChange]:
+        """The entry of our own stays for its tolerations, without what chooses nodes."""
+        pods = unplaced(job).pods[0]
+        if pods == job.pods[0]:
+            return []
+        paths = _choices(document, pods.name)
+        return [FieldChange((*path, "nodeSelector"), dict(pods.node_selector)) for path in paths]
+
     def set_gpus(self, document: Document, job: Job, gpus: int) -> list[FieldChange]:
         path: Path = ("spec", "trainer", "resourcesPerNode")
         given = value_at(document, path) or {}
@@ -110,6 +118,21 @@ class TrainJob(JobKind):
 
     def main_address(self, document: Document, job: Job) -> str:
         return "$PET_MASTER_ADDR"  # torchrun's own variable, which Kubeflow Trainer sets
+
+
+def _choices(document: Document, name: str) -> list[Path]:
+    """Where a TrainJob has pod specs whose node selectors an advice wrote."""
+    spec = document["spec"]
+    below: Path = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+    paths: list[Path] = [
+        ("spec", "runtimePatches", index, *below, number, "template", "spec", "template", "spec")
+        for index, patch in enumerate(spec.get("runtimePatches") or ())
+        for number, _ in enumerate((value_at(patch, below) or ()) if patch.get("manager") == ADVISOR else ())
+    ]
+    overrides = spec.get("podTemplateOverrides") or ()
+    if overrides and overrides[-1].get("targetJobs") == [{"name": name}]:
+        paths.append(("spec", "podTemplateOverrides", len(overrides) - 1, "spec"))
+    return [path for path in paths if value_at(document, (*path, "nodeSelector")) is not None]
 
 
 def _trainer_job(runtime_spec: Document) -> Document:

@@ -1,0 +1,167 @@
+"""Placed jobs that cannot start: after a while without quota they may run on every flavor of their ranking, once.
+
+The node choice is taken out of the job first, and only then out of its Workload: a Workload that may go anywhere would
+contradict a job that may not, and Kueue would give that up. The Workload alone is then bound to the flavors of the
+ranking, by a node affinity, which Kueue reads when it chooses one. A job that has quota or runs is never touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tilecast import jobs
+from tilecast.advise import Advice
+from tilecast.api.fields import Document
+from tilecast.jobs import Job
+from tilecast_operator.cluster.api import ApiError
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import seconds
+from tilecast_operator.controllers import patches
+from tilecast_operator.controllers.admission import Admission
+from tilecast_operator.controllers.job_advice import Asked, JobAdvice
+from tilecast_operator.controllers.kueue_features import KueueCheck
+from tilecast_operator.controllers.placement import ChangedError, Placer
+from tilecast_operator.controllers.runtime import SharedContext
+
+log = logging.getLogger("tilecast")
+
+NEXT_TRY_S = 60.0
+"""Until it is looked again whether there is another flavor for a job, or whether it can be changed."""
+REFUSALS = (400, 403, 422)
+"""Of a change that the API server does not take, of a kind whose jobs are fixed once they have run."""
+
+
+class RankedFlavor(NamedTuple):
+    """A flavor of the job's queue that its ranking has."""
+
+    name: str
+    node_labels: Mapping[str, str]
+    has_room: bool
+
+
+def is_requeued(job: Job) -> bool:
+    """Return whether a job was released to other flavors, and has not started since."""
+    return job.annotations.get(jobs.APPLIED) == patches.REQUEUED and is_waiting(job)
+
+
+def is_preempted(job: Job) -> bool:
+    """Return whether a job that was placed and had started waits for Kueue again."""
+    return job.annotations.get(jobs.APPLIED) == patches.PLACED and is_waiting(job)
+
+
+def is_waiting(job: Job) -> bool:
+    """Return whether Kueue keeps a job from running."""
+    return bool(job.queue) and job.is_suspended and not job.is_finished and not job.is_held
+
+
+class Requeues:
+    """Every placed job that waits for quota. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        context: SharedContext,
+        placer: Placer,
+        advice: JobAdvice,
+        admission: Admission,
+        kueue_check: KueueCheck,
+    ) -> None:
+        self._context = context
+        self._placer = placer
+        self._advice = advice
+        self._admission = admission
+        self._kueue = kueue_check
+        self._due_s: dict[Key, float] = {}
+        """When each may go elsewhere, by the monotonic clock."""
+
+    def forget(self, key: Key) -> None:
+        """Let go of a job that is gone, or no longer waits."""
+        self._due_s.pop(key, None)
+
+    async def consider(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
+        """Release a job to the other flavors of its ranking, if it has waited for too long.
+
+        Args:
+            key: of the job.
+            job: as it was seen.
+            workloads: what Kueue made of it.
+
+        Returns:
+            Seconds until it is to be looked at again, at the latest; None once it is released.
+        """
+        limit_s = self._context.settings.requeue_s
+        if not limit_s or not is_waiting(job) or not workloads or any(map(patches.is_reserved, workloads)):
+            self.forget(key)
+            return limit_s or float("inf")
+        left_s = self._due_s.setdefault(key, time.monotonic() + limit_s + self._planned_s(key)) - time.monotonic()
+        if left_s > 0:
+            return left_s
+        try:
+            if await self._release(key, job.uid):
+                self.forget(key)
+                return None
+        except ChangedError:
+            pass  # it is looked at again, as it is by then
+        except ApiError as error:
+            if error.status not in REFUSALS:
+                raise
+            log.warning("%s: may not run on other flavors: %s", key, error)
+        return NEXT_TRY_S
+
+    async def widen(self, key: Key, job: Job) -> None:
+        """Let the Workloads of a released job be admitted to every flavor of its ranking.
+
+        Args:
+            key: of the job.
+            job: without its node choice, and with what its runtime adds.
+        """
+        if flavors := await self._ranking(key, job):
+            await self._placer.widen(key, job, [flavor.node_labels for flavor in flavors])
+
+    def _planned_s(self, key: Key) -> float:
+        """Return how long the plan of the whole queue has a job wait from now on."""
+        position = self._advice.planned.get(key)
+        start_s = None if position is None or not position.pool else seconds(position.start)
+        return 0.0 if start_s is None else max(0.0, start_s - self._context.clock())
+
+    async def _release(self, key: Key, uid: str) -> bool:
+        """Take the node choice out of a job that still waits, and see to its Workloads; returns whether it was."""
+        document = await self._context.client.get(key.path)
+        job = await self._advice.read({**document, "kind": key.kind})
+        if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
+            return False
+        if any(map(patches.is_reserved, await self._kueue.workloads(key.namespace, uid) or ())):
+            return False
+        open_job, chosen = jobs.unplaced(job), job.workers[0].node_selector if job.workers else {}
+        flavors = await self._ranking(key, open_job)
+        others = [flavor for flavor in flavors if not flavor.node_labels.items() <= chosen.items()]
+        if not others:
+            return False
+        operations = patches.unplacing(document, job.kind.unplace(document, job))
+        await self._placer.patch(key, operations)
+        limit_s = self._context.settings.requeue_s
+        names = ", ".join(flavor.name for flavor in flavors)
+        text = f"no quota for {limit_s:g} s where it was placed; with {job.gpus} GPUs as before it may run on {names}"
+        await self._admission.tell_requeued(key, job, text)
+        await self.widen(key, open_job)
+        return True
+
+    async def _ranking(self, key: Key, job: Job) -> list[RankedFlavor]:
+        """Return the flavors on which a job can run with the GPUs that it has, best first. A job of several groups of
+        pods has one at most, which has room if any does: Kueue would choose for each group by itself."""
+        asked = self._advice.asked(key, job)
+        if not isinstance(asked, Asked):
+            return []
+        answer, choice = await self._advice.answer(job, asked, is_placed=True)
+        if not isinstance(answer, Advice) or choice is None:
+            return []
+        flavors = dict[str, RankedFlavor]()
+        for offer in answer.offers:
+            candidate = choice.of(offer.pool.name)
+            if candidate.flavor is not None and offer.gpus == job.gpus:
+                flavor = RankedFlavor(candidate.flavor.name, candidate.flavor.node_labels, candidate.has_room(job.gpus))
+                flavors.setdefault(flavor.name, flavor)
+        ranking = list(flavors.values())
+        return ranking if len(job.workers) == 1 else sorted(ranking, key=lambda flavor: not flavor.has_room)[:1]
