@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import processes  # noqa: E402
 from binaries import BinariesError, ensure  # noqa: E402
 from cluster import Cluster, NamedCluster  # noqa: E402
+from required import is_required  # noqa: E402
 from tilecast import hardware  # noqa: E402
 
 # No test is timed: a shared machine may take any time over an example.
@@ -60,6 +62,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
+
+
+def need(feature: str, reason: str) -> NoReturn:
+    """Skip a test for want of a feature of the machine, or fail it where `TILECAST_REQUIRE` names the feature."""
+    if is_required(feature):
+        pytest.fail(f"TILECAST_REQUIRE names {feature}, and {reason}", pytrace=False)
+    pytest.skip(reason)
 
 
 def ensure_or_fail(toolset: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import need
 from tilecast.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +99,7 @@ def test_no_recommendation_is_a_page_too(capsys: pytest.CaptureFixture[str]) -> 
 
 def chromium(folder: Path, page: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     if CHROMIUM is None:
-        pytest.skip("needs Chromium")
+        need("chromium", "no Chromium is installed")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                "--disable-background-networking", "--disable-component-update", "--disable-sync",
                f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--v=0", *flags,

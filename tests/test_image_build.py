@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import image as builder
+from conftest import need
 from image import Image, ImageError
 from test_image import locked
 
@@ -17,7 +18,7 @@ def image() -> Iterator[Image]:
     try:
         builder.prepare()
     except ImageError as error:
-        pytest.skip(f"no image can be built here: {error}")
+        need("image", f"no image can be built here: {error}")
     return builder.build("localhost/tilecast:test")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from test_html import CHROMIUM, stays_inside, tags
+from test_html import stays_inside, tags
 from test_validate_runs import ROW
 from tilecast.cli import main
 from tilecast.render import intervals
@@ -173,7 +173,6 @@ def test_the_summary_lists_what_the_strata_hold(measured: Path) -> None:
     assert {item.name.split()[0] for item in others} == {name for name, _ in scores.BINS}
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [400, 1200])
 def test_nothing_runs_out_of_the_window(report: Path, tmp_path: Path, width: int) -> None:
     stays_inside(report, tmp_path, width)
