@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.api.base import GROUP
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
-from tilecast_operator import prometheus, server
+from tilecast_operator import prometheus, recursion, server
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster import credentials, kopf_internals
 from tilecast_operator.cluster.api import Api
@@ -30,7 +29,7 @@ from tilecast_operator.cluster.documents import COMPONENT
 from tilecast_operator.cluster.informer import NodeInformer, PodInformer
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.metrics import Metrics
-from tilecast_operator.settings import RECURSION_LIMIT, Settings, from_environment
+from tilecast_operator.settings import Settings, from_environment
 
 WATCH_SERVER_S = 600
 WATCH_CLIENT_S = 660
@@ -138,7 +137,7 @@ def _answered(resource: str) -> None:
 
 
 kopf_internals.install(OWN.relist_s, _answered)
-sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+recursion.prepare()
 
 
 class Unrecorded(kopf.DiffBaseStorage):

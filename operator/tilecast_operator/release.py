@@ -25,6 +25,7 @@ import kopf
 
 from tilecast.jobs import JOB_KINDS
 from tilecast.spec import SpecError
+from tilecast_operator import recursion
 from tilecast_operator.cluster import credentials
 from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError
 from tilecast_operator.cluster.kinds import KINDS, Key
@@ -33,7 +34,7 @@ from tilecast_operator.cluster.view import Document
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.job_advice import about
 from tilecast_operator.selector import LabelSelector
-from tilecast_operator.settings import RECURSION_LIMIT, lease_place
+from tilecast_operator.settings import lease_place
 
 UNINSTALLED = "Uninstalled"
 OPERATOR_DOWN = "OperatorDown"
@@ -199,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = lease_place(asked.if_stale, "--if-stale")
     except SpecError as error:
         return _refuse(str(error))
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+    recursion.prepare()
     kwargs: dict[str, Any] = {"settings": kopf.OperatorSettings(), "logger": logging.getLogger("tilecast")}
 
     async def release() -> Release:

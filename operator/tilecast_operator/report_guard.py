@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
-import json
 import math
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tilecast import untrusted
 from tilecast_operator.observed.reports import AUDIENCE, Refused
 
 BURST_S = 10.0
@@ -130,8 +130,8 @@ def _claims(token: str) -> dict[str, Any]:
     parts = token.split(".")
     if len(token) <= MAX_TOKEN and len(parts) == 3 and all(parts):
         try:
-            claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        except (binascii.Error, ValueError, RecursionError):
+            claims = untrusted.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        except (binascii.Error, ValueError):
             claims = None
         if isinstance(claims, dict):
             return claims

@@ -14,7 +14,6 @@ import multiprocessing.connection
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from tilecast_operator import pickles
-from tilecast_operator.settings import RECURSION_LIMIT
+from tilecast_operator import pickles, recursion
 
 Cause: TypeAlias = Literal["timeout", "memory", "died"]
 CAUSES: tuple[Cause, ...] = ("timeout", "memory", "died")
@@ -225,7 +223,7 @@ def _is_memory(error: BaseException | None) -> bool:
 def _prepare(memory_mib: int) -> None:
     """Make this process one that searches: it ends with the operator, whatever that ended by."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
+    recursion.prepare()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

@@ -12,9 +12,8 @@ from tilecast.queue.policies import POLICIES
 from tilecast.spec import SpecError
 from tilecast_operator.selector import LabelSelector
 
-RECURSION_LIMIT = 60_000
-"""The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such job, and nobody's would
-be seen again. A level takes up to four calls here."""
+RECURSION_LIMIT = 11_000
+"""Calls within calls: the API server takes documents that are nested 10,000 deep. See `recursion`."""
 
 
 def _variable(name: str, default: float | str | bool, text: str) -> Any:

@@ -83,6 +83,19 @@ class SpecError(ValueError):
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, str, str]]:
         return type(self), (self.field, self.problem, self.remedy)
 
+    def at(self, field: str, remedy: str = "") -> SpecError:
+        """Return the same error about another field, and with another remedy where one is given."""
+        return type(self)(field, self.problem, remedy or self.remedy)
+
+
+class SearchTooLargeError(SpecError):
+    """A job asks for a search that is larger than any may be. Counts alone tell: every machine answers alike."""
+
+    @classmethod
+    def of(cls, field: str, number: int, limit: int, noun: str, remedy: str) -> SearchTooLargeError:
+        """Return the error for so many of something where a limit allows fewer."""
+        return cls(field, f"{number:,} {noun} are more than the {limit:,} that one search prices", remedy)
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -18,8 +18,16 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from tilecast import untrusted
 from tilecast_operator.cluster.documents import FIELD_MANAGER, delete_options
 from tilecast_operator.cluster.server_clock import ServerClock
+
+
+def parse(text: str) -> dict[str, Any]:
+    """What the API server sent, without what is nested deeper than anything that is read."""
+    answer: dict[str, Any] = json.loads(text)
+    return untrusted.cut(answer) if untrusted.is_deeper(text, untrusted.MAX_DEPTH) else answer
+
 
 _MANAGED = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Ignore"}
 """Nobody reads the warnings about fields that an older CRD lacks, for which the API server parses everything twice."""
@@ -179,7 +187,7 @@ class Api:
         async with self._send(method, path, document, query, content_type, self._timeout, is_fenced) as response:
             text = await response.text(errors="replace")
             if response.status < 300:
-                answer: dict[str, Any] = json.loads(text)
+                answer = parse(text)
                 self.clock.note(response.headers.get("Date", ""))
                 return answer
             raise self._refusal(response, text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import re
 import time
@@ -17,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from tilecast.jobs.quantities import pod_gpus
-from tilecast_operator.cluster.api import Api, ApiError, retry_s
+from tilecast_operator.cluster.api import Api, ApiError, parse, retry_s
 from tilecast_operator.cluster.kinds import KINDS
 from tilecast_operator.cluster.view import Document
 
@@ -99,7 +98,7 @@ class Informer(ABC):
         return version
 
     def _follow(self, line: bytes, version: str) -> str:
-        event = json.loads(line)
+        event = parse(line.decode())
         item = event.get("object") or {}
         if event.get("type") == "ERROR":
             raise ApiError(int(item.get("code") or 500), str(item.get("message", ""))[:200])

@@ -26,6 +26,8 @@ from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import api, errors, watching
 from kopf._core.reactor import observation
 
+from tilecast import untrusted
+
 Event: TypeAlias = Any
 """A dict with `type` (None for what a list shows) and `object`, or the sign that the list is over."""
 Watch: TypeAlias = Callable[..., AsyncIterator[Event]]
@@ -84,6 +86,8 @@ def enduring(
                         there = None
                         failed.pop(place, None)
                     elif isinstance(event, dict):
+                        # Before kopf, or anybody else, walks an object that may be nested 10,000 deep.
+                        untrusted.cut(event)
                         _note(event, known, there)
                     yield event
                     if there is None and time.monotonic() > ends_s:

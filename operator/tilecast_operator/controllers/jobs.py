@@ -5,14 +5,13 @@ A job that waits for us is the business of `admission`.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilecast import jobs
+from tilecast import jobs, untrusted
 from tilecast.api.fields import mapping
 from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
@@ -310,7 +309,7 @@ class Jobs:
 def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
     """The node selector that our annotations name; empty where they name none."""
     try:
-        return mapping(json.loads(own.get(NODE_SELECTOR, "")))
+        return mapping(untrusted.loads(own.get(NODE_SELECTOR, "")))
     except ValueError:
         return {}
 

@@ -7,7 +7,6 @@ newest reports of it, so that a restart forgets none.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from tilecast import calibration
+from tilecast import calibration, untrusted
 from tilecast.advise.measured import ROUNDING
 from tilecast.api.base import MAX_GPUS, check
 from tilecast.api.parts import PartSeconds, fields_of
@@ -100,10 +99,10 @@ def from_body(body: bytes, node: str | None, account: str | None = None) -> Step
         Refused: the body is no report.
     """
     try:
-        document = json.loads(body)
+        document = untrusted.loads(body, max_bytes=MAX_BODY_BYTES)
         if not isinstance(document, Mapping):
             raise ValueError("no object")
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Refused("invalid", 400, 'the body is no JSON object; send {"stepSeconds": 1.23}') from None
     bare = document.get("stepSeconds")
     if isinstance(bare, float) and not math.isfinite(bare):

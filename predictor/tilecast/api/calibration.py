@@ -9,7 +9,9 @@ from typing import Any, get_args
 
 from pydantic import Field
 
+from tilecast import untrusted
 from tilecast.api.base import ApiModel, StatusModel, check, list_field, optional_field
+from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.fields import mapping, value_at
 from tilecast.calibration import SCALES, Calibration, Correction, Key, Run
 from tilecast.hardware import Pool
@@ -193,7 +195,7 @@ def read(text: str, name: str) -> Calibration:
         SpecError: the text is something else.
     """
     try:
-        document = json.loads(text)
+        document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
     except ValueError:
         document = None
     if not isinstance(document, Mapping):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import yaml
 
+from tilecast import untrusted
 from tilecast.spec import SpecError
+from tilecast.untrusted import MAX_DEPTH
 
 Document: TypeAlias = dict[str, Any]
 
@@ -17,9 +18,6 @@ MAX_YAML_BYTES = 4 * 2**20
 """YAML is read at one or two megabytes per second; longer input has to come as JSON."""
 MAX_JSON_BYTES = 512 * 2**20
 """`kubectl get nodes -o json` writes about 10 KiB per node."""
-MAX_DEPTH = 64
-"""Nesting of a Node with its managed fields stays below 20."""
-
 MAX_ALIASED_VALUES = 100_000
 """Values of a YAML text with its aliases written out; a manifest with some hundred values has no use for more."""
 
@@ -45,15 +43,21 @@ def load(text: str, name: str = "manifest", limit_bytes: int | None = None) -> l
     if len(text) > limit:
         remedy = "split it" if is_json else "split it, or give it as JSON"
         raise SpecError(name, f"is longer than {limit / 2**20:.3g} MiB", remedy)
-    value = _json(text) if is_json else None
+    value = _json(text, name, limit) if is_json else None
     return list(_flatten(_yaml(text, name) if value is None else value, name))
 
 
-def _json(text: str) -> list[Any] | None:
-    """The JSON value as a list of one, or None where the text is not JSON (flow-style YAML, perhaps)."""
+def _json(text: str, name: str, limit: int) -> list[Any] | None:
+    """The JSON value as a list of one, or None where the text is not JSON (flow-style YAML, perhaps).
+
+    Raises:
+        SpecError: it is too deep.
+    """
     try:
-        return [json.loads(text)]
-    except (ValueError, RecursionError):
+        return [untrusted.loads(text, max_bytes=limit)]
+    except untrusted.TooDeepError as error:
+        raise SpecError(name, str(error), "flatten it") from None
+    except ValueError:
         return None
 
 

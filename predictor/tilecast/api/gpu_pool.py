@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tilecast import untrusted
 from tilecast.api.base import (
     API_VERSION,
     GROUP,
@@ -305,7 +306,7 @@ def discovery(document: Mapping[str, Any], spec: GPUPoolSpec) -> Discovery | Non
     """What discovery noted; None for a pool that a user wrote, or took over by editing its spec or its label."""
     labels, annotations = (mapping(value_at(document, ("metadata", part))) for part in ("labels", "annotations"))
     try:
-        note = json.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
+        note = untrusted.loads(annotations[DISCOVERY]) if labels.get(DISCOVERED) == "true" else {}
         value = Discovery(str(note["identity"]), str(note["layer"]))
         return value if note["spec"] == _digest(spec) else None
     except (KeyError, TypeError, ValueError):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilecast import models
+from tilecast import models, untrusted
 from tilecast.api.fields import mapping
 from tilecast.api.model_source import ModelSource
 from tilecast.models import huggingface, traced
@@ -88,19 +87,13 @@ def model_of(
         return models.preset(str(source.preset))
     except SpecError as error:
         field = "spec.model.preset" if source.transformer is None else "spec.model.transformer"
-        raise SpecError(field, error.problem, error.remedy) from None
+        raise error.at(field) from None
 
 
 def _json(reference: Reference, stored: bytes, remedy: str) -> dict[str, Any]:
     """The mapping that a ConfigMap's text is."""
-    try:
-        value = json.loads(stored)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        problem = f"{reference.key} of ConfigMap {reference.name} is no JSON mapping"
-        raise SpecError(f"{reference.field}.key", problem, remedy)
-    return value
+    subject = f"{reference.key} of ConfigMap {reference.name}"
+    return untrusted.json_mapping(stored, f"{reference.field}.key", subject, remedy)
 
 
 def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
@@ -114,7 +107,7 @@ def _trace(reference: Reference, stored: bytes, sequence: int | None) -> Trace:
     except SpecError as error:
         if error.field != "--seq":
             raise
-        raise SpecError("spec.training.sequenceLength", error.problem, error.remedy) from None
+        raise error.at("spec.training.sequenceLength") from None
 
 
 def sequence_length(model: Model, given: int | None) -> int:

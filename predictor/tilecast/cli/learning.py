@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tilecast import untrusted
 from tilecast.api import pool_learning
 from tilecast.api.calibration import Seen
+from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.api.pool_learning import FORGET, Forget
 from tilecast.cli import EXIT_OK
 from tilecast.cli.pool_inputs import kubectl
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _runs(text: str, name: str) -> list[Seen]:
     try:
-        document = json.loads(text)
+        document = untrusted.loads(text, max_bytes=MAX_JSON_BYTES)
         items: list[Any] = document["items"] if document["kind"].endswith("List") else [document]
         runs = [run for item in items for run in pool_learning.runs(str(item["metadata"]["name"]), item)]
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from tilecast import untrusted
 from tilecast.advise.measured import Measurement
 from tilecast.api.base import ApiModel, check, optional_field
 from tilecast.api.parts import PartSeconds
@@ -106,7 +106,7 @@ def _file(name: str) -> list[StatedRun]:
     if not name:
         raise SpecError("--measured", "@ names no file", "write @FILE.json")
     try:
-        document: Any = json.loads(reading.read_text(name))
+        document: Any = untrusted.loads(reading.read_text(name))
     except ValueError:
         raise SpecError(
             name, "is no JSON", 'give {"runs": [{"pool": "a100-80", "gpus": 8, "stepSeconds": 1.9}]}'

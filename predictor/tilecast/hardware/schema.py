@@ -243,7 +243,7 @@ def read_facts(path: Path | Traversable, schema: type[FileT]) -> FileT:
         return schema.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise SpecError(str(path), "cannot be read", str(error.strerror or error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SpecError(path.name, "is not TOML", str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from tilecast import untrusted
 from tilecast.api.base import shown
 from tilecast.api.training_job import MODES, Mode
 from tilecast.jobs.interface import Job
@@ -26,9 +26,9 @@ def described(job: Job) -> dict[str, Any]:
     if TRAINING not in annotations:
         remedy = f"annotate the job, for instance {TRAINING}: " + '{"sequenceLength": 4096, "globalBatchSize": 256}'
         raise SpecError(TRAINING, "is missing", remedy)
-    spec: dict[str, Any] = {"model": _model(name), "training": _json(annotations, TRAINING)}
+    spec: dict[str, Any] = {"model": _model(name), "training": _mapping(annotations, TRAINING)}
     if CONSTRAINTS in annotations:
-        spec["constraints"] = _json(annotations, CONSTRAINTS)
+        spec["constraints"] = _mapping(annotations, CONSTRAINTS)
     if OBJECTIVE in annotations:
         spec["objective"] = annotations[OBJECTIVE]
     return spec
@@ -38,7 +38,7 @@ def in_annotations(error: SpecError) -> SpecError:
     """An error about a field of the spec, with the annotation's name in place of the field."""
     for field_, mark in _FIELDS.items():
         if error.field == field_ or error.field.startswith(f"{field_}."):
-            return SpecError(mark + error.field.removeprefix(field_), error.problem, error.remedy)
+            return error.at(mark + error.field.removeprefix(field_))
     return error
 
 
@@ -96,13 +96,6 @@ def _model(name: str) -> dict[str, Any]:
     return {"graphRef" if is_graph else "huggingFace": reference}
 
 
-def _json(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
-    try:
-        value = json.loads(annotations[key])
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise SpecError(
-            key, f"{shown(annotations[key])} is no JSON mapping", 'write for instance {"globalBatchSize": 256}'
-        )
-    return value
+def _mapping(annotations: Mapping[str, str], key: str) -> dict[str, Any]:
+    text = annotations[key]
+    return untrusted.json_mapping(text, key, shown(text), 'write for instance {"globalBatchSize": 256}')

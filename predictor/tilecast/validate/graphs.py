@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from functools import lru_cache
 from math import prod
 from pathlib import Path
 
+from tilecast import untrusted
+from tilecast.api.documents import MAX_JSON_BYTES
 from tilecast.models import traced
 from tilecast.models.traced import document
 from tilecast.spec import Model, SpecError
@@ -69,8 +70,8 @@ class Graphs:
 @lru_cache(maxsize=1024)
 def _read(path: Path) -> Model:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = untrusted.loads(path.read_text(encoding="utf-8"), max_bytes=MAX_JSON_BYTES)
+    except (OSError, ValueError) as error:
         problem = f"cannot be read ({str(error).splitlines()[0][:80]})"
         raise SpecError(str(path), problem, "write it with `tilecast trace`") from None
     if not isinstance(value, dict) or not document.is_document(value):

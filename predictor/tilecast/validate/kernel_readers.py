@@ -6,12 +6,12 @@ forward and a backward pass timed together). A row that cannot be expressed keep
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from tilecast import untrusted
 from tilecast.graph import KernelTable
 from tilecast.spec import ELEMENT_BYTES, Floats, SpecError
 from tilecast.validate import csvfile, megatron
@@ -106,7 +106,7 @@ def _liger(b: Builder) -> None:
     configs: list[dict[str, float]] = []
     for text in b.text("config_json"):
         try:
-            words = json.loads(text)
+            words = untrusted.loads(text)
             configs.append({key: float(value) for key, value in words.items() if isinstance(value, int | float)})
         except (ValueError, AttributeError):
             configs.append({})

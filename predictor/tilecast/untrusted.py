@@ -1,0 +1,113 @@
+"""JSON that anybody may have written: refused where it is longer or deeper than it may be, before anything walks it.
+
+Nesting is what hurts: every `repr`, copy or comparison of a value takes a part of the C stack for each level, and a
+process whose stack is full ends without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+from tilecast.spec import SpecError
+
+MAX_DEPTH = 64
+"""Nesting of a Node with its managed fields stays below 20, that of a config.json below 10."""
+MAX_BYTES = 4 * 2**20
+"""The API server stores objects of 1.5 MiB."""
+
+ValueT = TypeVar("ValueT")
+
+
+class TooDeepError(ValueError):
+    """JSON is nested deeper than allowed."""
+
+
+class TooLongError(ValueError):
+    """JSON is longer than allowed."""
+
+
+def loads(text: str | bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+    """Parse JSON whose length and nesting are within bounds.
+
+    Raises:
+        TooLongError, TooDeepError: it is longer or deeper; it is not parsed.
+        ValueError: it is no JSON.
+    """
+    if len(text) > max_bytes:
+        raise TooLongError(f"is longer than {max_bytes / 2**20:.3g} MiB")
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    if is_deeper(text, max_depth):
+        raise TooDeepError(f"is nested more than {max_depth} levels deep")
+    return json.loads(text)
+
+
+def json_mapping(text: str | bytes, field: str, subject: str, remedy: str) -> dict[str, Any]:
+    """Parse a JSON mapping whose length and nesting are within bounds.
+
+    Args:
+        text: the JSON.
+        field: what errors call its place.
+        subject: what they call the text.
+        remedy: what to write instead of something that is no mapping.
+
+    Raises:
+        SpecError: it is no mapping, or out of bounds.
+    """
+    try:
+        value = loads(text)
+    except TooDeepError as error:
+        raise SpecError(field, f"{subject} {error}", "flatten it") from None
+    except TooLongError as error:
+        raise SpecError(field, f"{subject} {error}", "leave out what decides no dimension") from None
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise SpecError(field, f"{subject} is no JSON mapping", remedy)
+    return value
+
+
+def is_deeper(text: str, levels: int) -> bool:
+    """Return whether a parser of a JSON text could get deeper than so many levels; text that is no JSON may count as
+    deeper than it is."""
+    if text.count("[") + text.count("{") <= levels:
+        return False
+    marks = text.encode("utf-8", "surrogatepass")
+    if b"\\" in marks:
+        marks = _ESCAPED.sub(b"", marks)
+    # Only quotes and brackets remain, then only brackets that stand in no string, then level by level fewer.
+    brackets = _STRING.sub(b"", marks.translate(_ALIKE, _OTHERS).replace(b'""', b""))
+    for left in range(levels, -1, -1):
+        if brackets.count(b"[") <= left:
+            return False
+        brackets = brackets.replace(b"[]", b"")
+    return True
+
+
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"')
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+_OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
+
+
+def cut(value: ValueT, levels: int = MAX_DEPTH) -> ValueT:
+    """Empty each mapping and list that lies deeper than so many levels of a parsed JSON value, in place, and return the
+    value. The walk goes level by level, without recursion."""
+    level: list[Any] = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        if not level:
+            return value
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) in _NESTING
+        ]
+    for each in level:
+        each.clear()
+    return value
+
+
+_NESTING = frozenset((dict, list))
