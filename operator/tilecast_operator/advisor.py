@@ -26,7 +26,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.nodes import NodesReport
 from tilecast.render import document
 from tilecast.spec import Plan, SpecError, Stated, Workload
-from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools
+from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import Api, ApiError
 from tilecast_operator.cluster.view import Document, canonical
@@ -284,7 +284,7 @@ class Advisor:
             # A stored graph takes a while to read, beside searches rather than behind them.
             return await asyncio.to_thread(training_job.request, "", spec, stored)
         except SpecError as error:
-            return Declined("InvalidSpec", str(error))
+            return refused(error)
         except Exception as error:
             log.exception("a job cannot be read")
             return internal_error(error)
@@ -297,7 +297,7 @@ class Advisor:
         except SearchInterruptedError as error:
             return self._interruptions.add(asked, error)
         except SpecError as error:
-            return Declined("InvalidSpec", str(error))
+            return refused(error)
         except Exception as error:
             log.exception("advice failed")
             return internal_error(error)

@@ -7,14 +7,15 @@ from typing import TypeAlias
 
 from tilecast.advise import Advice
 from tilecast.nodes import NodesReport
-from tilecast.spec import SpecError
+from tilecast.spec import SearchTooLargeError, SpecError
 
 MAX_MESSAGE = 1024
 INTERNAL_ERROR = "InternalError"
 SEARCH_INTERRUPTED = "SearchInterrupted"
+SEARCH_TOO_LARGE = "SearchTooLarge"
 REASONS = (
-    "Advised", "NoFittingPlan", "InvalidSpec", "NoPools", "ModelNotFound", "ModelNotReadable", INTERNAL_ERROR,
-    SEARCH_INTERRUPTED,
+    "Advised", "NoFittingPlan", "InvalidSpec", SEARCH_TOO_LARGE, "NoPools", "ModelNotFound", "ModelNotReadable",
+    INTERNAL_ERROR, SEARCH_INTERRUPTED,
 )  # fmt: skip
 """Of the Ready condition of a TrainingJob."""
 
@@ -59,6 +60,12 @@ def interrupted(answer: Answer) -> Declined | None:
     """Return the answer of a search that was interrupted; None for any other. It says nothing of what is asked: it is
     never kept for others, and replaces no advice."""
     return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
+
+
+def refused(error: SpecError) -> Declined:
+    """Return the answer to a job that cannot be meant, or whose search would be too large."""
+    is_too_large = isinstance(error, SearchTooLargeError)
+    return Declined(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
 def internal_error(error: Exception) -> Declined:

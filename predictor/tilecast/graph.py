@@ -10,14 +10,14 @@ formulas over them; `tilecast.kernels` turns a `KernelTable` of any mixture of k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName
+from tilecast.spec import ELEMENT_BYTES, PRECISIONS, Floats, Ints, PassName, SearchTooLargeError
 
 Phase = Literal["forward", "backward"]
 Dims: TypeAlias = Mapping[str, Floats]
@@ -264,6 +264,31 @@ class Op:
     """The fusion pass that removes it."""
     only: PassName | None = None
     """The fusion pass without which it does not exist."""
+
+
+MOST_OPERATORS = 12_000
+"""Operators of a model, all unlike each other: the largest published one has 4,851 (the U-Net of Stable Diffusion XL),
+and layers that repeat count once."""
+
+
+def check_operators(count: int) -> None:
+    """Refuse a model of too many distinct operators.
+
+    Raises:
+        SearchTooLargeError: it has more than `MOST_OPERATORS`.
+    """
+    if count > MOST_OPERATORS:
+        remedy = "name a model with fewer layers, or lower the depths in its config"
+        raise SearchTooLargeError.of("spec.model", count, MOST_OPERATORS, "distinct operators of the model", remedy)
+
+
+class OperatorList(list[Op]):
+    """Operators that a network appends to, up to as many as one search prices."""
+
+    def __iadd__(self, more: Iterable[Op]) -> Self:  # type: ignore[override,misc]  # `+` makes a list without a limit
+        super().__iadd__(more)
+        check_operators(len(self))
+        return self
 
 
 @dataclass(frozen=True, slots=True)

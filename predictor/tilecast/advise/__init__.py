@@ -18,7 +18,7 @@ from tilecast.advise.boards import is_tie, judge, order, settle
 from tilecast.advise.buckets import best_size
 from tilecast.advise.choose import Choice
 from tilecast.advise.fewer import fewer_gpus
-from tilecast.advise.rank import Details, Field, field, pareto
+from tilecast.advise.rank import Details, Field, field, pareto, too_large, variants
 from tilecast.advise.remedies import remedied
 from tilecast.advise.values import (
     Advice,
@@ -37,7 +37,7 @@ from tilecast.hardware import Pool
 from tilecast.objectives import bounded_by
 from tilecast.search import Limits
 from tilecast.sharing import Sharing, consider
-from tilecast.spec import Model, SpecError
+from tilecast.spec import Model, SearchTooLargeError, SpecError
 
 __all__ = [
     "Advice",
@@ -67,7 +67,7 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
     """
     _check(request, pools)
     considered = sorted(pools, key=_name)
-    fields = [field(request, pool) for pool in considered]
+    fields = _fields(request, considered)
     judged = [judge(request, each) for each in fields]
     ranking = settle(request, [item for item in judged if isinstance(item, Choice)])
     choices = ranking.choices
@@ -112,6 +112,37 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
         ),
         inputs_hash=inputs_hash(request, considered, digest),
     )
+
+
+MOST_KERNELS = 64_000
+"""Operators of the model times global batches, precisions and pools, where a job leaves batch or precision open. Each
+takes 0.1 ms and 3 KB: the largest published model of layers unlike each other may have 13 of them."""
+MOST_PLANS = 1_000_000
+"""Plans of all pools, each 2 us and 200 bytes; the largest search in the documentation prices 400,000. Where there are
+more, numbers of nodes are left out."""
+
+
+def _fields(request: Request, pools: Sequence[Pool]) -> list[Field]:
+    """The plans of each pool, as many as one search prices.
+
+    Raises:
+        SearchTooLargeError: there are more, however few numbers of nodes are tried.
+    """
+    able = [len(variants(request, pool)) for pool in pools]
+    kernels_priced = sum(able) * models.operators(request.workload)
+    if max(able, default=0) > 1 and kernels_priced > MOST_KERNELS:
+        raise too_large(request, kernels_priced, MOST_KERNELS, "operators in all batches, precisions and pools")
+    try:
+        return _counted(request, pools, Limits())
+    except SearchTooLargeError:
+        return _counted(request, pools, Limits(max_plans=MOST_PLANS // max(1, sum(able))))
+
+
+def _counted(request: Request, pools: Sequence[Pool], limits: Limits) -> list[Field]:
+    fields: list[Field] = []
+    for pool in pools:
+        fields.append(field(request, pool, limits, most=MOST_PLANS - sum(len(each) for each in fields)))
+    return fields
 
 
 def inputs_hash(request: Request, pools: Sequence[Pool], model_sha256: str) -> str:

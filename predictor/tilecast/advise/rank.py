@@ -18,7 +18,7 @@ from tilecast.cost import per_1000_steps
 from tilecast.hardware import Pool
 from tilecast.memo import Later
 from tilecast.search import Limits, Mask, PlanTable, Priced
-from tilecast.spec import PRECISIONS, Floats, Ints, Plans, Workload
+from tilecast.spec import PRECISIONS, Floats, Ints, Plans, SearchTooLargeError, Workload
 from tilecast.uncertainty import Errors
 
 MAX_BATCHES = 8
@@ -178,7 +178,17 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None) -> Field:
+def too_large(request: Request, number: int, limit: int, noun: str) -> SearchTooLargeError:
+    """Return the error for a job that leaves too much open."""
+    is_range = request.batches is not None
+    name = "globalBatchSizeRange" if is_range else "allowedPrecisions" if request.precisions else "globalBatchSize"
+    remedy = "narrow globalBatchSizeRange and allowedPrecisions, or state constraints.gpus"
+    return SearchTooLargeError.of(f"spec.training.{name}", number, limit, noun, remedy)
+
+
+def field(
+    request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Plans | None = None, most: int | None = None
+) -> Field:
     """Everything that a pool could do for a job, its constraints left aside.
 
     Args:
@@ -186,6 +196,10 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         pool: where.
         limits: bounds of the enumeration.
         exactly: these plans instead of those that the search enumerates.
+        most: how many plans there may be; None for any number.
+
+    Raises:
+        SearchTooLargeError: there are more; they are counted, not priced.
     """
     able = variants(request, pool)
     every: list[tuple[int, PlanTable]] = []
@@ -201,6 +215,8 @@ def field(request: Request, pool: Pool, limits: Limits = _UNLIMITED, exactly: Pl
         if exact is not None and limits.gpus is None and not np.any(listing.plans.gpus == exact):
             every.append((index, search.find(workload, pool, replace(limits, gpus=exact))))
     every = [item for item in every if len(item[1].plans)]
+    if most is not None and (count := sum(len(table.plans) for _, table in every)) > most:
+        raise too_large(request, count, most, "plans left")
 
     def column(name: str) -> Floats:
         parts = [getattr(table, name) for _, table in every]

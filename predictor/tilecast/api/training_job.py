@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 from pydantic import Field
 from pydantic.alias_generators import to_snake
 
+from tilecast import models
 from tilecast.advise import Baseline, Budget, Constraints, Request
 from tilecast.api.base import (
     API_VERSION,
@@ -297,6 +298,8 @@ def request(name: str, spec: TrainingJobSpec, stored: bytes | None = None) -> Re
     model = model_of(name, spec.model, reference(spec), stored, training.sequence_length)
     workload = _workload(spec, model, sequence_length(model, training.sequence_length))
     _check_sync(training)
+    if spec.model.hugging_face is not None or spec.model.graph_ref is not None:
+        models.operators(workload)  # refuses what is too large while it is read
     batches = training.global_batch_size_range
     return Request(
         name=name,

@@ -98,7 +98,7 @@ class JobInput:
     def by_flag(self, error: SpecError) -> SpecError:
         """The error by the flag that filled its field; `spec.` may be left out of the field's path."""
         flag = self.flags.get(error.field) or self.flags.get(f"spec.{error.field}")
-        return error if flag is None else SpecError(flag, error.problem, error.remedy)
+        return error if flag is None else error.at(flag)
 
     def having(self, path: Sequence[str], value: object, flag: str) -> JobInput:
         """The job with another value in a field of its spec.
@@ -202,7 +202,7 @@ def _preset(name: str) -> str:
         is_known = kind in kinds and not models.family(name)
         if is_known or ("did you mean" not in error.remedy and is_of_one):
             remedy = "give its config.json, which can be read; `tilecast show models` lists the presets"
-            raise SpecError(error.field, error.problem, remedy) from None
+            raise error.at(error.field, remedy) from None
         raise
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tilecast import frameworks, fuse, shipped
-from tilecast.graph import Block, Graph, Shards
+from tilecast.graph import Block, Graph, Shards, check_operators
 from tilecast.memo import Memo
 from tilecast.models import hybrid, towers, traced
 from tilecast.models.families import ADAPTED, FAMILIES, Builder, Family
@@ -48,9 +48,31 @@ def build(workload: Workload, shards: Shards) -> Graph:
     """The operators of one rank, every dimension a column over `shards`.
 
     Raises:
+        SearchTooLargeError: the model has more operators than a search prices.
         SpecError: the family is unknown, or has no layers for adapters.
     """
-    return fuse.apply(_whole(builder(workload), workload, shards), fuse.passes(workload))
+    graph = _whole(builder(workload), workload, shards)
+    check_operators(sum(len(block.ops) for block in graph.blocks))
+    return fuse.apply(graph, fuse.passes(workload))
+
+
+def operators(workload: Workload) -> int:
+    """Return how many distinct operators the model has.
+
+    Raises:
+        SearchTooLargeError: it has more than a search prices.
+        SpecError: its graph cannot be built.
+    """
+    return _OPERATORS.get(of_any_batch(workload), lambda: _operators(workload))
+
+
+def _operators(workload: Workload) -> int:
+    one = np.ones(1, np.int64)
+    graph = build(workload, Shards(one, one, one, one, sequence_parallel=np.zeros(1, np.int64)))
+    return sum(len(block.ops) for block in graph.blocks)
+
+
+_OPERATORS: Memo[Workload, int] = Memo(32)
 
 
 def builder(workload: Workload) -> Builder:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tilecast.graph import Op
+from tilecast.graph import OperatorList
 from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 
@@ -29,7 +29,7 @@ class Tensor:
     size: Size
     flat: bool = True
     """Whether images have no depth, so that kernels have none either."""
-    ops: list[Op] = field(default_factory=list)
+    ops: OperatorList = field(default_factory=OperatorList)
     parameters: float = 0.0
     activation_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     workspace: Floats = field(default_factory=lambda: np.zeros(1))

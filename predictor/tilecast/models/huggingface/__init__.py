@@ -67,7 +67,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
         if not known:
             raise
         text = f"{error.remedy}; or use the preset {known[0]}, which has these dimensions"
-        raise SpecError(error.field, error.problem, text) from None
+        raise error.at(error.field, text) from None
 
 
 def _of_timm(config: Mapping[str, Any], field: str) -> Model:
@@ -225,7 +225,7 @@ def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
         try:
             table["pattern"] = patterns.PATTERNS[table["pattern"]](scope.merged, table.get("layers", 0))
         except SpecError as error:
-            raise SpecError(f"{path}.{error.field}", error.problem, error.remedy) from None
+            raise error.at(f"{path}.{error.field}") from None
     for name in models.needs(table["family"], table.get("pattern", ())):
         if name not in table:
             key = reading.first_key(read[name]) if name in read else name

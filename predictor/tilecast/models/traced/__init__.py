@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilecast import fuse
-from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages
+from tilecast.graph import Block, Graph, KernelTable, Op, Shards, Stages, check_operators
 from tilecast.models import layers
 from tilecast.models.numerics import Numerics
 from tilecast.models.traced.flow import Flow, Unit, flow_of
@@ -51,6 +51,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     trace = workload.model.trace
     assert trace is not None  # noqa: S101 (a model of this family has one)
     known, numerics = flow_of(trace), Numerics.of(workload)
+    check_operators(sum(len(unit.sites) for unit in known.units))
     scale = shards.micro_batch.astype(float) / trace.batch
     count = pieces(trace)
     ops = tuple(
