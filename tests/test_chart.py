@@ -393,7 +393,7 @@ def test_a_model_of_ones_own_is_mounted_with_its_digest(helm: Helm) -> None:
 BY_VALUES = (
     "TILECAST_LISTEN_", "TILECAST_DISCOVERY", "TILECAST_READ_", "TILECAST_UTILIZATION_MODEL", "TILECAST_JOBS",
     "TILECAST_PLACE", "TILECAST_KUEUE_ADMISSION_GATE", "TILECAST_TLS", "TILECAST_LEASE", "TILECAST_POD_IP",
-    "TILECAST_OWNS_POOLS", "TILECAST_NAMESPACE_SELECTOR",
+    "TILECAST_OWNS_POOLS", "TILECAST_NAMESPACE_SELECTOR", "TILECAST_JOURNAL",
     "TILECAST_LEARNING", "TILECAST_TRUSTED_NAMESPACES", "TILECAST_QUEUE",
 )  # fmt: skip
 """Settings that values of their own give, together with the rights or the volume they need."""

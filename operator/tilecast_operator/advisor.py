@@ -6,6 +6,7 @@ Reading and searching run in threads of their own, few of them, so that watching
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import itertools
 import logging
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tilecast import kernels, models
 from tilecast.advise import Advice, Request, inputs_hash
@@ -29,6 +30,7 @@ from tilecast.spec import Plan, SpecError, Stated, Workload
 from tilecast_operator.answer import Answer, Declined, internal_error, interrupted, is_passing, no_pools, refused
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import Api, ApiError
+from tilecast_operator.cluster.journal import Journal
 from tilecast_operator.cluster.view import Document, canonical
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
@@ -36,6 +38,7 @@ from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
 
 ResultT = TypeVar("ResultT")
+ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | None], Request]
 
 log = logging.getLogger("tilecast")
 
@@ -80,6 +83,8 @@ class Advisor:
         threads: that read and price beside the searches.
         size: results of each kind that are remembered.
         interruptions: searches that were interrupted.
+        journal: where objects are noted while a thread reads them.
+        read: makes of a spec, and of the content of its ConfigMap, what is asked.
     """
 
     def __init__(
@@ -90,12 +95,16 @@ class Advisor:
         threads: int,
         size: int,
         interruptions: Interruptions | None = None,
+        journal: Journal | None = None,
+        read: ReadRequest = training_job.request,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
         """Why no advice can be given."""
         self._reader = reader
         self._searches = searches
         self._interruptions = interruptions or Interruptions()
+        self._journal = journal or Journal("")
+        self._request_of = read
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
         self._report: NodesReport | None = None
@@ -123,7 +132,8 @@ class Advisor:
 
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Call a function in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        call = partial(contextvars.copy_context().run, self._journal.call, function)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     async def warm_up(self) -> None:
         """Load the utilization model by pricing one small job.
@@ -282,7 +292,7 @@ class Advisor:
     async def _read(self, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
         try:
             # A stored graph takes a while to read, beside searches rather than behind them.
-            return await asyncio.to_thread(training_job.request, "", spec, stored)
+            return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
         except SpecError as error:
             return refused(error)
         except Exception as error:

@@ -13,9 +13,10 @@ MAX_MESSAGE = 1024
 INTERNAL_ERROR = "InternalError"
 SEARCH_INTERRUPTED = "SearchInterrupted"
 SEARCH_TOO_LARGE = "SearchTooLarge"
+INPUT_QUARANTINED = "InputQuarantined"
 REASONS = (
     "Advised", "NoFittingPlan", "InvalidSpec", SEARCH_TOO_LARGE, "NoPools", "ModelNotFound", "ModelNotReadable",
-    INTERNAL_ERROR, SEARCH_INTERRUPTED,
+    INTERNAL_ERROR, SEARCH_INTERRUPTED, INPUT_QUARANTINED,
 )  # fmt: skip
 """Of the Ready condition of a TrainingJob."""
 

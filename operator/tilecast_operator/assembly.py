@@ -8,12 +8,14 @@ from typing import Any
 
 from tilecast.advise import advise
 from tilecast.api import gpu_pool, pool_learning, training_job
-from tilecast_operator.advisor import Advisor
+from tilecast_operator.advisor import Advisor, ReadRequest
 from tilecast_operator.cluster.api import Api
 from tilecast_operator.cluster.cache import Cache, CacheTable
 from tilecast_operator.cluster.discovery import ServedApis
+from tilecast_operator.cluster.journal import Journal
 from tilecast_operator.cluster.leadership import Election, Leadership
 from tilecast_operator.cluster.lists import ListCheck
+from tilecast_operator.cluster.quarantine import Quarantine
 from tilecast_operator.cluster.view import stamp
 from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.admission import Admission
@@ -27,6 +29,7 @@ from tilecast_operator.controllers.observations import Observations
 from tilecast_operator.controllers.placement import Placer
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import NODES, Pools
+from tilecast_operator.controllers.quarantined import Quarantined
 from tilecast_operator.controllers.queue_jobs import QueueJobs
 from tilecast_operator.controllers.queue_plans import QueuePlans
 from tilecast_operator.controllers.requests import Requests
@@ -59,6 +62,7 @@ class Assembly:
         metrics: where everything is counted.
         search: `advise`.
         clock: Unix time.
+        read: makes of a spec what is asked.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Assembly:
         metrics: Metrics,
         search: Advise = advise,
         clock: Callable[[], float] = time.time,
+        read: ReadRequest = training_job.request,
     ) -> None:
         self.leadership = leadership = Leadership(is_alone=not settings.lease)
         self.election = _election(settings, client, leadership) if settings.lease else None
@@ -75,21 +80,24 @@ class Assembly:
         metrics.lead(leadership.is_leader)
         leadership.listen(metrics.lead)
         metrics.holds.set(settings.jobs and settings.place)
-        cache = Cache()
+        self.journal = journal = Journal(settings.journal)
+        quarantine = Quarantine(settings.journal, journal.suspects, clock)
+        cache = Cache(journal, quarantine)
         writer = Writer(
             client, cache, leadership, metrics.count_write, lambda: stamp(clock()), settings.instance, settings.writers
         )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
-        runtime = Runtime(settings, metrics)
+        runtime = Runtime(settings, metrics, journal)
         answers = AnswerTimes(metrics.answers, clock)
-        context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock)
+        context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal)
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
             NamespaceShard(context, selector)
         searches = _searches(settings, search, metrics)
         self.advisor = advisor = Advisor(
-            client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock)
-        )
+            client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
+            journal, read,
+        )  # fmt: skip
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
@@ -116,12 +124,14 @@ class Assembly:
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, pools, requests, advice, admission, kueue_check, requeues)
+        self.quarantined = Quarantined(context)
         leadership.listen(self._lead)
 
     def start(self) -> None:
         """Load the model and start the workers."""
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
+        self.runtime.add_task(self.quarantined.run(), "quarantine")
         if self.settings.jobs and self.settings.place and self.settings.read_kueue:
             self.runtime.add_task(self.kueue.run(), "kueue-check")
         if self.election is not None:
@@ -139,6 +149,7 @@ class Assembly:
             await self.election.release()
         await self.relay.close()
         self.advisor.stop()
+        self.journal.close()
 
     def _lead(self, is_leading: bool) -> None:
         if is_leading:

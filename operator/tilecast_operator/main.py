@@ -7,6 +7,7 @@ that is indexed, which takes minutes for thousands of nodes. What is optional is
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -137,6 +138,7 @@ def _answered(resource: str) -> None:
 
 
 kopf_internals.install(OWN.relist_s, _answered)
+faulthandler.enable()  # what a signal that ends the process interrupts is in the log
 recursion.prepare()
 
 

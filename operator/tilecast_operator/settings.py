@@ -58,6 +58,11 @@ class Settings:
         320,
         "Most private memory of a process that searches, in MiB; 285 MiB are resident then. Needs processes.",
     )
+    journal: str = _variable(
+        "TILECAST_JOURNAL",
+        "",
+        "Folder that outlives the process, an emptyDir, for notes of which objects are being read; empty keeps none.",
+    )
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
     settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
     request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")

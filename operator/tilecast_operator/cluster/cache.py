@@ -15,7 +15,9 @@ from tilecast import nodes
 from tilecast.api import gpu_pool, pool_learning, queue_advice, training_job
 from tilecast.jobs import JOB_KINDS, Priorities, PriorityClass
 from tilecast_operator.cluster import view
+from tilecast_operator.cluster.journal import Journal
 from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.quarantine import Quarantine
 from tilecast_operator.cluster.view import Document, View
 
 ValueT = TypeVar("ValueT")
@@ -41,8 +43,12 @@ Listener: TypeAlias = Callable[[Key, Stored[ValueT] | None, Stored[ValueT] | Non
 class CacheTable(Generic[ValueT]):
     """The objects of one kind, or of several that are read alike."""
 
-    def __init__(self, read: Callable[[Document], ValueT]) -> None:
+    def __init__(
+        self, read: Callable[[Document], ValueT], sift: Callable[[Document], Document | None] = lambda body: body
+    ) -> None:
         self._read = read
+        self._sift = sift
+        """Returns what may be read of an object, if anything."""
         self._objects: dict[Key, Stored[ValueT]] = {}
         self._listeners: list[Listener[ValueT]] = []
         self.is_kept: Callable[[Key, ValueT], bool] = lambda key, value: True
@@ -86,7 +92,10 @@ class CacheTable(Generic[ValueT]):
             return
         if known is not None and not _is_newer(_version(body), known.resource_version):
             return
-        now = self._stored(body)
+        sifted = self._sift(body)
+        if sifted is None:
+            return
+        now = self._stored(sifted)
         is_kept = self.is_kept(key, now.value)
         if known is not None and (known.uid != now.uid or not is_kept):
             self._drop(key, known)
@@ -126,7 +135,7 @@ class CacheTable(Generic[ValueT]):
             body: the object.
             is_new: whether it may be one that was not there; else one that is gone by now stays gone.
         """
-        key, now = Key.of(body), self._stored(body)
+        key, now = Key.of(body), self._stored(self._sift(body) or body)
         known = self._objects.get(key)
         if is_new if known is None else now.is_newer_than(known):
             self._objects[key] = now
@@ -145,23 +154,31 @@ class CacheTable(Generic[ValueT]):
 
 
 class Cache:
-    """Every table. Belongs to one event loop."""
+    """Every table. Belongs to one event loop.
 
-    def __init__(self) -> None:
-        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node)
-        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice)
+    Args:
+        journal: where objects are noted while they are read.
+        quarantine: says what may be read of each.
+    """
+
+    def __init__(self, journal: Journal | None = None, quarantine: Quarantine | None = None) -> None:
+        self._journal = journal or Journal("")
+        self.quarantine = quarantine or Quarantine("", (), time.time)
+        sift = self.quarantine.sift
+        self.nodes: CacheTable[nodes.Node] = CacheTable(nodes.node, sift)
+        self.slices: CacheTable[nodes.Slice | None] = CacheTable(nodes.resource_slice, sift)
         """None is one that is of no use here, and counted all the same."""
-        self.pools: CacheTable[View] = CacheTable(View.of)
-        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of)
-        self.queue_advices: CacheTable[View] = CacheTable(View.of)
-        self.training_jobs: CacheTable[View] = CacheTable(View.of)
-        self.jobs: CacheTable[Document] = CacheTable(view.job_document)
-        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of)
-        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document)
-        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document)
-        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document)
-        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of)
-        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of)
+        self.pools: CacheTable[View] = CacheTable(View.of, sift)
+        self.learnings: CacheTable[view.Learning] = CacheTable(view.Learning.of, sift)
+        self.queue_advices: CacheTable[View] = CacheTable(View.of, sift)
+        self.training_jobs: CacheTable[View] = CacheTable(View.of, sift)
+        self.jobs: CacheTable[Document] = CacheTable(view.job_document, sift)
+        self.namespaces: CacheTable[view.NamespaceView] = CacheTable(view.NamespaceView.of, sift)
+        self.local_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.cluster_queues: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.flavors: CacheTable[Document] = CacheTable(view.kueue_document, sift)
+        self.workload_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
+        self.pod_priorities: CacheTable[PriorityClass] = CacheTable(PriorityClass.of, sift)
         self._tables: dict[str, CacheTable[Any]] = {
             "Node": self.nodes,
             "ResourceSlice": self.slices,
@@ -180,10 +197,12 @@ class Cache:
 
     def see(self, body: Document) -> None:
         """Take note of an object that exists."""
-        self._table(body).see(body)
+        with self._journal.reading(Key.of(body)):
+            self._table(body).see(body)
 
     def lose(self, body: Document) -> None:
         """Take note of an object that is gone."""
+        self.quarantine.lose(Key.of(body))
         self._table(body).lose(body)
 
     @property

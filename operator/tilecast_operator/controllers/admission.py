@@ -174,6 +174,10 @@ class Admission:
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _hold(self, key: Key, uid: str) -> None:
+        """Decide about a job that waits for us, with the job noted while it is read."""
+        await self._context.journal.steps(key, self._place_and_let_go(key, uid))
+
+    async def _place_and_let_go(self, key: Key, uid: str) -> None:
         """Place a job that waits for us, if that is wanted, and let it go in any case."""
         decision = _Decision("TooLate")
         try:
@@ -226,6 +230,8 @@ class Admission:
         return replace(decision, outcome=await self._placer.write(prepared, decision.advice))
 
     async def _decide(self, key: Key, document: Document) -> _Decision:
+        if (refusal := self._context.set_aside(key)) is not None:
+            return _Decision(refusal.reason, text=refusal.message)
         job = await self._advice.read(document)
         asked = self._advice.asked(key, job)
         waited_s = 0.0

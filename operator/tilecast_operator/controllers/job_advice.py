@@ -108,6 +108,8 @@ class JobAdvice:
             return None
         if (request := self._requests.first(key)) is not None:
             name, document = request
+            if (refusal := self._context.set_aside(Key(training_job.KIND, key.namespace, name))) is not None:
+                return refusal
             return Asked(document, mode_of(document), name)
         namespace = self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
         if not job.is_enabled({} if namespace is None else namespace.value.labels):

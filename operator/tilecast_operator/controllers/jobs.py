@@ -163,6 +163,8 @@ class Jobs:
 
     async def _advise(self, key: Key, seen: Stored[Document]) -> bool:
         """Write what differs; returns whether nothing is owed to the job for now."""
+        if self._context.set_aside(key) is not None:
+            return True
         job = await self._advice.read(seen.value)
         own, asked = own_annotations(job.annotations), self._advice.asked(key, job)
         if _is_queued(job):

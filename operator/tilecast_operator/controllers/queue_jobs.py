@@ -77,7 +77,7 @@ class QueueJobs:
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            row = await self._row(key)
+            row = await self._context.journal.steps(key, self._row(key))
             if isinstance(row, QueueRow):
                 rows.append(row)
             elif row is not None:
@@ -86,6 +86,8 @@ class QueueJobs:
 
     async def _row(self, key: Key) -> QueueRow | Unplanned | None:
         cache = self._context.cache
+        if (refusal := self._context.set_aside(key)) is not None:
+            return Unplanned(name_of(key), refusal.message[:MOST_TEXT], "")
         view, seen = cache.training_jobs.get(key), cache.jobs.get(key)
         if view is not None:
             made_of: Hashable = (view.uid, view.value.packed_document, view.value.inputs, view.value.digest)

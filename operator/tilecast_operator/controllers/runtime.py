@@ -14,12 +14,14 @@ import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from tilecast_operator.answer import INPUT_QUARANTINED, Declined
 from tilecast_operator.cluster.api import UNREACHABLE, Api, ApiError, retry_s
 from tilecast_operator.cluster.cache import Cache
+from tilecast_operator.cluster.journal import Journal
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.leadership import Leadership, NotLeaderError
 from tilecast_operator.cluster.view import stamp
@@ -55,6 +57,12 @@ class SharedContext:
     metrics: Metrics
     answers: AnswerTimes
     clock: Callable[[], float]
+    journal: Journal
+
+    def set_aside(self, key: Key) -> Declined | None:
+        """Return the answer about an object that is set aside; None where it is not."""
+        text = self.cache.quarantine.why(key)
+        return None if text is None else Declined(INPUT_QUARANTINED, text)
 
     def now(self) -> str:
         """The time as Kubernetes writes it."""
@@ -196,11 +204,12 @@ class KeyQueue(Generic[KeyT]):
 class Runtime:
     """Brings keys to the controllers of their kinds. Belongs to one event loop."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, journal: Journal | None = None) -> None:
+        self._journal = journal or Journal("")
         self.queue: KeyQueue[Key] = KeyQueue(time.monotonic)
         self._settings = settings
         self._metrics = metrics
-        self._reconcile: dict[str, Callable[[Key], Awaitable[None]]] = {}
+        self._reconcile: dict[str, Callable[[Key], Coroutine[Any, Any, None]]] = {}
         self._gone: dict[str, Callable[[Key], None]] = {}
         self._failures: dict[Key, int] = {}
         self._unwritten: set[Key] = set()
@@ -208,7 +217,10 @@ class Runtime:
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(
-        self, kind: str, reconcile: Callable[[Key], Awaitable[None]], gone: Callable[[Key], None] = lambda key: None
+        self,
+        kind: str,
+        reconcile: Callable[[Key], Coroutine[Any, Any, None]],
+        gone: Callable[[Key], None] = lambda key: None,
     ) -> None:
         """Work off keys of a kind by `reconcile`; `gone` is called where the API server has no such object."""
         self._reconcile[kind], self._gone[kind] = reconcile, gone
@@ -270,7 +282,7 @@ class Runtime:
         while True:
             key = await self.queue.take()
             try:
-                await self._reconcile[key.kind](key)
+                await self._journal.steps(key, self._reconcile[key.kind](key))
                 self._failures.pop(key, None)
                 self._unwritten.discard(key)
             except NotLeaderError:

@@ -68,6 +68,8 @@ class Targets:
         if first is not None and first[0] != key.name:
             text = f"TrainingJob {first[0]} names {target.kind} {target.name} too and is older"
             return _refused(name, Declined("TargetConflict", f"{text}; delete one of them, or change spec.targetRef"))
+        if (refusal := self._context.set_aside(target)) is not None:
+            return _refused(name, refusal)
         seen = self._context.cache.jobs.get(target)
         value = seen.value if seen is not None else await self._missing(target)
         if isinstance(value, Declined):

@@ -116,6 +116,8 @@ class TrainingJobs:
         seen = self._context.cache.training_jobs.get(key)
         if seen is None or self._pools.report is None:  # all are due once the nodes are read
             return
+        if await self._set_aside(key, seen):
+            return
         view = seen.value
         document, before = view.document, job_status.stored(view.status)
         is_off = mode_of(document) == "Off"
@@ -165,6 +167,18 @@ class TrainingJobs:
         if is_passing(answer):
             raise TryAgainError(message(answer))
         self._context.answers.answer(key)
+
+    async def _set_aside(self, key: Key, seen: Stored[View]) -> bool:
+        """Return whether a job is not to be read, and say why; one that runs keeps its forecast."""
+        if (why := self._context.set_aside(key)) is None:
+            return False
+        self._context.answers.forget(key)
+        before, fit, now = job_status.stored(seen.value.status), self._capacity.fit(key, None), self._context.now()
+        if before.forecast is None:
+            want = desired(seen.value, before, why, mode_of(seen.value.document) == "Off", fit, now)
+            if await self._writes.write(key, seen, replace(want, annotations=None, note=None), before):
+                self._context.metrics.count_advice(why, changed=False)
+        return True
 
     def _waits(self, key: Key, answer: Answer) -> bool:
         """Whether the search for a job was interrupted; the job is due when it is tried again."""

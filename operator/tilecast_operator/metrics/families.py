@@ -222,6 +222,9 @@ class OperatorFamilies:
     writes = counter(
         "tilecast_writes", "Requests that write to the API server, by resource and HTTP outcome.", "resource", "outcome"
     )
+    quarantined = gauge(
+        "tilecast_quarantined_objects", "Objects that are set aside, for the operator died while it read them.", "kind"
+    )
     retries = counter("tilecast_retries", "Keys that had to be tried again.")
     queue = gauge(
         "tilecast_queue_keys",

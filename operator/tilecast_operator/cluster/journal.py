@@ -1,0 +1,160 @@
+"""Notes of which objects are being read, in a file that outlives the process however it ends.
+
+An object that ends the process while it is read would end the next one too. Every thread has a slot in the file, which
+holds the key of the object that it reads at this moment, and nothing between two steps: whatever is there after a
+sudden death was being read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tilecast_operator.cluster.kinds import KINDS, Key
+
+ResultT = TypeVar("ResultT")
+
+log = logging.getLogger("tilecast")
+
+FILE = "journal"
+SLOTS = 64
+"""Threads that note what they read; those beyond note nothing."""
+SLOT_BYTES = 512
+"""More than kind, namespace and name of an object have together."""
+LENGTH_BYTES = 2
+NOTHING = bytes(LENGTH_BYTES)
+RUNNING, ENDED = b"running", b"ended  "
+
+_CURRENT: ContextVar[bytes] = ContextVar("_CURRENT", default=NOTHING)
+"""What is read by this task, also where its threads and the tasks that it starts go on."""
+
+
+class _Slot:
+    """The slot of a thread."""
+
+    __slots__ = ("note", "region")
+
+    def __init__(self, region: memoryview | bytearray) -> None:
+        self.region = region
+        self.note = NOTHING
+
+
+class Journal:
+    """The notes of this process.
+
+    Args:
+        folder: where the file is; empty keeps the notes in memory, where they end with the process.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.suspects: tuple[Key, ...] = ()
+        """Objects that the last process was reading when it died; none where it ended in order."""
+        size = SLOTS * SLOT_BYTES
+        self._map: mmap.mmap | bytearray = bytearray(size)
+        if folder:
+            try:
+                self._map = _mapped(Path(folder) / FILE, size)
+            except OSError as error:
+                log.warning("TILECAST_JOURNAL: %s; what is read at a sudden end is not remembered", error)
+            self.suspects = _suspects(bytes(self._map))
+        self._view = memoryview(self._map)
+        self._view[:] = bytes(size)
+        self._view[: len(RUNNING)] = RUNNING
+        self._numbers = itertools.count(1)
+        self._local = threading.local()
+
+    def close(self) -> None:
+        """Take note that this process ends in order."""
+        self._view[: len(ENDED)] = ENDED
+
+    @contextmanager
+    def reading(self, key: Key) -> Iterator[None]:
+        """Note an object while it is read."""
+        slot = self._slot()
+        before = _write(slot, _note(key))
+        try:
+            yield
+        finally:
+            _write(slot, before)
+
+    @types.coroutine
+    def steps(self, key: Key, work: Coroutine[Any, Any, ResultT]) -> Generator[Any, Any, ResultT]:
+        """Await a coroutine, with an object noted while one of its steps runs and not while it waits."""
+        note, slot = _note(key), self._slot()
+        token = _CURRENT.set(note)
+        value, error = None, None
+        try:
+            while True:
+                before = _write(slot, note)
+                try:
+                    waited_for = work.send(value) if error is None else work.throw(error)
+                except StopIteration as ended:
+                    result: ResultT = ended.value
+                    return result
+                finally:
+                    _write(slot, before)
+                try:
+                    value, error = (yield waited_for), None
+                except BaseException as raised:
+                    value, error = None, raised
+        finally:
+            _CURRENT.reset(token)
+
+    def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Call a function in a thread, with the object noted that the task reads which asked for it."""
+        slot = self._slot()
+        before = _write(slot, _CURRENT.get())
+        try:
+            return function(*arguments)
+        finally:
+            _write(slot, before)
+
+    def _slot(self) -> _Slot:
+        slot: _Slot | None = getattr(self._local, "slot", None)
+        if slot is None:
+            number = next(self._numbers)
+            start = number * SLOT_BYTES
+            region = self._view[start : start + SLOT_BYTES] if number < SLOTS else bytearray(SLOT_BYTES)
+            slot = self._local.slot = _Slot(region)
+        return slot
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    with path.open("a+b") as file:
+        file.truncate(size)
+        return mmap.mmap(file.fileno(), size)
+
+
+def _note(key: Key) -> bytes:
+    text = f"{key.kind}/{key.namespace}/{key.name}".encode()[: SLOT_BYTES - LENGTH_BYTES]
+    return len(text).to_bytes(LENGTH_BYTES, "big") + text
+
+
+def _write(slot: _Slot, note: bytes) -> bytes:
+    """Put a note into a slot; returns the one that was there."""
+    before, slot.note = slot.note, note
+    slot.region[: len(note)] = note
+    return before
+
+
+def _suspects(data: bytes) -> tuple[Key, ...]:
+    """The objects that a file notes whose process did not end in order."""
+    if not data.startswith(RUNNING):
+        return ()
+    keys = dict[Key, None]()
+    for start in range(SLOT_BYTES, len(data), SLOT_BYTES):
+        length = int.from_bytes(data[start : start + LENGTH_BYTES], "big")
+        first = start + LENGTH_BYTES
+        kind, _, rest = data[first : first + min(length, SLOT_BYTES)].decode(errors="replace").partition("/")
+        namespace, _, name = rest.partition("/")
+        if kind in KINDS and name:
+            keys[Key(kind, namespace, name)] = None
+    return tuple(keys)

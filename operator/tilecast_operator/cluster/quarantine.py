@@ -1,0 +1,276 @@
+"""Objects that are set aside, because the operator died while it read them, and everything else that follows from it.
+
+An object is set aside at the first death where it was the only one that was being read, and at its second where others
+were as well: only one that is to blame is there at every death. It is read again once what it says has changed, and
+after a wait that grows with every death, for it may have been a bystander.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tilecast.api import training_job
+from tilecast.api.fields import mapping
+from tilecast.jobs import APPLIED, JOB_KINDS
+from tilecast_operator.cluster.documents import ADVICE_KEYS
+from tilecast_operator.cluster.kinds import KUEUE, Key
+from tilecast_operator.cluster.view import Document, stamp
+
+log = logging.getLogger("tilecast")
+
+FILE = "quarantine.json"
+FIRST_S, FACTOR, MOST_S = 600.0, 6.0, 86_400.0
+"""How long an object is set aside after the first death, how many times longer after each other one, and at most."""
+FORGET_S = 86_400.0
+"""How long deaths are counted after the last, or after the object was read again."""
+EVERYTHING = "*"
+"""Kind, in a key, of all objects of a namespace."""
+NAMESPACE_DEATHS = 3
+"""Deaths by objects of one namespace at which all of them are set aside: there may be any number of such objects."""
+MAX_TEXT = 256
+"""Annotations and labels of an object that is set aside are read up to this length."""
+MAX_STATUS_DEPTH, MAX_STATUS_PARTS = 16, 20_000
+"""A status within these is no danger: the operator writes such."""
+_OF_METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Deaths at which an object was being read."""
+
+    deaths: int
+    last_s: float
+    """When the last was noticed, as Unix time."""
+    until_s: float = 0.0
+    """Until when the object is set aside; 0 where it is only a suspect."""
+    digest: str = ""
+    """Of what the object said when it was first seen thereafter."""
+
+
+Records: TypeAlias = Mapping[Key, Record]
+
+
+def judged(records: Records, suspects: Iterable[Key], now_s: float) -> dict[Key, Record]:
+    """Return the records after a death.
+
+    Args:
+        records: those of earlier deaths.
+        suspects: the objects that were being read.
+        now_s: Unix time.
+    """
+    after = {key: item for key, item in records.items() if now_s < max(item.last_s, item.until_s) + FORGET_S}
+    suspects = set(suspects)
+    to_blame = {key for key in suspects if len(suspects) == 1 or key in after}
+    for key in suspects:
+        deaths = _deaths(after, key) + 1
+        after[key] = Record(deaths, now_s, now_s + wait_s(deaths) if key in to_blame else 0.0)
+    for namespace in {key.namespace for key in to_blame if key.namespace}:
+        key = Key(EVERYTHING, namespace)
+        deaths = _deaths(after, key) + 1
+        beyond = deaths - NAMESPACE_DEATHS
+        after[key] = Record(deaths, now_s, now_s + wait_s(1 + beyond) if beyond >= 0 else 0.0)
+    return after
+
+
+def wait_s(deaths: int) -> float:
+    """Return how long an object is set aside after so many deaths."""
+    return min(FIRST_S * FACTOR ** min(deaths - 1, 16), MOST_S)
+
+
+class Quarantine:
+    """What is set aside. Belongs to one event loop.
+
+    Args:
+        folder: where it is remembered from one process to the next; empty for nowhere.
+        suspects: objects that were being read when the last process died.
+        clock: Unix time.
+    """
+
+    def __init__(self, folder: str, suspects: Iterable[Key], clock: Callable[[], float]) -> None:
+        self._path = Path(folder) / FILE if folder else None
+        self._clock = clock
+        self._held: dict[Key, tuple[str, str]] = {}
+        """UID of every object that was seen and is set aside, and why."""
+        self._records = _stored(self._path)
+        self.changed: Callable[[Counter[str]], None] = lambda counts: None
+        """Called with how many objects of each kind are set aside, whenever that is another number."""
+        if suspects := tuple(suspects):
+            self._records = judged(self._records, suspects, clock())
+            self._save()
+            for key in suspects:
+                record = self._records[key]
+                text = f"is set aside until {stamp(record.until_s)}" if record.until_s else "is suspected"
+                log.error("%s was being read when the last process died (death %d); it %s", key, record.deaths, text)
+
+    def sift(self, body: Document) -> Document | None:
+        """Return what may be read of an object: all of it unless it is set aside, then what its name, its owner and who
+        holds it say; None where it is of a kind of which nothing is needed."""
+        if not self._records:
+            return body
+        key = Key.of(body)
+        place, record = self._record(key)
+        if record is None or (place == key and self._is_changed(key, record, body)):
+            self._let_in(key)
+            return body
+        deaths = f"{record.deaths} time{'s' if record.deaths > 1 else ''}, last at {stamp(record.last_s)}"
+        what = "this object" if place == key else "objects of this namespace"
+        text = f"the operator died while it read {what} ({deaths}); it is set aside until {stamp(record.until_s)}"
+        if key not in self._held:
+            log.warning("%s is set aside until %s", key, stamp(record.until_s))
+        self._held[key] = str(body["metadata"].get("uid", "")), f"{text}; correct or delete it"
+        self.changed(self._counts())
+        return husk(body) if key.kind in (training_job.KIND, *JOB_KINDS) else None
+
+    def lose(self, key: Key) -> None:
+        """Take note that an object is gone."""
+        self._let_in(key)
+        if self._records.pop(key, None) is not None:
+            self._save()
+
+    def why(self, key: Key) -> str | None:
+        """Return why an object is set aside; None where it is not."""
+        return self._held[key][1] if key in self._held else None
+
+    def held(self) -> Iterator[tuple[Key, str, str]]:
+        """Yield every object that is set aside, its UID and why."""
+        for key, (uid, text) in list(self._held.items()):
+            yield key, uid, text
+
+    def due(self) -> list[Key]:
+        """Return the objects that were set aside for long enough."""
+        return [key for key in self._held if self._record(key)[1] is None]
+
+    def _record(self, key: Key) -> tuple[Key, Record | None]:
+        """The record that an object is set aside by now, and whose it is."""
+        whole, now_s = Key(EVERYTHING, key.namespace), self._clock()
+        for place in (key, whole) if key.namespace else (key,):
+            record = self._records.get(place)
+            if record is not None and record.until_s > now_s:
+                return place, record
+        return key, None
+
+    def _is_changed(self, key: Key, record: Record, body: Document) -> bool:
+        """Whether an object says something else than when it was set aside, and may be read again for that."""
+        says = digest(body)
+        if not record.digest:
+            self._records[key] = replace(record, digest=says)
+            self._save()
+        elif record.digest != says:
+            # Whoever changes it as fast as it is read again would end every process.
+            again_s = record.last_s + (0.0 if record.deaths == 1 else wait_s(record.deaths - 1))
+            is_due = again_s <= self._clock()
+            self._records[key] = replace(record, until_s=0.0 if is_due else min(record.until_s, again_s), digest="")
+            self._save()
+            return is_due
+        return False
+
+    def _let_in(self, key: Key) -> None:
+        if self._held.pop(key, None) is not None:
+            log.warning("%s is read again", key)
+            self.changed(self._counts())
+
+    def _counts(self) -> Counter[str]:
+        return Counter(key.kind for key in self._held)
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        rows = [{"key": [key.kind, key.namespace, key.name], **asdict(item)} for key, item in self._records.items()]
+        new = self._path.with_suffix(".new")
+        try:
+            new.write_text(json.dumps(rows), encoding="utf-8")
+            new.replace(self._path)
+        except OSError as error:
+            log.warning("TILECAST_JOURNAL: %s; what is set aside is not remembered", error)
+
+
+def husk(body: Document) -> dict[str, Any]:
+    """Return what may be read of a job that is set aside: whose it is, what it holds on to and what it names."""
+    metadata = mapping(body.get("metadata"))
+    spec = mapping(body.get("spec"))
+    plain: dict[str, Any] = {name: metadata[name] for name in _OF_METADATA if name in metadata}
+    for part in ("labels", "annotations"):
+        texts = mapping(metadata.get(part)).items()
+        plain[part] = {name: text for name, text in texts if isinstance(text, str) and len(text) <= MAX_TEXT}
+    head = {name: body[name] for name in ("apiVersion", "kind") if name in body}
+    status = mapping(body.get("status"))
+    return {**head, "metadata": plain, "spec": _named(spec), "status": dict(status) if _is_small(status) else {}}
+
+
+def _named(spec: Document) -> dict[str, Any]:
+    """Return the part of a spec that says who waits for what: suspension, mode, and the job that it names."""
+    plain = {name: spec[name] for name in ("suspend", "mode") if isinstance(spec.get(name), bool | str)}
+    policy = {name: mapping(spec.get(name)).get("suspend") for name in ("runPolicy",)}
+    target = {
+        name: text
+        for name, text in mapping(spec.get("targetRef")).items()
+        if name in ("apiVersion", "kind", "name") and isinstance(text, str)
+    }
+    suspended = {name: {"suspend": value} for name, value in policy.items() if isinstance(value, bool)}
+    return {**plain, **suspended, **({"targetRef": target} if target else {})}
+
+
+def digest(body: Document) -> str:
+    """Return a digest of what users say in an object, without what letting it go changes. Walks without recursion: the
+    object may be nested as deep as the API server lets it."""
+    metadata, spec = mapping(body.get("metadata")), dict(mapping(body.get("spec")))
+    spec.pop("suspend", None)
+    spec["runPolicy"] = {name: value for name, value in mapping(spec.get("runPolicy")).items() if name != "suspend"}
+    others = {name: value for name, value in body.items() if name not in ("metadata", "spec", "status")}
+    noted = [_users(metadata.get(part)) for part in ("labels", "annotations")]
+    state, left = hashlib.sha256(), [metadata.get("uid"), *noted, spec, others]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            state.update(b"{%d" % len(value))
+            for name in sorted(value, key=str):
+                left += (value[name], str(name))
+        elif isinstance(value, list | tuple):
+            state.update(b"[%d" % len(value))
+            left.extend(value)
+        else:
+            state.update(f"{type(value).__name__}:{value}\n".encode(errors="replace"))
+    return state.hexdigest()
+
+
+def _users(part: object) -> dict[str, Any]:
+    """Labels or annotations but for ours and Kueue's."""
+    ours = (*ADVICE_KEYS, APPLIED)
+    return {name: text for name, text in mapping(part).items() if name not in ours and not name.startswith(KUEUE)}
+
+
+def _is_small(status: Document) -> bool:
+    level: list[Any] = [status]
+    parts = 0
+    for _ in range(MAX_STATUS_DEPTH):
+        parts += len(level)
+        if not level or parts > MAX_STATUS_PARTS:
+            break
+        below: list[Any] = []
+        for value in level:
+            below.extend(value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ())
+        level = below
+    return not level and parts <= MAX_STATUS_PARTS
+
+
+def _deaths(records: Records, key: Key) -> int:
+    return records[key].deaths if key in records else 0
+
+
+def _stored(path: Path | None) -> dict[Key, Record]:
+    """The records of the last process; none where they cannot be read."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return {Key(*row.pop("key")): Record(**row) for row in rows}
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        log.warning("%s cannot be read, and nothing is set aside: %s", path, error)
+        return {}

@@ -1,0 +1,70 @@
+"""Objects that are set aside: an Event and a metric say so, and they are read again when their time has come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from tilecast_operator.answer import INPUT_QUARANTINED
+from tilecast_operator.cluster.api import UNREACHABLE, ApiError
+from tilecast_operator.cluster.documents import Note
+from tilecast_operator.cluster.kinds import KINDS, Key
+from tilecast_operator.cluster.leadership import NotLeaderError
+from tilecast_operator.controllers.runtime import SharedContext
+
+log = logging.getLogger("tilecast")
+
+LOOK_S = 5.0
+
+
+class Quarantined:
+    """Looks after what is set aside. Belongs to one event loop."""
+
+    def __init__(self, context: SharedContext) -> None:
+        self._context = context
+        self._posted: dict[Key, str] = {}
+        self._shown: set[str] = set()
+        context.cache.quarantine.changed = self._show
+
+    async def run(self) -> None:
+        """Look every few seconds, until it is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Tell about every object that is set aside, and read those again whose time has come."""
+        quarantine = self._context.cache.quarantine
+        for key in quarantine.due():
+            await self._read_again(key)
+        for key, uid, text in quarantine.held():
+            if self._posted.get(key) != text:
+                try:
+                    await self._context.writer.post(key, uid, Note("Warning", INPUT_QUARANTINED, text))
+                    self._posted[key] = text
+                except (ApiError, NotLeaderError, *UNREACHABLE) as error:
+                    log.info("%s: Event not written yet: %s", key, error or type(error).__name__)
+
+    async def _read_again(self, key: Key) -> None:
+        """Read an object as the API server has it: no event may come of it."""
+        path, query = KINDS[key.kind].path(key.namespace), {"fieldSelector": f"metadata.name={key.name}"}
+        try:
+            items = (await self._context.client.get(path, query)).get("items") or ()
+        except (ApiError, *UNREACHABLE) as error:
+            log.warning("%s: cannot be read again: %s", key, error or type(error).__name__)
+            return
+        self._posted.pop(key, None)
+        cache = self._context.cache
+        cache.table(key).forget(key)
+        if not items:
+            cache.quarantine.lose(key)
+        for item in items:
+            cache.see({"apiVersion": KINDS[key.kind].api_version, **item, "kind": key.kind})
+
+    def _show(self, counts: Counter[str]) -> None:
+        for kind in self._shown - counts.keys():
+            self._context.metrics.quarantined.labels(kind).set(0)
+        for kind, count in counts.items():
+            self._context.metrics.quarantined.labels(kind).set(count)
+        self._shown |= counts.keys()
