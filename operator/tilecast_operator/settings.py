@@ -140,6 +140,11 @@ class Settings:
         'tilecast_step_seconds{namespace="$namespace",trainingjob="$name"}',
         "PromQL for a job's step in seconds, where neither the job nor its pool has one.",
     )
+    observation_queries: str = _variable(
+        "TILECAST_OBSERVATION_QUERIES",
+        "pools",
+        "Whose observationQuery Prometheus is asked: pools, or jobs as well, held to series of the job's namespace.",
+    )
     prometheus_poll_s: float = _variable(
         "TILECAST_PROMETHEUS_POLL_SECONDS", 60.0, "How often each job's step is asked for."
     )
@@ -196,6 +201,7 @@ def lease_place(text: str, field_name: str) -> str:
 
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "kueue_admission_gate": ("auto", "present", "absent"),
+    "observation_queries": ("pools", "jobs"),
     "queue_policy": tuple(POLICIES),
 }
 _LEASE = re.compile(r"[-a-z0-9]+/[-.a-z0-9]+")

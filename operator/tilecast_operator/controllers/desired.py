@@ -31,12 +31,15 @@ class Desired:
 
 def desired(
     view: View, before: TrainingJobStatus, answer: Answer, is_off: bool, fit: Fit, now: str,
-    target: Target | None = None,
+    target: Target | None = None, refusal: str | None = None,
 ) -> Desired:  # fmt: skip
     """What a job that says `before` should say for an answer. In mode Off that is its status only."""
     applied = None if target is None else target.applied
     conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
     status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
+    if refusal is not None:
+        refused = {"ObservationsAvailable": Aspect("False", "Refused", refusal)}
+        status = job_status.amended(status, view.generation, now, refused)
     summary = status.summary or Summary()
     if target is not None:
         summary = summary.model_copy(update={"target": target.name})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from tilecast.api import gpu_pool, training_job
 from tilecast.api.fields import value_at
 from tilecast.api.status import TrainingJobStatus
+from tilecast.spec import SpecError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import OBSERVED
 from tilecast_operator.cluster.kinds import Key
@@ -19,12 +21,13 @@ from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.targets import Target
 from tilecast_operator.controllers.token_reviews import TokenReviews
-from tilecast_operator.observed import reports
+from tilecast_operator.observed import queries, reports
 from tilecast_operator.observed.learner import Score
 from tilecast_operator.observed.reports import Refused, StepReport
 
 log = logging.getLogger("tilecast")
 
+QUERY = ("spec", "observationQuery")
 MOST_WAITS = 60
 """A job with many reports says so every so many times `observe_settle_s`."""
 FLUSH_S = 8.0
@@ -72,9 +75,27 @@ class Observations:
             if seen is None or not best:
                 continue
             pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
-            sources = (seen.value.document, {} if pool is None else pool.value.document)
-            own = next((text for one in sources if (text := value_at(one, ("spec", "observationQuery")))), None)
-            yield key, reports.query(own or self._context.settings.prometheus_query, key.namespace, key.name)
+            if (own := value_at(seen.value.document, QUERY)) is not None:
+                with suppress(SpecError):  # its status says so
+                    yield key, self._held(key, str(own))
+                continue
+            template = None if pool is None else value_at(pool.value.document, QUERY)
+            yield key, queries.asked(template or self._context.settings.prometheus_query, key.namespace, key.name)
+
+    def refusal(self, key: Key, document: Document) -> str | None:
+        """Why what is told of a job's step does not count, or nobody is asked for it."""
+        own = value_at(document, QUERY)
+        if own is not None and self._context.settings.prometheus_url:
+            try:
+                self._held(key, str(own))
+            except SpecError as error:
+                return self._scores.refusal(key) or str(error)
+        return self._scores.refusal(key)
+
+    def _held(self, key: Key, template: str) -> str:
+        if self._context.settings.observation_queries != "jobs":
+            raise queries.NOT_ALLOWED
+        return queries.held(template, key.namespace, key.name)
 
     async def take_sample(self, key: Key, answer: Any) -> None:
         """Take what Prometheus answers to a job's query."""

@@ -123,13 +123,13 @@ class TrainingJobs:
         is_off = mode_of(document) == "Off"
         target = await self._targets.find(key, document)
         await self._observations.look_at(key, seen, before, target)
+        refusal = self._observations.refusal(key, document)
         score = self._scores.get(key)
         has_started = started(view, before, target) is not None or score is not None
         keeps_forecast = has_started and before.recommendation is not None
         if keeps_forecast or before.observed_generation == view.generation:
             self._context.answers.forget(key)
         if keeps_forecast:
-            refusal = self._scores.refusal(key)
             gpus, now = self._products(), self._context.now()
             current = await self._alternatives(key, document, before, score, target)
             want = amended(view, current, is_off, capacity.STARTED, now, gpus, score, refusal, target)
@@ -148,7 +148,7 @@ class TrainingJobs:
             digest = await self._advisor.inputs_hash(question)
             if digest is not None and digest == before.inputs_hash:
                 fit = self._capacity.fit(key, Destination(best.pool, best.nodes, best.gpus_per_node))
-                want = amended(view, before, is_off, fit, self._context.now(), self._products())
+                want = amended(view, before, is_off, fit, self._context.now(), self._products(), refusal=refusal)
                 await self._writes.write(key, seen, want, before)
                 return
         answer = await self._advisor.answer(question) if target is None else target.answer
@@ -159,7 +159,7 @@ class TrainingJobs:
         if target is None and isinstance(answer, Advice):
             answer = question.own.noted(answer)
         fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
-        want = desired(view, before, answer, is_off, fit, self._context.now(), target)
+        want = desired(view, before, answer, is_off, fit, self._context.now(), target, refusal)
         had_pool = before.summary is not None and bool(before.summary.pool)
         if await self._writes.write(key, seen, want, before):
             self._context.metrics.count_advice(answer, changed=had_pool and want.note is not None)

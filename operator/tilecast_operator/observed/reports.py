@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -210,11 +209,6 @@ def plausible(seconds: float, forecast_s: float) -> None:
     if factor < 1 / FAR:
         text = f"{seconds:g} s is {1 / factor:,.0f} times shorter than the forecast of {forecast_s:.3g} s"
         raise Refused("implausible", 422, f"{text}; report whole optimizer steps in seconds")
-
-
-def query(template: str, namespace: str, name: str) -> str:
-    """A PromQL template with the job's namespace and name in it."""
-    return Template(template).safe_substitute(namespace=namespace, name=name)
 
 
 def reviewed(answer: Mapping[str, Any], namespace: str) -> str | None:
