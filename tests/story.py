@@ -166,6 +166,13 @@ EXPECTED: Mapping[str, Mapping[tuple[str, ...], Any]] = {
 """What some panels must show, by the values of their labels in order of the labels' names."""
 
 EMPTY = {
+    "Jobs held now": "none waits in this story",
+    "Longest wait now": "none waits in this story",
+    "Time until let go": "none waits in this story",
+    "Outcomes": "none waits in this story",
+    "Search under way": "none takes as long as the time between two scrapes",
+    "Memory of searches": "they run in threads",
+    "Search processes replaced": "they run in threads",
     "Retries per minute": "nothing fails in this story",
     "Keys waiting": "it keeps up, so that none waits when it is scraped",
 }

@@ -350,6 +350,60 @@ async def defect_before_the_first_scrape(tape: Tape) -> None:
         tape.fires("TilecastInternalErrors", DEFECT)
 
 
+async def held_for_minutes(tape: Tape) -> None:
+    """A job waits and cannot start."""
+    async with operator(Store(), jobs=True, place=True) as running:
+        tape.hold(running.metrics.registry, 10)
+        tape.never("TilecastJobsHeld")
+        running.metrics.oldest_held.set_function(lambda: 300.0)
+        tape.hold(running.metrics.registry, 5)
+        text = "A job has been waiting for Tilecast for 5m 0s and cannot start; ten seconds are promised."
+        tape.fires("TilecastJobsHeld", (TEAM, text))
+
+
+async def placed_and_let_go(tape: Tape) -> None:
+    """Most jobs in mode Initial are placed; then most are let go too late, and some find no quota."""
+    async with operator(Store(), jobs=True, place=True) as running:
+        metrics = running.metrics
+        metrics.placements.labels("Placed"), metrics.placements.labels("TooLate")
+        for _ in range(6):
+            tape.hold(metrics.registry, 10)
+            metrics.placements.labels("Placed").inc(10)
+            metrics.placements.labels("TooLate").inc()
+        tape.never("TilecastPlacementsMissed", "TilecastPlacementsRequeued")
+        for _ in range(12):
+            tape.hold(metrics.registry, 10)
+            metrics.placements.labels("TooLate").inc()
+            metrics.requeued.inc()
+        text = "5 jobs in mode Initial were let go without their node choice in the last hour: TooLate."
+        tape.fires("TilecastPlacementsMissed", ({**TEAM, "outcome": "TooLate"}, text))
+        text = "5 jobs could not start where they were placed in the last hour, and may start elsewhere now."
+        tape.fires("TilecastPlacementsRequeued", (TEAM, text))
+
+
+async def another_release(tape: Tape) -> None:
+    """Another release answers the same jobs."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 10)
+        tape.never("TilecastContendedObjects")
+        running.metrics.contended.set_function(lambda: 3.0)
+        tape.hold(running.metrics.registry, 15)
+        text = "Another instance of Tilecast writes other answers to 3 objects."
+        tape.fires("TilecastContendedObjects", (TEAM, text))
+
+
+async def interrupted_searches(tape: Tape) -> None:
+    """Three searches in an hour take too much memory."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 10)
+        tape.never("TilecastSearchesInterrupted")
+        for _ in range(3):
+            running.metrics.restarts.labels("memory").inc()
+            tape.hold(running.metrics.registry, 10)
+        text = "3 processes that search were replaced in the last hour: memory."
+        tape.fires("TilecastSearchesInterrupted", ({**TEAM, "cause": "memory"}, text))
+
+
 async def unknown_nodes(tape: Tape) -> None:
     """GPUs that nobody knows."""
     async with operator(Store(), nodes=[node(), node("n2", "NVIDIA-Riddle")]) as running:
@@ -526,10 +580,11 @@ async def one_leads_none_leads(tape: Tape) -> None:
 
 Story = Callable[[Tape], Awaitable[None]]
 STORIES: Sequence[Story] = (
-    dead_and_alive, held_jobs_wait, crash_loop, restarts, uninstalled, never_there,
-    no_node_and_a_dead_watch, idle_config_maps, refused_writes, a_burst, slow_searches,
-    first_defect, defect_before_the_first_scrape, unknown_nodes, refused_reports, chatty, far_off, one_run, narrow,
-    answers_in_time, answers_late, few_answers_late, conflicts, one_leads_none_leads,
+    dead_and_alive, held_jobs_wait, crash_loop, restarts, uninstalled, never_there, no_node_and_a_dead_watch,
+    idle_config_maps, refused_writes, a_burst, slow_searches, held_for_minutes, placed_and_let_go,
+    another_release, interrupted_searches, first_defect, defect_before_the_first_scrape, unknown_nodes,
+    refused_reports, chatty, far_off, one_run, narrow, answers_in_time, answers_late, few_answers_late,
+    conflicts, one_leads_none_leads,
 )  # fmt: skip
 
 

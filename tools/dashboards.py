@@ -296,6 +296,30 @@ _HEALTH = Board(
                 }, 16, {"red": 10.0}, "TilecastAnswersLate",
             ),
         ),
+        "Held jobs": (
+            Panel(
+                "Jobs held now", "Jobs in mode Initial that wait for Tilecast.", "stat", "short",
+                {"jobs": "max(tilecast_held_jobs)"}, 4, {"yellow": 10.0}, "TilecastJobsHeld",
+            ),
+            Panel(
+                "Longest wait now", "Of the job that waits longest; ten seconds are promised.", "stat", "s",
+                {"wait": "max(tilecast_oldest_held_seconds)"}, 4, {"yellow": 10.0, "red": 60.0}, "TilecastJobsHeld",
+            ),
+            Panel(
+                "Time until let go", "From a job that waits to its start being allowed.", "timeseries", "s",
+                {
+                    "median": _quantile(0.5, "tilecast_placement_wait_seconds", ""),
+                    "P99": _quantile(0.99, "tilecast_placement_wait_seconds", ""),
+                }, 8, {"red": 10.0}, "TilecastPlacementsMissed",
+            ),
+            Panel(
+                "Outcomes", "Of jobs in mode Initial, and those that were released again.", "bars", "short",
+                {
+                    "{{outcome}}": "sum by (outcome) (increase(tilecast_placements_total[$__range]))",
+                    "Requeued": "sum(increase(tilecast_requeued_total[$__range]))",
+                }, 8, runbook="TilecastPlacementsRequeued",
+            ),
+        ),
         "Process": (
             Panel(
                 "Memory", "Resident, of each operator; the chart's limit is 512 MiB.", "timeseries", "bytes",
@@ -308,6 +332,24 @@ _HEALTH = Board(
                 {"{{cluster}} {{namespace}} {{pod}}": "sum by (cluster, namespace, pod) "
                                                       "(rate(tilecast_process_cpu_seconds_total[$__rate_interval]))"},
                 12,
+            ),
+        ),
+        "Searches": (
+            Panel(
+                "Search under way", "How long the oldest one has run.", "timeseries", "s",
+                {"{{cluster}} {{namespace}} {{pod}}": "max by (cluster, namespace, pod) "
+                                                      "(tilecast_search_running_seconds)"},
+                8, {"red": 10.0}, "TilecastSearchSlow",
+            ),
+            Panel(
+                "Memory of searches", "Resident, of the processes that search.", "timeseries", "bytes",
+                {"{{cluster}} {{namespace}} {{pod}}": "max by (cluster, namespace, pod) "
+                                                      "(tilecast_search_process_resident_memory_bytes)"}, 8,
+            ),
+            Panel(
+                "Search processes replaced", "By cause.", "bars", "short",
+                {"{{cause}}": "sum by (cause) (increase(tilecast_search_process_restarts_total[$__range]))"}, 8,
+                {"red": 1.0}, "TilecastSearchesInterrupted",
             ),
         ),
         "Requests": (
