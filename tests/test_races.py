@@ -29,8 +29,8 @@ from tilecast_operator.cluster.documents import POOL, Note, event
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View
 from tilecast_operator.controllers.capacity import CAPACITY_HOLDS
+from tilecast_operator.controllers.key_queue import KeyQueue
 from tilecast_operator.controllers.pools import PoolsChange
-from tilecast_operator.controllers.runtime import KeyQueue
 from tilecast_operator.controllers.token_reviews import MAX_UNKNOWN
 from tilecast_operator.free_gpus import Usage
 from tilecast_operator.metrics import Metrics

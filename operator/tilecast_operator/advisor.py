@@ -1,6 +1,7 @@
 """From what a job asks to the answer. Equal questions are read once and searched once.
 
-Reading and searching run in threads of their own, few of them, so that watching and probes go on.
+Reading and searching run in threads of their own, few of them, so that watching and probes go on. Whatever waits for
+one does so in turns, by every claim of those who ask for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -34,43 +35,21 @@ from tilecast_operator.cluster.journal import Journal
 from tilecast_operator.cluster.view import Document, canonical
 from tilecast_operator.interruptions import Interruptions
 from tilecast_operator.observed.own_runs import OwnRuns, facts, identity, workloads
+from tilecast_operator.question import PoolVersions, Question
 from tilecast_operator.search_process import SearchInterruptedError
 from tilecast_operator.searches import Searches
+from tilecast_operator.turns import TurnClaim, Turns
 
 ResultT = TypeVar("ResultT")
 ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | None], Request]
 
 log = logging.getLogger("tilecast")
 
+READERS = 2
+"""Questions that are read at once: one that takes long holds up no other."""
+
 UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
 """Fields of a spec on which no answer depends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a job asks: everything that decides its advice but the pools, or why that cannot be said."""
-
-    key: bytes
-    request: Request | Declined
-    has_config_map: bool = False
-    """Whether part of it is in a ConfigMap, which is not watched."""
-    namespace: str = ""
-    own: OwnRuns = field(default_factory=OwnRuns)
-    """Earlier runs of the job."""
-    runs_hash: str = ""
-    """Digest of them and of what else decides the job's alternatives; empty where there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolVersions:
-    """Numbers of the pools, with what runs teach of them: others get another number."""
-
-    numbers: Mapping[str, int]
-    """By namespace that has had runs; those of all others stand under the empty name."""
-
-    def of(self, namespace: str) -> int:
-        """That of the pools that jobs of a namespace are answered by; 0 while there are none."""
-        return self.numbers.get(namespace, self.numbers.get("", 0))
 
 
 class Advisor:
@@ -107,6 +86,7 @@ class Advisor:
         self._request_of = read
         self._counted = counted
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="advise")
+        self._turns, self._readers = Turns(threads), Turns(READERS)
         self._report: NodesReport | None = None
         self._of_namespace: Mapping[str, NodesReport] = {}
         self._version = itertools.count(1)
@@ -130,8 +110,16 @@ class Advisor:
         self.versions, self.facts = PoolVersions(numbers), facts(report.pools)
         self._report, self._of_namespace = report, of_namespace
 
+    def over_budget(self) -> Mapping[str, float]:
+        """The namespaces whose searches used up their budget, and the seconds of their last minute."""
+        return self._searches.turns.over_budget()
+
+    def behind_others(self) -> Mapping[str, float]:
+        """Those of them beside which others had a search in that minute."""
+        return self._searches.turns.behind_others()
+
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in one of the threads."""
+        """Call a function in one of the threads, as the next."""
         call = partial(contextvars.copy_context().run, self._journal.call, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
@@ -158,8 +146,13 @@ class Advisor:
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
-    async def question(self, namespace: str, asked: Document) -> Question:
+    async def question(self, namespace: str, asked: Document, *, is_held: bool = False) -> Question:
         """What a TrainingJob document asks.
+
+        Args:
+            namespace: of the job.
+            asked: the document.
+            is_held: whether the start of a job waits for the answer.
 
         Raises:
             ApiError, OSError: its ConfigMap cannot be read now.
@@ -180,8 +173,9 @@ class Advisor:
                 return Question(b"", Declined("ModelNotFound", str(error)), True)
         everything = canonical(spec.model_dump(exclude=UNPRICED)) + hashlib.sha256(stored or b"").digest()
         key = hashlib.sha256(everything).digest()
-        request = await self._requests.get(key, lambda: self._read(spec, stored))
-        return Question(key, request, reference is not None, namespace)
+        with self._readers.claim(key, TurnClaim(namespace, is_held)):
+            request = await self._requests.get(key, lambda: self._read(key, spec, stored))
+        return Question(key, request, reference is not None, namespace, is_held)
 
     async def measured(
         self, question: Question, known: Callable[[Collection[str]], Sequence[Seen]], unless: str | None = None
@@ -197,13 +191,13 @@ class Advisor:
         if isinstance(request, Declined) or not pools:
             return question
         gpus = tuple(pool.gpu.name for pool in pools)
-        meant = await self._workloads.get((question.key, gpus), lambda: self.run(workloads, request, pools))
+        meant = await self._shared(question, self._workloads, (question.key, gpus), workloads, request, pools)
         runs = known(meant.keys())
         digest = identity(question.key, self.facts, runs)
         if not runs or digest == unless:
             return replace(question, runs_hash=digest if runs else "")
         key = (self._key(question), tuple(runs))
-        own = await self._own.get(key, lambda: self.run(OwnRuns.of, request, pools, meant, runs))
+        own = await self._shared(question, self._own, key, OwnRuns.of, request, pools, meant, runs)
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def inputs_hash(self, question: Question) -> str | None:
@@ -212,7 +206,7 @@ class Advisor:
         if not pools or isinstance(request, Declined):
             return None
         _, digest = kernels.model_info()
-        return await self._hashes.get(self._key(question), lambda: self.run(inputs_hash, request, pools, digest))
+        return await self._shared(question, self._hashes, self._key(question), inputs_hash, request, pools, digest)
 
     async def answer(self, question: Question) -> Answer:
         """The answer to a question."""
@@ -223,20 +217,25 @@ class Advisor:
         pools = self.pools(question)
         if not pools:
             return no_pools(self._of_namespace.get(question.namespace, self._report))
-        return await self.search(self._key(question), question.key, question.request, pools)
+        return await self.search(self._key(question), question.key, question.request, pools, question.claim)
 
-    async def search(self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
-        """Return the answer to a request on some pools. Equal keys are searched once.
+    async def search(
+        self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
+    ) -> Answer:
+        """Return the answer to a request on some pools. Equal keys are searched once, in the first turn of those who
+        ask.
 
         Args:
             key: everything that decides the answer.
             asked: what of it the job says; a search that was interrupted is not tried anew with every change of pools.
             request: what is asked.
             pools: those to search.
+            claim: who asks.
         """
         if (refusal := self._interruptions.answer(asked)) is not None:
             return refusal
-        advice = await self._answers.get(key, lambda: self._search(asked, request, pools))
+        with self._searches.turns.claim(key, claim):
+            advice = await self._answers.get(key, lambda: self._search(key, asked, request, pools))
         if is_passing(advice) or interrupted(advice):
             self._answers.drop(key)
         return advice
@@ -247,7 +246,7 @@ class Advisor:
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
         key = (self._key(question), answer.inputs_hash, incumbent)
-        return await self._standing.get(key, lambda: self._hold(answer, pools, incumbent))
+        return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
 
     async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
         """The forecast for a plan that runs, on a pool as it is now.
@@ -257,7 +256,8 @@ class Advisor:
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
-        return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
+        async with self._turns.take(None, question.claim):
+            return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
 
     def pools(self, question: Question) -> Sequence[Pool]:
         """The pools as the question's namespace has them, and as the job's own runs correct them."""
@@ -268,12 +268,23 @@ class Advisor:
         """What decides the answer."""
         return question.key, self.versions.of(question.namespace), question.own.own
 
-    async def _hold(self, answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
-        try:
-            return await self.run(hold, answer, pools, incumbent)
-        except Exception:
-            log.exception("what was recommended cannot be priced anew")
-            return answer
+    async def _shared(
+        self,
+        question: Question,
+        memo: AnswerMemo[ResultT],
+        key: Hashable,
+        function: Callable[..., ResultT],
+        *arguments: object,
+    ) -> ResultT:
+        """What a function returns, called in one of the threads once for equal keys."""
+        place = (memo, key)
+
+        async def compute() -> ResultT:
+            async with self._turns.take(place):
+                return await self.run(function, *arguments)
+
+        with self._turns.claim(place, question.claim):
+            return await memo.get(key, compute)
 
     async def _config_map(
         self, namespace: str, reference: training_job.Reference
@@ -289,19 +300,20 @@ class Advisor:
             text = f"{reference.field}: the operator may not read ConfigMap {reference.name}; install the chart"
             return Declined("ModelNotReadable", f"{text} with rbac.readConfigMaps, or {reference.otherwise}")
 
-    async def _read(self, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
+    async def _read(self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
         try:
-            # A stored graph takes a while to read, beside searches rather than behind them.
-            return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
+            async with self._readers.take(key):
+                # A stored graph takes a while to read, beside searches rather than behind them.
+                return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
         except SpecError as error:
             return refused(error)
         except Exception as error:
             log.exception("a job cannot be read")
             return internal_error(error)
 
-    async def _search(self, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
+    async def _search(self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool]) -> Answer:
         try:
-            advice = await self._searches.run(request, pools, self._counted)
+            advice = await self._searches.run(request, pools, self._counted, key)
             self._interruptions.remove(asked)
             return advice
         except SearchInterruptedError as error:
@@ -311,6 +323,15 @@ class Advisor:
         except Exception as error:
             log.exception("advice failed")
             return internal_error(error)
+
+
+def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
+    """The answer with what was recommended before, unless that cannot be priced."""
+    try:
+        return hold(answer, pools, incumbent)
+    except Exception:
+        log.exception("what was recommended cannot be priced anew")
+        return answer
 
 
 def _small_job() -> tuple[Request, list[Pool]]:

@@ -49,8 +49,9 @@ from tilecast_operator.searches import Advise, Searches
 from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
 
-WORKERS = 256
-"""Keys that are worked on at once: jobs that ask the same wait for one search together, and behind no other."""
+WORKERS = 512
+"""Keys that are worked on at once: jobs that ask the same wait for one search together, and behind no other. One
+namespace has half of them at most."""
 
 
 class Assembly:
@@ -88,7 +89,7 @@ class Assembly:
         )
         selector = LabelSelector.read(settings.namespace_selector, "TILECAST_NAMESPACE_SELECTOR")
         runtime = Runtime(settings, metrics, journal)
-        answers = AnswerTimes(metrics.answers, clock)
+        answers = AnswerTimes(metrics.answers, metrics.oldest, clock)
         context = SharedContext(settings, client, cache, leadership, writer, runtime, metrics, answers, clock, journal)
         self.settings, self.metrics, self.cache, self.runtime = settings, metrics, cache, runtime
         if selector is not None:
@@ -98,6 +99,7 @@ class Assembly:
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
         )  # fmt: skip
+        metrics.over_budget.set_function(lambda: len(advisor.over_budget()))
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
@@ -180,7 +182,12 @@ def _election(settings: Settings, client: Api, leadership: Leadership) -> Electi
 def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
     limits = SearchLimits(settings.search_s, settings.search_memory_mib)
     searches = Searches(
-        search, settings.advisors, settings.search_processes, limits, lambda cause: metrics.restarts.labels(cause).inc()
+        search,
+        settings.advisors,
+        settings.search_processes,
+        limits,
+        lambda cause: metrics.restarts.labels(cause).inc(),
+        settings.search_budget_s,
     )
     metrics.search_memory.set_function(searches.resident_bytes)
     metrics.running_search.set_function(searches.running_s)

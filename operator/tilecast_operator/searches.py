@@ -1,9 +1,10 @@
 """Where searches run, and in which order: in threads of the operator, or in processes of their own where there are
-cores for them; of those that wait the shortest first."""
+cores for them; of those of a namespace that wait the shortest first."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -20,9 +21,9 @@ from tilecast_operator.turns import Turns
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 
 PATIENCE = 50.0
-"""A search waits for others that came so many times its length later, and for none after those."""
+"""A search waits for others of its namespace that came so many times its length later, and for none after those."""
 MOST_PATIENCE_S = 2.0
-"""However long it is, it waits for none that came this much later: a job that is held has to go within seconds."""
+"""However long it is, it waits for none that came this much later."""
 NEWEST = 0.2
 """Share of the newest search in what one of its kind is expected to take."""
 
@@ -36,6 +37,7 @@ class Searches:
         processes: of their own; 0 for none, and then no limit can be enforced.
         limits: of each search in a process.
         restarted: called with the cause whenever a process was replaced, in a thread.
+        budget_s: seconds of searches that a namespace may use in a minute before it waits behind the others.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Searches:
         processes: int,
         limits: SearchLimits | None = None,
         restarted: Callable[[Cause], None] = lambda cause: None,
+        budget_s: float = math.inf,
     ) -> None:
         self._advise = advise
         self._executor = ThreadPoolExecutor(processes or threads, "search")
@@ -53,7 +56,7 @@ class Searches:
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        self._turns = Turns(processes + 1 if processes else threads)
+        self.turns = Turns(processes + 1 if processes else threads, budget_s)
         """A process has its next search at hand."""
         self._began: dict[object, float] = {}
         """When each search under way began."""
@@ -61,7 +64,11 @@ class Searches:
         """What searches take, by their kind."""
 
     async def run(
-        self, request: Request, pools: Sequence[Pool], counted: Callable[[Advice, float], None] | None = None
+        self,
+        request: Request,
+        pools: Sequence[Pool],
+        counted: Callable[[Advice, float], None] | None = None,
+        key: Hashable = None,
     ) -> Advice:
         """Return the advice. No search is lost with the process of another one.
 
@@ -69,6 +76,7 @@ class Searches:
             request: what is asked.
             pools: those to search.
             counted: called with the advice and how long the search took, without its wait, in seconds.
+            key: under which its turn is claimed.
 
         Raises:
             SearchInterruptedError: the search broke a limit of its process, or ended it twice; besides, whatever the
@@ -76,10 +84,12 @@ class Searches:
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
-        async with self._turns.take(time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)):
+        rank = time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)
+        async with self.turns.take(key, rank=rank, expected_s=expected_s) as turn:
             advice, spent_s = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._search, request, tuple(pools)
             )
+            turn.seconds = spent_s
         known_s = self._expected_s.get(kind, spent_s)
         self._expected_s[kind] = known_s + NEWEST * (spent_s - known_s)
         if counted is not None:

@@ -63,6 +63,11 @@ class Settings:
         "",
         "Folder that outlives the process, an emptyDir, for notes of which objects are being read; empty keeps none.",
     )
+    search_budget_s: float = _variable(
+        "TILECAST_SEARCH_BUDGET_SECONDS",
+        30.0,
+        "Seconds of searches in a minute after which the jobs of a namespace wait behind those of all others.",
+    )
     advice_cache: int = _variable("TILECAST_ADVICE_CACHE", 1024, "Distinct workloads whose advice is kept.")
     settle_s: float = _variable("TILECAST_SETTLE_SECONDS", 0.5, "Node changes within this time are read as one.")
     request_timeout_s: float = _variable("TILECAST_REQUEST_TIMEOUT_SECONDS", 30.0, "Limit of one request.")

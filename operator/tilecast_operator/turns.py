@@ -1,45 +1,252 @@
-"""The order in which what waits goes on."""
+"""Turns: a few go on at once, and the others wait; what holds a job's start goes first, and namespaces have budgets."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+from tilecast_operator.fair_queue import FairQueue
+
+WINDOW_S = 60.0
+"""The time over which the use of a namespace is added up."""
+HELD_FIRST_S = 10.0
+"""Seconds that the held jobs of a namespace may use within that time ahead of everybody else's jobs. Those beyond wait
+for the turn of their namespace, so that holding many jobs stops nobody."""
+LEAST_S = 1e-3
+"""What a turn is expected to take at least, so that one that is not known yet is behind others too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnClaim:
+    """Who wants something done."""
+
+    namespace: str = ""
+    is_held: bool = False
+    """Whether the start of a job waits for it."""
+
+
+NOBODY = TurnClaim()
+
+
+class RecentUse:
+    """Seconds that each namespace has used within the last minute.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._used: dict[str, deque[tuple[int, float]]] = {}
+        """By whole seconds, so that there are no more entries than those."""
+        self._tidied_s = clock()
+
+    def add(self, namespace: str, seconds: float) -> None:
+        """Add what was used just now."""
+        if self._clock() - self._tidied_s > WINDOW_S:
+            self._tidied_s = self._clock()
+            self.over(0.0)
+        entries, now = self._used.setdefault(namespace, deque()), int(self._clock())
+        if entries and entries[-1][0] == now:
+            seconds += entries.pop()[1]
+        entries.append((now, seconds))
+
+    def of(self, namespace: str) -> float:
+        """Seconds of one namespace."""
+        entries, since = self._used.get(namespace), self._clock() - WINDOW_S
+        if entries is None:
+            return 0.0
+        while entries and entries[0][0] <= since:
+            entries.popleft()
+        if not entries:
+            del self._used[namespace]
+        return math.fsum(seconds for _, seconds in entries)
+
+    def over(self, limit_s: float) -> dict[str, float]:
+        """The namespaces that have used so much or more, and how much."""
+        used = {namespace: self.of(namespace) for namespace in list(self._used)}
+        return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
+
+
+class Turn:
+    """Leave to go on."""
+
+    __slots__ = ("claim", "queue", "seconds")
+
+    def __init__(self, claim: TurnClaim, queue: FairQueue[_Ticket]) -> None:
+        self.claim = claim
+        """For whom."""
+        self.queue = queue
+        """Where it is paid for."""
+        self.seconds: float | None = None
+        """What it took, where that is another time than it was had."""
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """Somebody who waits for a turn."""
+
+    rank: float
+    expected_s: float
+    turn: asyncio.Future[Turn]
+    is_held_by: dict[str, bool] = field(default_factory=dict)
+    """The namespaces for which, and whether a job of each waits for it to start."""
 
 
 class Turns:
-    """Lets a few go on at once, of the others the one that has the lowest rank next. Belongs to one event loop."""
+    """Lets a few go on at once. Belongs to one event loop.
 
-    def __init__(self, at_once: int) -> None:
+    First go those who hold a job's start, then namespaces in turn, then those of namespaces that are over their budget.
+    Nobody waits while there is room.
+
+    Args:
+        at_once: how many.
+        budget_s: seconds that a namespace may use within a minute before it waits behind the others.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, at_once: int, budget_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self._free = at_once
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
+        self._budget_s = budget_s
+        self._clock = clock
+        self._used, self._used_held = RecentUse(clock), RecentUse(clock)
+        self._held: FairQueue[_Ticket] = FairQueue()
+        """Those of everybody that a job's start waits for."""
+        self._everybody: FairQueue[_Ticket] = FairQueue()
+        self._claims: dict[Hashable, list[TurnClaim]] = {}
+        """What is asked for now, and by whom."""
+        self._tickets: dict[Hashable, list[_Ticket]] = {}
+        """Who waits, by what for."""
 
-    @asynccontextmanager
-    async def take(self, rank: float) -> AsyncIterator[None]:
-        """Wait for one's turn, and give it back at the end."""
-        if self._free:
-            self._free -= 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._waiting, (rank, next(self._order), turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._give_back()
-                raise
+    def over_budget(self) -> dict[str, float]:
+        """The namespaces that are over their budget, and what they used in the last minute."""
+        return self._used.over(self._budget_s)
+
+    def behind_others(self) -> dict[str, float]:
+        """Those of them beside which others had a turn in that minute."""
+        return self.over_budget() if len(self._used.over(0.0)) > 1 else {}
+
+    @contextmanager
+    def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
+        """Have what waits under a key now, or begins to, wait for this claim as well as for others."""
+        claims = self._claims.setdefault(key, [])
+        claims.append(claim)
+        for ticket in self._tickets.get(key, ()):
+            self._file(ticket, claim)
         try:
             yield
         finally:
+            claims.remove(claim)
+            for ticket in self._tickets.get(key, ()):
+                self._withdraw(ticket, claim, claims)
+            if not claims:
+                del self._claims[key]
+
+    @asynccontextmanager
+    async def take(
+        self, key: Hashable, claim: TurnClaim = NOBODY, rank: float = 0.0, expected_s: float = 0.0
+    ) -> AsyncIterator[Turn]:
+        """Wait for a turn, and give it back at the end.
+
+        Args:
+            key: what it is for.
+            claim: for whom, where nobody claims the key.
+            rank: within the namespace the lowest is next.
+            expected_s: how long it is going to take.
+        """
+        claims, expected_s = self._claims.get(key) or [claim], max(expected_s, LEAST_S)
+        if self._free:
+            self._free -= 1
+            turn = Turn(max(claims, key=lambda one: one.is_held), self._everybody)
+            turn.queue.charge(turn.claim.namespace, expected_s)
+        else:
+            turn = await self._wait(key, claims, rank, expected_s)
+        namespace, began_s = turn.claim.namespace, self._clock()
+        try:
+            yield turn
+        finally:
+            seconds = self._clock() - began_s if turn.seconds is None else turn.seconds
+            turn.queue.charge(namespace, seconds - expected_s)
+            if namespace:
+                self._used.add(namespace, seconds)
+            if turn.claim.is_held:
+                self._used_held.add(namespace, seconds)
             self._give_back()
 
+    async def _wait(self, key: Hashable, claims: Iterable[TurnClaim], rank: float, expected_s: float) -> Turn:
+        ticket = _Ticket(rank, expected_s, asyncio.get_running_loop().create_future())
+        for claim in claims:
+            self._file(ticket, claim)
+        tickets = self._tickets.setdefault(key, [])
+        tickets.append(ticket)
+        try:
+            return await ticket.turn
+        except asyncio.CancelledError:
+            self._remove(ticket)
+            if ticket.turn.done() and not ticket.turn.cancelled():
+                self._give_back()
+            raise
+        finally:
+            tickets.remove(ticket)
+            if not tickets:
+                del self._tickets[key]
+
+    def _file(self, ticket: _Ticket, claim: TurnClaim) -> None:
+        """Have somebody wait for a claim."""
+        namespace, known = claim.namespace, ticket.is_held_by
+        if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
+            return
+        known[namespace] = claim.is_held
+        self._everybody.push(ticket, namespace, (not claim.is_held, ticket.rank))
+        if claim.is_held:
+            self._held.push(ticket, namespace, (ticket.rank,))
+
+    def _withdraw(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
+        """Have somebody wait for others' claims alone; what nobody waits for any longer is made all the same, for the
+        next who asks."""
+        if claim in others or ticket.turn.done():
+            return
+        namespace = claim.namespace
+        if claim.is_held:
+            ticket.is_held_by[namespace] = False
+            self._held.withdraw(ticket, namespace)
+            self._everybody.push(ticket, namespace, (True, ticket.rank))
+        if others and all(other.namespace != namespace for other in others):
+            del ticket.is_held_by[namespace]
+            self._everybody.withdraw(ticket, namespace)
+
+    def _remove(self, ticket: _Ticket) -> None:
+        self._held.remove(ticket)
+        self._everybody.remove(ticket)
+
     def _give_back(self) -> None:
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
+        """Have the next go on."""
+        while (chosen := self._next()) is not None:
+            ticket, turn = chosen
+            self._remove(ticket)
+            if not ticket.turn.done():
+                turn.queue.charge(turn.claim.namespace, ticket.expected_s)
+                ticket.turn.set_result(turn)
                 return
         self._free += 1
+
+    def _next(self) -> tuple[_Ticket, Turn] | None:
+        def is_first(_: _Ticket, namespace: str) -> bool:
+            return self._used_held.of(namespace) < HELD_FIRST_S
+
+        def is_in_turn(ticket: _Ticket, namespace: str) -> bool:
+            return ticket.is_held_by[namespace] or self._used.of(namespace) < self._budget_s
+
+        queue = self._held
+        if (chosen := queue.pop(is_first)) is None:
+            queue = self._everybody
+            chosen = queue.pop(is_in_turn) or queue.pop()
+        if chosen is None:
+            return None
+        ticket, namespace = chosen
+        return ticket, Turn(TurnClaim(namespace, ticket.is_held_by[namespace]), queue)

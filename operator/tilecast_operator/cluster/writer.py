@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from tilecast_operator.cluster.documents import Note, applied_fields, event, mer
 from tilecast_operator.cluster.kinds import KINDS, Key
 from tilecast_operator.cluster.leadership import Leadership
 from tilecast_operator.cluster.view import Document
+from tilecast_operator.turns import NOBODY, TurnClaim, Turns
 
 log = logging.getLogger("tilecast")
 
@@ -53,7 +53,7 @@ class Writer:
         self._count = count
         self._now = now
         self._instance = instance
-        self._slots = asyncio.Semaphore(at_once)
+        self._turns = Turns(at_once)
 
     async def annotate(
         self, key: Key, seen: Stored[Any], annotations: Mapping[str, str], *, is_conditional: bool = True
@@ -83,26 +83,30 @@ class Writer:
         """Server-side apply of the fields of a document; returns the object. Raises as `annotate` does."""
         resource, path = KINDS[key.kind].plural + subresource, key.path + subresource
         try:
-            return await self._counted(resource, lambda: self._client.apply(path, document, force=force))
+            return await self._counted(resource, _claim(key), lambda: self._client.apply(path, document, force=force))
         except ApiError as error:
             if error.status != 500 or not force or not any(text in str(error) for text in UNTYPED):
                 raise
         # The object was stored before its CRD became as strict as it is.
         if subresource:
             operations = replaced_status(document)
-            return await self._counted(resource, lambda: self._client.patch(path, operations))
+            return await self._counted(resource, _claim(key), lambda: self._client.patch(path, operations))
         merged = merged_annotations(document)
-        return await self._counted(resource, lambda: self._client.merge(path, merged))
+        return await self._counted(resource, _claim(key), lambda: self._client.merge(path, merged))
 
-    async def patch(self, path: str, resource: str, operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """JSON patch of an object; returns it."""
-        return await self._counted(resource, lambda: self._client.patch(path, operations))
+    async def patch(
+        self, path: str, resource: str, operations: Sequence[Mapping[str, Any]], claim: TurnClaim = NOBODY
+    ) -> dict[str, Any]:
+        """JSON patch of an object, in the turn of whoever claims it; returns the object."""
+        return await self._counted(resource, claim, lambda: self._client.patch(path, operations))
 
     async def delete(self, key: Key, seen: Stored[Any]) -> None:
         """Delete an object, if it is still as it was seen."""
         try:
             await self._counted(
-                KINDS[key.kind].plural, lambda: self._client.delete(key.path, seen.uid, seen.resource_version)
+                KINDS[key.kind].plural,
+                _claim(key),
+                lambda: self._client.delete(key.path, seen.uid, seen.resource_version),
             )
         except ApiError as error:
             if error.status not in (404, 409):
@@ -127,7 +131,7 @@ class Writer:
             body = event(note, key, uid, now, self._instance, occasion)
             path = f"/api/v1/namespaces/{body.metadata.namespace}/events"
             try:
-                if await self._counted("events", partial(self._create, path, body.document())):
+                if await self._counted("events", _claim(key), partial(self._create, path, body.document())):
                     return True
             except ApiError as error:
                 if error.status == 429 or error.status >= 500:
@@ -145,8 +149,8 @@ class Writer:
                 return None
             raise
 
-    async def _counted(self, resource: str, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
-        async with self._slots, self._leadership.writing():
+    async def _counted(self, resource: str, claim: TurnClaim, request: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        async with self._turns.take(None, claim), self._leadership.writing():
             outcome = "unreachable"
             try:
                 answer = await request()
@@ -157,6 +161,11 @@ class Writer:
                 raise
             finally:
                 self._count(resource, outcome)
+
+
+def _claim(key: Key) -> TurnClaim:
+    """Who wants an object written."""
+    return TurnClaim(key.namespace)
 
 
 def _identity(seen: Stored[Any], is_conditional: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from prometheus_client import Histogram
+from prometheus_client import Gauge, Histogram
 
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import seconds
@@ -19,6 +19,7 @@ class AnswerTimes:
 
     Args:
         durations: takes the seconds of each answer, by kind.
+        oldest: shows how long the oldest question of each kind has been open.
         clock: the API server's, Unix time.
         timer: seconds that only grow.
     """
@@ -26,10 +27,12 @@ class AnswerTimes:
     def __init__(
         self,
         durations: Histogram,
+        oldest: Gauge,
         clock: Callable[[], float],
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._durations = durations
+        self._oldest = oldest
         self._clock = clock
         self._timer = timer
         self._since: dict[Key, float] = {}
@@ -37,6 +40,15 @@ class AnswerTimes:
     def expect(self, kind: str) -> None:
         """Count the answers to a kind from zero, so that the first is an increase."""
         self._durations.labels(kind)
+        self._oldest.labels(kind).set_function(lambda: self._oldest_s(kind))
+
+    def open(self, kind: str) -> dict[Key, float]:
+        """The open questions of a kind, and for how many seconds they have been so."""
+        now_s = self._timer()
+        return {key: now_s - since for key, since in self._since.items() if key.kind == kind}
+
+    def _oldest_s(self, kind: str) -> float:
+        return max(self.open(kind).values(), default=0.0)
 
     def ask(self, key: Key, created: str = "") -> None:
         """Take note of a question, unless one is open.

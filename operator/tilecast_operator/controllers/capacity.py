@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tilecast.api import gpu_pool
 from tilecast.jobs import kueue
 from tilecast.nodes import NodesReport
+from tilecast_operator.answer import Answer, Declined
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers.runtime import SharedContext
@@ -35,6 +36,12 @@ class Destination(NamedTuple):
     pool: str
     nodes: int
     gpus_per_node: int
+
+
+def destination(answer: Answer) -> Destination | None:
+    """Where an answer sends its job; None where there is no plan."""
+    best = None if isinstance(answer, Declined) else answer.best
+    return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tilecast.api import training_job
 from tilecast.jobs import Job, candidates, kueue
 from tilecast.nodes import NodesReport
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor, Question
+from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, no_pools
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import applied_fields, asking
@@ -25,6 +25,7 @@ from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class JobAdvice:
         """What is asked about a job, or why there is no answer; arguments as of `answer`."""
         kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
         keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
-        question = await self._advisor.question(job.namespace, asked.question)
+        question = await self._advisor.question(job.namespace, asked.question, is_held=job.is_held)
         question = await self._advisor.measured(question, partial(self._learning.runs_of, job.namespace, keys))
         if isinstance(question.request, Declined):
             refusal = question.request
@@ -164,7 +165,7 @@ class JobAdvice:
         key, everything = (
             hashlib.sha256(text.encode()).digest() for text in (asks, repr((asks, version, repr(usable))))
         )
-        answer = await self._advisor.search(everything, key, request, choice.pools)
+        answer = await self._advisor.search(everything, key, request, choice.pools, question.claim)
         if isinstance(answer, Declined):
             return answer, None
         advice = question.own.noted(candidates.settled(answer, choice))

@@ -240,6 +240,7 @@ class Jobs:
         workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
         decided = patches.verdict(job, workloads, _chosen(own))
         if decided is None:
+            self._context.answers.forget(key)  # it was answered when it was let go
             await self._look_again(key, job, workloads)
             return False
         self._settle(key)

@@ -25,6 +25,7 @@ from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.runtime import SharedContext
 from tilecast_operator.report.advice import advice_annotations
+from tilecast_operator.turns import TurnClaim
 
 log = logging.getLogger("tilecast")
 
@@ -131,7 +132,9 @@ class Placer:
         """Patch a job; raises as `write` does."""
         try:
             self._context.cache.jobs.keep(
-                await self._context.writer.patch(key.path, KINDS[key.kind].plural, operations)
+                await self._context.writer.patch(
+                    key.path, KINDS[key.kind].plural, operations, TurnClaim(key.namespace, is_held=True)
+                )
             )
         except ApiError as error:
             if error.status in (404, 409):
@@ -170,7 +173,8 @@ class Placer:
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:
             try:
-                await self._context.writer.patch(await self._kueue.path(item), "workloads", operations)
+                claim, path = TurnClaim(item["metadata"]["namespace"], is_held=True), await self._kueue.path(item)
+                await self._context.writer.patch(path, "workloads", operations, claim)
             except ApiError as error:
                 if error.status not in (404, 409):
                     raise

@@ -13,7 +13,7 @@ from tilecast.api import gpu_pool, pool_learning
 from tilecast.api.gpu_pool import GPUPoolStatus
 from tilecast.api.status import Condition
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor, PoolVersions
+from tilecast_operator.advisor import Advisor
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.documents import Note, applied_fields
 from tilecast_operator.cluster.kinds import Key
@@ -23,6 +23,7 @@ from tilecast_operator.controllers.capacity import CAPACITY, Capacity
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.observed.learner import Taught
+from tilecast_operator.question import PoolVersions
 from tilecast_operator.report.pools import pool_status
 
 log = logging.getLogger("tilecast")

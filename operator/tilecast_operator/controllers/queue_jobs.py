@@ -14,7 +14,7 @@ from tilecast.hardware import Pool
 from tilecast.queue.options import job_options
 from tilecast.queue.problem import JobOption, Unplanned
 from tilecast.spec import SpecError
-from tilecast_operator.advisor import Advisor, Question
+from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, message
 from tilecast_operator.answer_memo import AnswerMemo
 from tilecast_operator.cluster.api import UNREACHABLE, ApiError
@@ -27,6 +27,7 @@ from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import mode_of, target_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.question import Question
 from tilecast_operator.queue_rows import QueueRow, name_of
 from tilecast_operator.report import job_status
 

@@ -11,7 +11,7 @@ from tilecast.api import training_job
 from tilecast.api.fields import mapping
 from tilecast.api.status import TrainingJobStatus
 from tilecast.objectives import OBJECTIVES
-from tilecast_operator.advisor import Advisor, Question
+from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
@@ -19,6 +19,7 @@ from tilecast_operator.cluster.documents import Note
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import Document, View, status_digest
 from tilecast_operator.controllers import capacity
+from tilecast_operator.controllers.budget_notices import BudgetNotices
 from tilecast_operator.controllers.capacity import Capacity, Destination
 from tilecast_operator.controllers.desired import UNANNOTATED, amended, desired, started
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
@@ -31,6 +32,7 @@ from tilecast_operator.controllers.scoring import Scores
 from tilecast_operator.controllers.status_writes import StatusWrites
 from tilecast_operator.controllers.targets import Target, Targets
 from tilecast_operator.observed.learner import Score
+from tilecast_operator.question import Question
 from tilecast_operator.report import better_placement, job_status
 from tilecast_operator.report.better_placement import BetterPlace, Moving
 
@@ -63,6 +65,7 @@ class TrainingJobs:
         self._targets = targets
         self._learning = learning
         self._writes = StatusWrites(context, learning, planned)
+        self._notices = BudgetNotices(context, advisor)
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
@@ -151,14 +154,14 @@ class TrainingJobs:
                 want = amended(view, before, is_off, fit, self._context.now(), self._products(), refusal=refusal)
                 await self._writes.write(key, seen, want, before)
                 return
-        answer = await self._advisor.answer(question) if target is None else target.answer
+        answer, seen = await self._notices.answer(key, seen, question, None if target is None else target.answer)
         if self._waits(key, answer) and best is not None and before.observed_generation == view.generation:
             return
         if is_current and best is not None:
             answer = await self._advisor.standing(question, answer, best.document())
         if target is None and isinstance(answer, Advice):
             answer = question.own.noted(answer)
-        fit = capacity.STARTED if has_started else self._capacity.fit(key, _place(answer))
+        fit = capacity.STARTED if has_started else self._capacity.fit(key, capacity.destination(answer))
         want = desired(view, before, answer, is_off, fit, self._context.now(), target, refusal)
         had_pool = before.summary is not None and bool(before.summary.pool)
         if await self._writes.write(key, seen, want, before):
@@ -256,9 +259,3 @@ class TrainingJobs:
 
 def _destination(place: BetterPlace) -> Destination:
     return Destination(place.alternative.pool, place.alternative.nodes, place.alternative.gpus_per_node)
-
-
-def _place(answer: Answer) -> Destination | None:
-    """Where an answer sends its job."""
-    best = None if isinstance(answer, Declined) else answer.best
-    return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)

@@ -158,6 +158,17 @@ class AdviceFamilies:
         "kind",
         buckets=ANSWERS,
     )
+    oldest = gauge(
+        "tilecast_oldest_unanswered_seconds",
+        "How long the job has waited that has waited longest for its answer.",
+        "kind",
+        of_the_cluster=True,
+    )
+    over_budget = gauge(
+        "tilecast_namespaces_over_search_budget",
+        "Namespaces whose searches of the last minute took more than their budget.",
+        of_the_cluster=True,
+    )
     model = info("tilecast_model", "The utilization model in use.")
 
 

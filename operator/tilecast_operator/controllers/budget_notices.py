@@ -1,0 +1,73 @@
+"""Tells a job why it waits: the searches of its namespace are over their budget, and those of others go first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tilecast.api import training_job
+from tilecast.api.status import Summary, TrainingJobStatus
+from tilecast_operator.advisor import Advisor
+from tilecast_operator.answer import Answer
+from tilecast_operator.cluster.cache import Stored
+from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.cluster.view import View
+from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.question import Question
+from tilecast_operator.report import job_status
+from tilecast_operator.report.job_status import Aspect
+
+TELL_AFTER_S = 10.0
+"""How long a job waits before it is told."""
+AGAIN_S = 2.0
+"""How long one that has waited so long already waits for its answer first: it may be at hand."""
+QUEUED: Final = "Queued"
+
+
+class BudgetNotices:
+    """Writes that a job which has no answer yet waits for those of other namespaces, once for each job."""
+
+    def __init__(self, context: SharedContext, advisor: Advisor) -> None:
+        self._context = context
+        self._advisor = advisor
+
+    async def answer(
+        self, key: Key, seen: Stored[View], question: Question, known: Answer | None
+    ) -> tuple[Answer, Stored[View]]:
+        """Return the answer to a job, which may be known, and the job as it is by then; raises as `Writer.write_status`
+        does."""
+        if known is not None:
+            return known, seen
+        while not seen.value.status:
+            try:
+                async with asyncio.timeout(self._left_s(key)):
+                    return await self._advisor.answer(question), seen
+            except TimeoutError:
+                seen = await self._tell(key, seen)
+        return await self._advisor.answer(question), seen
+
+    def _left_s(self, key: Key) -> float:
+        """How long the job may wait untold."""
+        waited_s = self._context.answers.open(key.kind).get(key, 0.0)
+        return max(TELL_AFTER_S - waited_s, AGAIN_S)
+
+    async def _tell(self, key: Key, seen: Stored[View]) -> Stored[View]:
+        used_s = self._advisor.behind_others().get(key.namespace)
+        if used_s is None or not self._context.leadership.is_leader:
+            return seen
+        count = sum(other.namespace == key.namespace for other in self._context.answers.open(training_job.KIND))
+        text = (
+            f"its namespace used {used_s:.0f} s of searches in the last minute, and jobs of others go first; "
+            f"{count} of its jobs wait"
+        )
+        status = queued(text, seen.value.generation, self._context.now())
+        return await self._context.writer.write_status(key, seen, status.document())
+
+
+def queued(text: str, generation: int, now: str) -> TrainingJobStatus:
+    """The status of a job that has no answer yet."""
+    aspect = Aspect("Unknown", QUEUED, text)
+    conditions = [
+        job_status.condition(kind, aspect, generation, now, ()) for kind in ("Ready", "RecommendationProvided")
+    ]
+    return TrainingJobStatus(conditions=conditions, summary=Summary.within(reason=QUEUED))

@@ -1,0 +1,205 @@
+"""The queue of keys that controllers work on.
+
+The rules are those of the work queues of Kubernetes controllers: each key at most once, never two workers on one key;
+adding a key that waits changes nothing, adding a key that is being worked on queues it again for when that is done.
+Namespaces take turns. Keys in the background are worked on a few at a time, so that thousands of them hold up no other
+key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+from tilecast_operator.fair_queue import FairQueue
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+BACKGROUND_AT_ONCE = 4
+"""Keys in the background that are worked on at once, or are next: others wait behind no more searches of theirs."""
+
+
+class KeyQueue(Generic[KeyT]):
+    """Keys to be worked on: namespaces take turns. Belongs to one event loop.
+
+    Args:
+        clock: seconds that only grow.
+        namespace_of: that of a key; empty for those of the cluster.
+    """
+
+    def __init__(self, clock: Callable[[], float], namespace_of: Callable[[KeyT], str] = lambda _: "") -> None:
+        self._clock = clock
+        self._namespace_of = namespace_of
+        self.workers = math.inf
+        """How many keys can be worked on at once. Of what is free a namespace has half at most, so that there is always
+        a worker for the next namespace, whatever the keys of others wait for."""
+        self._ready: FairQueue[KeyT] = FairQueue()
+        self._idle: deque[asyncio.Future[KeyT]] = deque()
+        """Workers that wait for a key."""
+        self._running: set[KeyT] = set()
+        self._running_of: Counter[str] = Counter()
+        """How many of them each namespace has."""
+        self._again: dict[KeyT, bool] = {}
+        """Keys that are due again once the work on them is done, and whether in the background."""
+        self._background: FairQueue[KeyT] = FairQueue()
+        """Keys that wait for others of the background."""
+        self._admitted: set[KeyT] = set()
+        """Those of the background that wait for them no longer."""
+        self._later: list[tuple[float, int, tuple[KeyT, bool]]] = []
+        self._due: dict[tuple[KeyT, bool], float] = {}
+        """When a key is due, in the background or not: each has its own time."""
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_progress = clock()
+
+    def __len__(self) -> int:
+        return len(self._ready) + len({*self._background, *(key for key, _ in self._due)})
+
+    def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
+        """Work on the key, not before `delay_s` from now. Of several delays the shortest counts, and a key that is
+        wanted at once is no longer one of the background."""
+        if key in self._ready:
+            return
+        if delay_s > 0:
+            self._add_later((key, in_background), self._clock() + delay_s)
+        elif key in self._running:
+            self._again[key] = in_background and self._again.get(key, True)
+        elif in_background:
+            self._background.push(key, self._namespace_of(key))
+            self._admit()
+        else:
+            self._background.remove(key)
+            self._put(key)
+
+    def _add_later(self, entry: tuple[KeyT, bool], due: float) -> None:
+        if due < self._due.get(entry, math.inf):
+            self._due[entry] = due
+            heapq.heappush(self._later, (due, next(self._order), entry))
+            self._tidy()
+            if self._later[0][2] == entry:
+                self._wake()
+
+    def _put(self, key: KeyT) -> None:
+        if not self._ready and not self._running:
+            self._last_progress = self._clock()
+        for in_background in (False, True):
+            self._due.pop((key, in_background), None)
+        self._ready.push(key, self._namespace_of(key))
+        self._hand_out()
+
+    def _admit(self) -> None:
+        """Make keys of the background ready while few of them are."""
+        while len(self._admitted) < BACKGROUND_AT_ONCE and (chosen := self._background.pop()) is not None:
+            key, namespace = chosen
+            self._background.charge(namespace, 1.0)
+            self._admitted.add(key)
+            self._put(key)
+
+    def ready(self) -> Iterator[KeyT]:
+        """The keys that could be taken now."""
+        self._move_due()
+        return itertools.chain(self._ready, self._background)
+
+    async def take(self) -> KeyT:
+        """The next key; call `done` with it afterwards."""
+        self._move_due()
+        key = self._next()
+        if key is not None:
+            return key
+        place: asyncio.Future[KeyT] = asyncio.get_running_loop().create_future()
+        self._idle.append(place)
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():
+                self._stopped(place.result())
+                self._put(place.result())
+            raise
+
+    def _next(self) -> KeyT | None:
+        """The key whose turn it is, which is worked on from now on."""
+        chosen = self._ready.pop(self._has_worker)
+        if chosen is None:
+            return None
+        key, namespace = chosen
+        self._ready.charge(namespace, 1.0)
+        self._running.add(key)
+        self._running_of[namespace] += 1
+        return key
+
+    def _has_worker(self, _: KeyT, namespace: str) -> bool:
+        """Whether there is a worker for another key of a namespace; those of the cluster are few."""
+        return not namespace or self._running_of[namespace] < self.workers - len(self._running)
+
+    def _hand_out(self) -> None:
+        """Give workers that wait what is ready."""
+        while self._idle:
+            if self._idle[0].done():  # it has been ended meanwhile
+                self._idle.popleft()
+            elif (key := self._next()) is not None:
+                self._idle.popleft().set_result(key)
+            else:
+                return
+
+    def _wake(self) -> None:
+        """Move keys to the ready ones as they become due. One timer does that for every worker that waits."""
+        if self._timer:
+            self._timer.cancel()
+        self._move_due()
+        if self._later:
+            self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._wake)
+
+    def is_in_background(self, key: KeyT) -> bool:
+        """Whether a key that is worked on is one of the background."""
+        return key in self._admitted
+
+    def done(self, key: KeyT) -> None:
+        """Say that the work on a key has ended, well or not."""
+        self._last_progress = self._clock()
+        self._stopped(key)
+        self._admitted.discard(key)
+        if key in self._again:
+            self.add(key, in_background=self._again.pop(key))
+        self._admit()
+        self._hand_out()
+
+    def _stopped(self, key: KeyT) -> None:
+        namespace = self._namespace_of(key)
+        self._running.discard(key)
+        self._running_of[namespace] -= 1
+        if not self._running_of[namespace]:
+            del self._running_of[namespace]
+
+    def stalled_s(self) -> float:
+        """How long work has been ready or under way without any being finished; 0 when there is none."""
+        return self._clock() - self._last_progress if self._ready or self._running else 0.0
+
+    def _tidy(self) -> None:
+        """Let go of delays that shorter ones have replaced, before they outnumber the others."""
+        if len(self._later) > 2 * len(self._due) + 64:
+            self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
+            heapq.heapify(self._later)
+
+    def wait_s(self) -> float | None:
+        """How long until a key can be taken, in seconds; None while there is none."""
+        self._move_due()
+        if self._ready:
+            return 0.0
+        return self._later[0][0] - self._clock() if self._later else None
+
+    def _move_due(self) -> None:
+        """Make keys ready whose time has come."""
+        while self._later:
+            due, _, entry = self._later[0]
+            if self._due.get(entry) == due:
+                if due > self._clock():
+                    return
+                del self._due[entry]
+                key, in_background = entry
+                self.add(key, in_background=in_background)
+            heapq.heappop(self._later)

@@ -1,0 +1,245 @@
+"""A sweep of one namespace holds up nobody else's jobs, and no job that waits to start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from advice_values import advice, offer
+from job_store import PLACING, JobStore, serving, until
+from operator_store import job
+from tilecast.advise import Advice, Request, advise
+from tilecast.api import training_job
+from tilecast.hardware import Pool
+from tilecast_operator.assembly import Assembly
+from tilecast_operator.controllers import admission, budget_notices
+from tilecast_operator.searches import Searches
+
+SWEEP = 300
+"""More jobs than one namespace may have worked on at once."""
+HONEST = 8 * 1000
+"""Batch of the other namespace's job."""
+HELD = 8 * 500
+"""That of a job that waits to start."""
+AFTER = 20
+"""Searches of the sweep before the others come."""
+
+
+def path(namespace: str, name: str) -> str:
+    return f"/apis/tilecast.dev/v1alpha1/namespaces/{namespace}/trainingjobs/{name}"
+
+
+def put(store: JobStore, namespace: str, name: str, batch: int) -> dict[str, Any]:
+    """A TrainingJob with a workload of its own."""
+    document = job(name, training={"sequenceLength": 128, "globalBatchSize": batch, "precision": "bf16"})
+    document["metadata"]["namespace"] = namespace
+    return store.put(path(namespace, name), document)
+
+
+class Sweep:
+    """A sweep that stands still after some of its searches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = JobStore()
+        self.order: list[int] = []
+        """Batches of the searches that began."""
+        self.asked: list[int] = []
+        """Batches of those that were asked for."""
+        self.go_on = threading.Event()
+        run = Searches.run
+
+        async def seen(searches: Searches, request: Request, *arguments: Any) -> Advice:
+            self.asked.append(request.workload.global_batch)
+            return await run(searches, request, *arguments)
+
+        monkeypatch.setattr(Searches, "run", seen)
+        monkeypatch.setattr(admission, "DECIDE_S", 60.0)  # what counts is the order, however busy this machine is
+
+    def search(self, request: Request, pools: Sequence[Pool]) -> Advice:
+        batch = request.workload.global_batch
+        if request.name == "warm-up":
+            return advise(request, pools)
+        self.order.append(batch)
+        if len(self.order) == AFTER:
+            self.go_on.wait(60)
+        if request.workload.model.name == "llama-2-7b":
+            return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=f"{batch}")
+        return advise(request, pools)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Assembly]:
+        """The operator, once the sweep stands still."""
+        try:
+            async with serving(self.store, PLACING, self.search) as running:
+                for number in range(SWEEP):
+                    running.cache.see(put(self.store, "sweep", f"s{number}", 8 * (1 + number)))
+                await until(lambda: len(self.order) == AFTER, "the sweep")
+                try:
+                    yield running
+                finally:
+                    self.go_on.set()
+        finally:
+            self.go_on.set()
+
+    def is_answered(self, namespace: str, name: str) -> bool:
+        return "observedGeneration" in self.store.objects[path(namespace, name)].get("status", {})
+
+    def answered(self) -> int:
+        """Jobs of the sweep that are answered."""
+        return sum(self.is_answered("sweep", f"s{number}") for number in range(SWEEP))
+
+
+async def test_a_job_of_another_namespace_and_one_that_is_held_are_searched_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sweep = Sweep(monkeypatch)
+    async with sweep.running() as running:
+        running.cache.see(put(sweep.store, "other", "j", HONEST))
+        running.cache.see(sweep.store.job("job", training=json.dumps({"globalBatchSize": HELD, "precision": "fp16"})))
+        await until(lambda: {HELD, HONEST} <= {*sweep.asked}, "both to be asked for")
+        sweep.go_on.set()
+        await until(lambda: sweep.store.annotations().get("tilecast.dev/applied"), "the held job")
+        await until(lambda: sweep.is_answered("other", "j"), "the other job")
+        before = sweep.answered()
+        await until(lambda: sweep.answered() == SWEEP, "the sweep to end")
+    assert sweep.store.annotations()["tilecast.dev/applied"] == "Placed"
+    assert sweep.order[AFTER : AFTER + 2] == [HELD, HONEST]
+    assert before < SWEEP // 2, "in front of most of the sweep"
+
+
+async def test_what_a_held_job_asks_of_a_sweep_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that another namespace has asked already is asked again by one that cannot wait."""
+    sweep = Sweep(monkeypatch)
+    async with sweep.running() as running:
+        await until(lambda: len(sweep.asked) > AFTER + 100, "more of the sweep to be asked for")
+        shared = sweep.asked[-1]
+        running.cache.see(put(sweep.store, "other", "j", shared))
+        await asyncio.sleep(0.5)
+        sweep.go_on.set()
+        await until(lambda: sweep.is_answered("other", "j"), "the other job")
+    assert shared in sweep.order[AFTER : AFTER + 3]
+
+
+async def test_questions_are_read_in_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading may take long as well: a stored graph is up to a mebibyte of JSON."""
+    read, go_on, first = list[str](), threading.Event(), threading.Event()
+    request = training_job.request
+
+    def slow(name: str, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request:
+        batch = spec.training.global_batch_size
+        read.append("other" if batch == HONEST else "sweep")
+        if len(read) == 2:
+            first.set()
+        if len(read) <= 2:
+            go_on.wait(60)
+        return request(name, spec, stored)
+
+    store = JobStore()
+    try:
+        async with serving(store, PLACING, advise_first) as running:
+            monkeypatch.setattr(running.advisor, "_request_of", slow)
+            for number in range(100):
+                running.cache.see(put(store, "sweep", f"s{number}", 8 * (1 + number)))
+            await until(first.is_set, "the sweep to be read")
+            running.cache.see(put(store, "other", "j", HONEST))
+            await asyncio.sleep(0.5)
+            go_on.set()
+            await until(lambda: "status" in store.objects[path("other", "j")], "the other job")
+    finally:
+        go_on.set()
+    assert "other" in read[2:5]
+
+
+def advise_first(request: Request, pools: Sequence[Pool]) -> Advice:
+    return advise(request, pools) if request.name == "warm-up" else advice(request=request)
+
+
+async def test_writes_of_one_namespace_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, written, release = JobStore(), list[str](), asyncio.Event()
+    apply: Callable[..., Any] = store.apply
+
+    async def slow(place: str, document: Any, *, force: bool = True) -> dict[str, Any]:
+        if "/trainingjobs/" in place:
+            written.append(place.split("/")[5])
+            if len(written) <= PLACING.writers:
+                await release.wait()
+        result: dict[str, Any] = await apply(place, document, force=force)
+        return result
+
+    monkeypatch.setattr(store, "apply", slow)
+    async with serving(store, PLACING, advise_first) as running:
+        for number in range(100):
+            running.cache.see(put(store, "sweep", f"s{number}", 8))
+        await until(lambda: len(written) == PLACING.writers, "writes")
+        running.cache.see(put(store, "other", "j", 8))
+        await asyncio.sleep(0.5)
+        release.set()
+        await until(lambda: "status" in store.objects[path("other", "j")], "the other job")
+    assert "other" in written[: PLACING.writers + 3]
+
+
+async def test_a_job_is_told_once_that_it_waits_behind_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_notices, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(budget_notices, "AGAIN_S", 0.1)
+    store, messages = JobStore(), dict[str, str]()
+    statuses = Counter[str]()
+    apply: Callable[..., Any] = store.apply
+
+    async def watched(place: str, document: Any, *, force: bool = True) -> dict[str, Any]:
+        if place.endswith("/status") and "/trainingjobs/" in place:
+            statuses[place] += 1
+            (ready,) = (item for item in document["status"]["conditions"] if item["type"] == "Ready")
+            if ready["reason"] == "Queued":
+                assert ready["status"] == "Unknown" and "observedGeneration" not in document["status"]
+                messages[place] = ready["message"]
+        result: dict[str, Any] = await apply(place, document, force=force)
+        return result
+
+    def search(request: Request, pools: Sequence[Pool]) -> Advice:
+        if request.name == "warm-up":
+            return advise(request, pools)
+        time.sleep(0.01)
+        return advice(request=request, offers=(offer(pool=pools[0]),), inputs_hash=str(request.workload.global_batch))
+
+    monkeypatch.setattr(store, "apply", watched)
+    async with serving(store, replace(PLACING, search_budget_s=0.1), search) as running:
+        for number in range(60):
+            running.cache.see(put(store, "sweep", f"s{number}", 8 * (1 + number)))
+        await until(lambda: running.advisor.over_budget(), "the sweep to be over its budget")
+        assert sample(running, "tilecast_namespaces_over_search_budget") == 1.0
+        assert sample(running, "tilecast_oldest_unanswered_seconds", kind="TrainingJob") > 0.0
+        assert not running.advisor.behind_others() and not messages, "there is nobody else"
+        for number in range(60):
+            running.cache.see(put(store, "other", f"o{number}", 8 * (1000 + number)))
+        places = [(name, f"{name[0]}{number}") for name in ("sweep", "other") for number in range(60)]
+
+        def is_answered(namespace: str, name: str) -> bool:
+            return "observedGeneration" in store.objects[path(namespace, name)].get("status", {})
+
+        await until(lambda: all(is_answered(*place) for place in places), "every answer")
+        await until(lambda: not sample(running, "tilecast_oldest_unanswered_seconds", kind="TrainingJob"), "none left")
+        assert sample(running, "tilecast_retries_total") == 0.0
+    assert any("/namespaces/sweep/" in place for place in messages)
+    assert all(statuses[place] == 2 for place in messages), "one write more, for those that waited"
+    assert all(count == 1 for place, count in statuses.items() if place not in messages)
+    text = next(message for place, message in messages.items() if "/sweep/" in place)
+    assert re.fullmatch(
+        r"its namespace used \d+ s of searches in the last minute, and jobs of others go first; \d+ of its jobs wait",
+        text,
+    )
+
+
+def sample(running: Assembly, name: str, **labels: str) -> float:
+    value = running.metrics.registry.get_sample_value(name, labels)
+    assert value is not None
+    return value
