@@ -99,7 +99,6 @@ class Assembly:
             client, searches, metrics.count_search, settings.advisors, settings.advice_cache, Interruptions(clock),
             journal, read,
         )  # fmt: skip
-        metrics.over_budget.set_function(lambda: len(advisor.over_budget()))
         self.lists = _lists(settings, client, cache)
         self.capacity = capacity = Capacity(context)
         self.learning = learning = PoolLearnings(context, self.lists)
@@ -191,6 +190,7 @@ def _searches(settings: Settings, search: Advise, metrics: Metrics) -> Searches:
     )
     metrics.search_memory.set_function(searches.resident_bytes)
     metrics.running_search.set_function(searches.running_s)
+    metrics.over_budget.set_function(lambda: len(searches.turns.over_budget()))
     return searches
 
 
