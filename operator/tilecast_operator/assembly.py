@@ -118,9 +118,8 @@ class Assembly:
         self.admission = admission = Admission(context, placer, requests, advice)
         self.targets = targets = Targets(context, discovery, requests, advice, admission)
         if settings.queue:
-            QueuePlans(
-                context, pools, capacity, requests, QueueJobs(context, advisor, pools, advice, learning), planned
-            )
+            queue_jobs = QueueJobs(context, advisor, pools, advice, learning)
+            QueuePlans(context, pools, capacity, requests, queue_jobs, planned)
         TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned)
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
