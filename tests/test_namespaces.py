@@ -187,3 +187,15 @@ def test_namespaces_that_agree_narrow_ranges_and_ones_own_runs_do_so_alone() -> 
     assert narrow < 0.7 and mine == 12
     trusted, certain = width_and_own(Namespaces(honest(1, 12), trusted={"honest-0"}).fit(), ASKED[1])
     assert trusted < 0.7 and certain == 12
+
+
+def test_honest_namespaces_that_differ_as_clusters_do_still_narrow_ranges() -> None:
+    draw = np.random.default_rng(0)
+    shifts = draw.normal(0.1, 0.08, 8)
+    runs = [
+        replace(run, precision=("bf16", "tf32")[n % 2], predicted_s=run.predicted_s * math.exp(shifts[n % 8]),
+                namespace=f"team-{n % 8}")
+        for n, run in enumerate(honest(1, 64))
+    ]  # fmt: skip
+    width, own = width_and_own(Namespaces(runs).fit(), ASKED[1])
+    assert width < 0.95 and own >= 20

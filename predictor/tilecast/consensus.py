@@ -26,7 +26,7 @@ TIGHT = 1e-4
 SMALL = 0.01
 """The shift from which the search for a party's begins, at least: it grows and falls by factors."""
 APART = 2.5
-"""The length of a party's own shift, in limits of its pull, from which it says something else than all together."""
+"""How much of what a party saw is its own shift, in limits of a pull, where it says something else than all."""
 SLIGHT = 1e-3
 """Information about a direction that is left aside, in units of what is known of it beforehand."""
 
@@ -63,8 +63,18 @@ class Party:
 
     def pull(self, mean: Floats, shift: float) -> float:
         """Length of the party's pull where its effects are (k,) and its own shift has a variance."""
+        return float(np.linalg.norm(self._pull(mean, shift)))
+
+    def unexplained(self, mean: Floats, shift: float) -> float:
+        """The root mean square of the party's own shift over what it saw, each by its information."""
+        if not len(self.information):
+            return 0.0
+        own = shift * self._pull(mean, shift)
+        return float(np.sqrt(np.average(own**2, weights=self.information)))
+
+    def _pull(self, mean: Floats, shift: float) -> Floats:
         apart = np.sqrt(self.information) * self.seen - self.information * (self.directions @ mean)
-        return float(np.linalg.norm(apart / (1.0 + shift * self.information)))
+        return np.asarray(apart / (1.0 + shift * self.information))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,8 @@ class Consensus:
     shifts: Floats
     """Variance of each party's own shift in units of the effects'; 0 where its pull is within the limit, (p,)."""
     parties: tuple[Party, ...] = ()
+    apart: tuple[bool, ...] = ()
+    """Whether each party says something else than all together, by more than its pull may say, (p,)."""
 
     @property
     def bounded(self) -> Sequence[bool]:
@@ -88,11 +100,6 @@ class Consensus:
         mean, covariance, known = np.zeros(count), np.eye(count), len(self.mean)
         mean[:known], covariance[:known, :known] = self.mean, self.covariance
         return mean, covariance
-
-    @property
-    def apart(self) -> Sequence[bool]:
-        """Whether each party lies further from what all teach than its pull may say, (p,)."""
-        return [shift > APART for shift in self.shifts.tolist()]
 
     def unconfirmed(self, covariance: Floats, targets: Floats) -> Floats:
         """How much more would be left open of some targets without the parties that lie apart, and without the one
@@ -106,15 +113,23 @@ class Consensus:
             targets: covariance of the effects with each target by the same, (m, k).
         """
         apart = [number for number, is_apart in enumerate(self.apart) if is_apart]
-        more, covariance, targets = self._without(apart, covariance, targets)
+        more = np.zeros(targets.shape[1])
+        if apart:
+            seen, crossed, left = self._taken(apart, covariance, targets)
+            of_targets, of_effects = np.linalg.solve(left, seen), np.linalg.solve(left, crossed.T)
+            more = (seen * of_targets).sum(0)
+            covariance, targets = covariance + crossed @ of_effects, targets + crossed @ of_targets
         most = np.zeros(targets.shape[1])
         for number, is_apart in enumerate(self.apart):
             if not is_apart:
-                most = np.maximum(most, self._without([number], covariance, targets)[0])
+                seen, _, left = self._taken([number], covariance, targets)
+                most = np.maximum(most, (seen * np.linalg.solve(left, seen)).sum(0))
         return more + most
 
-    def _without(self, numbers: Sequence[int], covariance: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
-        """What is left open in addition, (k,), and the covariances, once some parties are taken out."""
+    def _taken(self, numbers: Sequence[int], covariance: Floats, targets: Floats) -> tuple[Floats, Floats, Floats]:
+        """The parts of Woodbury's identity by which some parties' information, r directions in all, is taken out:
+        covariances of the directions with the targets, (r, k), and of the effects with them, (m, r), and what is to be
+        inverted, (r, r)."""
         sizes = [len(self.parties[number].information) for number in numbers]
         directions = np.zeros((sum(sizes), len(covariance)))
         variance, row = np.zeros(sum(sizes)), 0
@@ -124,11 +139,8 @@ class Consensus:
             directions[row : row + size, columns] = party.directions
             variance[row : row + size] = 1.0 / party.information + self.shifts[number]
             row += size
-        # Woodbury's identity, with the sign by which information is taken out.
-        seen, crossed = directions @ targets, covariance @ directions.T
-        taken = np.linalg.solve(np.diag(variance) - directions @ crossed, np.column_stack([seen, crossed.T]))
-        of_targets, of_effects = taken[:, : targets.shape[1]], taken[:, targets.shape[1] :]
-        return (seen * of_targets).sum(0), covariance + crossed @ of_effects, targets + crossed @ of_targets
+        crossed = covariance @ directions.T
+        return directions @ targets, crossed, np.diag(variance) - directions @ crossed
 
 
 def agree(parties: Sequence[Party], limit: float, own: Party | None = None, start: Floats | None = None) -> Consensus:
@@ -161,10 +173,12 @@ def agree(parties: Sequence[Party], limit: float, own: Party | None = None, star
             shifts[: len(parties)] = np.maximum(length[: len(parties)] / limit if start is None else start, SMALL)
         else:
             shifts = shifts * length / bounds
+    rests = [one.unexplained(mean[own], shift) for one, own, shift in zip(everyone, columns, shifts, strict=True)]
+    apart = tuple(rest > APART * limit for rest in rests[: len(parties)])
     shifts = shifts[: len(parties)]
     precision, seen = _normal(parties, columns[: len(parties)], shifts, count)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties))
+    return Consensus(index, _solved(precision, seen), covariance, shifts, tuple(parties), apart)
 
 
 def _solved(precision: Floats, seen: Floats) -> Floats:
