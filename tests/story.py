@@ -172,6 +172,7 @@ EMPTY = {
     "Outcomes": "none waits in this story",
     "Search under way": "none takes as long as the time between two scrapes",
     "Memory of searches": "they run in threads",
+    "Set aside": "nothing kills it in this story",
     "Search processes replaced": "they run in threads",
     "Retries per minute": "nothing fails in this story",
     "Keys waiting": "it keeps up, so that none waits when it is scraped",

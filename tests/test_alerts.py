@@ -392,6 +392,17 @@ async def another_release(tape: Tape) -> None:
         tape.fires("TilecastContendedObjects", (TEAM, text))
 
 
+async def set_aside(tape: Tape) -> None:
+    """An object at which the operator died."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 10)
+        tape.never("TilecastInputQuarantined")
+        running.metrics.quarantined.labels("TrainingJob").set(1)
+        tape.hold(running.metrics.registry, 10)
+        text = "1 objects of kind TrainingJob are set aside, because the operator died while it read them."
+        tape.fires("TilecastInputQuarantined", ({**TEAM, "kind": "TrainingJob"}, text))
+
+
 async def interrupted_searches(tape: Tape) -> None:
     """Three searches in an hour take too much memory."""
     async with operator(Store()) as running:
@@ -582,7 +593,7 @@ Story = Callable[[Tape], Awaitable[None]]
 STORIES: Sequence[Story] = (
     dead_and_alive, held_jobs_wait, crash_loop, restarts, uninstalled, never_there, no_node_and_a_dead_watch,
     idle_config_maps, refused_writes, a_burst, slow_searches, held_for_minutes, placed_and_let_go,
-    another_release, interrupted_searches, first_defect, defect_before_the_first_scrape, unknown_nodes,
+    another_release, interrupted_searches, set_aside, first_defect, defect_before_the_first_scrape, unknown_nodes,
     refused_reports, chatty, far_off, one_run, narrow, answers_in_time, answers_late, few_answers_late,
     conflicts, one_leads_none_leads,
 )  # fmt: skip

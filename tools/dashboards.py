@@ -348,8 +348,13 @@ _HEALTH = Board(
             ),
             Panel(
                 "Search processes replaced", "By cause.", "bars", "short",
-                {"{{cause}}": "sum by (cause) (increase(tilecast_search_process_restarts_total[$__range]))"}, 8,
+                {"{{cause}}": "sum by (cause) (increase(tilecast_search_process_restarts_total[$__range]))"}, 4,
                 {"red": 1.0}, "TilecastSearchesInterrupted",
+            ),
+            Panel(
+                "Set aside", "Objects at which the operator died.", "stat", "short",
+                {"{{kind}}": "max by (kind) (tilecast_quarantined_objects) or 0 * max(tilecast_leader)"}, 4,
+                {"red": 1.0}, "TilecastInputQuarantined",
             ),
         ),
         "Requests": (
