@@ -172,6 +172,8 @@ EMPTY = {
     "Outcomes": "none waits in this story",
     "Search under way": "none takes as long as the time between two scrapes",
     "Memory of searches": "they run in threads",
+    "Oldest job without an answer": "none waits when it is scraped",
+    "Namespaces over their budget": "one team asks for little",
     "Set aside": "nothing kills it in this story",
     "Search processes replaced": "they run in threads",
     "Retries per minute": "nothing fails in this story",

@@ -324,6 +324,15 @@ def defective() -> Callable[[Request, Sequence[Pool]], Advice]:
     return search
 
 
+async def counted_defect(running: Assembly) -> None:
+    """Wait until a search has ended in a defect and its job says so."""
+    async with asyncio.timeout(60):
+        while not running.metrics.registry.get_sample_value(
+            "tilecast_recommendations_total", {"result": "InternalError"}
+        ):
+            await asyncio.sleep(0.01)
+
+
 async def first_defect(tape: Tape) -> None:
     """The first search that fails."""
     store = Store()
@@ -333,7 +342,7 @@ async def first_defect(tape: Tape) -> None:
         tape.quiet("TilecastInternalErrors")
         store.put(f"{JOBS}/a", job())
         running.cache.see(store.objects[f"{JOBS}/a"])
-        await asyncio.sleep(0.2)
+        await counted_defect(running)
         tape.hold(running.metrics.registry, 5)
         tape.fires("TilecastInternalErrors", DEFECT)
         tape.hold(running.metrics.registry, 60)
@@ -345,7 +354,7 @@ async def defect_before_the_first_scrape(tape: Tape) -> None:
     store = Store()
     store.put(f"{JOBS}/a", job())
     async with operator(store, defective(), retry_first_s=60.0) as running:
-        await asyncio.sleep(0.2)
+        await counted_defect(running)
         tape.hold(running.metrics.registry, 5)
         tape.fires("TilecastInternalErrors", DEFECT)
 
@@ -401,6 +410,17 @@ async def set_aside(tape: Tape) -> None:
         tape.hold(running.metrics.registry, 10)
         text = "1 objects of kind TrainingJob are set aside, because the operator died while it read them."
         tape.fires("TilecastInputQuarantined", ({**TEAM, "kind": "TrainingJob"}, text))
+
+
+async def never_answered(tape: Tape) -> None:
+    """One job of a small cluster gets no answer."""
+    async with operator(Store()) as running:
+        tape.hold(running.metrics.registry, 10)
+        tape.never("TilecastAnswerOverdue")
+        running.metrics.oldest.labels("TrainingJob").set_function(lambda: 900.0)
+        tape.hold(running.metrics.registry, 10)
+        text = "A TrainingJob has been waiting for its answer for 15m 0s."
+        tape.fires("TilecastAnswerOverdue", ({**TEAM, "kind": "TrainingJob"}, text))
 
 
 async def interrupted_searches(tape: Tape) -> None:
@@ -593,7 +613,8 @@ Story = Callable[[Tape], Awaitable[None]]
 STORIES: Sequence[Story] = (
     dead_and_alive, held_jobs_wait, crash_loop, restarts, uninstalled, never_there, no_node_and_a_dead_watch,
     idle_config_maps, refused_writes, a_burst, slow_searches, held_for_minutes, placed_and_let_go,
-    another_release, interrupted_searches, set_aside, first_defect, defect_before_the_first_scrape, unknown_nodes,
+    another_release, never_answered, interrupted_searches, set_aside, first_defect,
+    defect_before_the_first_scrape, unknown_nodes,
     refused_reports, chatty, far_off, one_run, narrow, answers_in_time, answers_late, few_answers_late,
     conflicts, one_leads_none_leads,
 )  # fmt: skip

@@ -320,6 +320,15 @@ _HEALTH = Board(
                 }, 8, runbook="TilecastPlacementsRequeued",
             ),
         ),
+        "Waiting": (
+            Panel(
+                "Oldest job without an answer", "How long it has waited.", "timeseries", "s",
+                {"{{kind}}": "max by (kind) (tilecast_oldest_unanswered_seconds)"}, 16,
+                {"yellow": 60.0, "red": 600.0}, "TilecastAnswerOverdue",
+            ),
+            Panel("Namespaces over their budget", "Of searches: their jobs wait behind those of others.", "stat",
+                  "short", {"namespaces": "max(tilecast_namespaces_over_search_budget)"}, 8, {"yellow": 1.0}),
+        ),
         "Process": (
             Panel(
                 "Memory", "Resident, of each operator; the chart's limit is 512 MiB.", "timeseries", "bytes",
