@@ -82,13 +82,13 @@ def is_ready(url: str) -> bool:
 @contextmanager
 def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
     """Processes beside a cluster that has the nodes and the CRDs; the operator has the chart's rights."""
-    chosen = ["--set=queue.enabled=true"]
+    chosen = ["--set=queue.enabled=true,jobs.enabled=true"]
     chosen += [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     for namespace in (NAMESPACE, TEAM):
         cluster.kubectl("create", "namespace", namespace)
     cluster.apply(helm("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *chosen))
     account = kubeconfig_of(cluster, f"{RELEASE}-tilecast", NAMESPACE, folder / "kubeconfig.yaml")
-    settings = {**SETTINGS, "TILECAST_QUEUE": "true"}
+    settings = {**SETTINGS, "TILECAST_QUEUE": "true", "TILECAST_JOBS": "true"}
     with (
         Operator(cluster, kubeconfig=account, settings=settings) as operator,
         prometheus(operator.url.removeprefix("http://"), folder) as url,
@@ -133,6 +133,7 @@ def _installed(cluster: Cluster, helm: Helm) -> Iterator[Surroundings]:
     values = {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "queue": {"enabled": True},
+        "jobs": {"enabled": True},
         "nodeSelector": LABEL,
         "settings": SETTINGS,
     }

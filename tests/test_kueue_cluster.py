@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -50,9 +49,6 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 GATE = "AdmissionGatedBy"
-WEBHOOK = "until a webhook answers"
-OUTAGE_S = 8.0
-"""Longer than it may take to decide about a job."""
 HELD = {
     "apiVersion": "kueue.x-k8s.io/v1beta2",
     "kind": "LocalQueue",
@@ -399,27 +395,6 @@ def test_a_job_that_is_preempted_after_it_was_placed_runs_on_another_flavor(
         role: item["replicas"] for role, item in replicas.items()
     }
     cluster.kubectl("delete", "pytorchjob", name)
-
-
-def test_jobs_that_are_held_wait_for_a_kueue_that_starts_anew(
-    cluster: Cluster, operator: Operator, kueue: Controllers, prefix: str
-) -> None:
-    names = [f"{prefix}-restart-{number}" for number in range(4)]
-    operator.kill()
-    create(cluster, *(held(name) for name in names))
-    before = operator.log_tail(1_000_000).count(WEBHOOK)
-    kueue.stop()
-    operator.start()
-    try:
-        wait_for(lambda: operator.log_tail(1_000_000).count(WEBHOOK) > before, "the outage to be told", WAIT_S)
-        time.sleep(OUTAGE_S)
-        assert not any(APPLIED in annotations(get(cluster, "job", name)) for name in names)
-    finally:
-        kueue.start()
-    outcomes = Counter(str(applied(until(cluster, "job", name, applied, "is told"))) for name in names)
-    # Nobody waits longer than ten seconds for an operator on a loaded machine.
-    assert outcomes["Placed"] and outcomes.keys() <= {"Placed", "TooLate"}, outcomes
-    assert operator.log_tail(1_000_000).count(WEBHOOK) == before + 1, "one warning for all jobs and tries"
 
 
 def test_the_charts_policy_has_jobs_wait_in_the_held_queue(
