@@ -133,10 +133,12 @@ async def test_a_namespace_alone_makes_nobody_else_sure() -> None:
     store = SharedStore()
     async with operator(store, advise, discovery=True) as running:
         await forecast(running, store, "third", "before")
+        before = confidence("before")
         await measure(running, store, "evil", 2.9, {f"e{n}": 16 + n for n in range(12)})
         await until(running, store, lambda: len(store.runs) == 12)
+        await until(running, store, lambda: running.learning.learner.table.runs >= 6)
         await forecast(running, store, "third", "after")
-        before, after = confidence("before"), confidence("after")
+        after = confidence("after")
         assert after[2] == before[2]
         assert after[:2] == pytest.approx(before[:2], rel=1e-3)
 
