@@ -212,7 +212,7 @@ assert not registry._spawning.get_all_handlers() and not registry._changing.get_
     [
         ({}, "gpupools namespaces poollearnings trainingjobs"),
         ({"TILECAST_LEARNING": "false"}, "gpupools trainingjobs"),
-        ({"TILECAST_LEARNING": "false", "TILECAST_QUEUE": "true"}, "gpupools queueadvices trainingjobs"),
+        ({"TILECAST_LEARNING": "false", "TILECAST_QUEUE": "true"}, "gpupools namespaces queueadvices trainingjobs"),
         (
             dict.fromkeys(("TILECAST_READ_RESOURCE_SLICES", "TILECAST_READ_KUEUE", "TILECAST_READ_PODS"), "true"),
             "clusterqueues gpupools namespaces poollearnings resourceflavors resourceslices trainingjobs",
