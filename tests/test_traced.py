@@ -22,7 +22,7 @@ from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.models import traced
 from tilecast.models.traced import document, repeats, torch_build, torch_export
 from tilecast.spec import Model, SpecError, Workload
-from traced_graphs import GRAPHS, ONE, activation_bytes, fixture, flops, graph, seconds, stored
+from traced_graphs import GRAPHS, activation_bytes, fixture, flops, graph, seconds, stored
 
 GPT = Model("gpt", "decoder", 2, 128, 4, 4, 32, 512, 512, positions=64, dropout=True)
 LLAMA = Model(
