@@ -51,6 +51,7 @@ class Searches:
     ) -> None:
         self._advise = advise
         self._executor = ThreadPoolExecutor(processes or threads, "search")
+        self._is_stopped = False
         search = partial(_pickled, advise)
         self._processes = [SearchProcess(search, limits or SearchLimits(), restarted) for _ in range(processes)]
         self._idle: queue.SimpleQueue[SearchProcess] = queue.SimpleQueue()
@@ -86,6 +87,9 @@ class Searches:
         expected_s = self._expected_s.get(kind, 0.0)
         rank = time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)
         async with self.turns.take(key, rank=rank, expected_s=expected_s) as turn:
+            if self._is_stopped:
+                # Its turn came because another search was cancelled; nobody waits for the answer any more.
+                raise asyncio.CancelledError
             advice, spent_s = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._search, request, tuple(pools)
             )
@@ -98,6 +102,7 @@ class Searches:
 
     def stop(self) -> None:
         """End the processes; threads end once they are done with what they do."""
+        self._is_stopped = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()
