@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from operator_scale import ROOT, ApiServer, Cluster, Operator, idle, is_answered, job, metric, nodes
+from operator_scale import ApiServer, Cluster, Operator, idle, is_answered, job, metric, nodes, on_a_control_plane
 
 SWEEP, OTHER = "sweep", "other"
 SETTINGS = {"TILECAST_SEARCH_PROCESSES": "1", "TILECAST_JOBS": "true", "TILECAST_PLACE": "true"}
@@ -130,10 +130,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200, help="GPU nodes")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
     arguments = parser.parse_args()
-    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
-        cluster.apply(ROOT / "crds")
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        asyncio.run(run(cluster, arguments))
+    on_a_control_plane(run, arguments)
 
 
 if __name__ == "__main__":

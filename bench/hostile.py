@@ -27,7 +27,7 @@ sys.path += [str(ROOT / "bench"), str(ROOT / "tests")]
 from cluster import Cluster  # noqa: E402
 from hostile_objects import JOBS, OTHERS, TENANT, honest, hostile  # noqa: E402
 from operator_process import Operator, is_answered  # noqa: E402
-from operator_scale import ApiServer, idle, metric, nodes  # noqa: E402
+from operator_scale import ApiServer, idle, metric, nodes, on_a_control_plane  # noqa: E402
 
 SETTINGS = {"TILECAST_JOBS": "true", "TILECAST_SEARCH_PROCESSES": "1"}
 LIMIT_S = 600.0
@@ -117,10 +117,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="GPU nodes")
     parser.add_argument("--seed", type=int, default=1, help="of the hostile objects")
     arguments = parser.parse_args()
-    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
-        cluster.apply(ROOT / "crds")
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        asyncio.run(measure(cluster, arguments))
+    on_a_control_plane(measure, arguments)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -273,6 +273,16 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
         await api.close()
 
 
+def on_a_control_plane(
+    measure: Callable[[Cluster, argparse.Namespace], Coroutine[Any, Any, None]], arguments: argparse.Namespace
+) -> None:
+    """Run a measurement on a control plane of its own that has the CRDs."""
+    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
+        cluster.apply(ROOT / "crds")
+        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+        asyncio.run(measure(cluster, arguments))
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description="Measure the operator on a control plane of its own.")
@@ -283,10 +293,7 @@ def main() -> None:
     parser.add_argument("--node-events", type=int, default=2_000, help="changes of nodes afterwards")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE", help="of the operator")
     arguments = parser.parse_args()
-    with Cluster(components=("etcd", "kube-apiserver")) as cluster:
-        cluster.apply(ROOT / "crds")
-        cluster.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
-        asyncio.run(measure(cluster, arguments))
+    on_a_control_plane(measure, arguments)
 
 
 if __name__ == "__main__":
