@@ -99,6 +99,38 @@ def test_an_operator_leaves_a_job_to_another_and_says_so(
     assert named in line and "ours" in line
 
 
+def test_an_operator_waits_after_annotations_that_another_has_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contention, "FIRST_WAIT_S", 1000.0)
+    monkeypatch.setattr(contention, "MOST_WAIT_S", 1000.0)
+
+    async def scene(store: Store) -> None:
+        async with operator(store, instance="ours") as running:
+
+            def annotate(path: str) -> None:
+                """Replace the annotations between the write of ours and that of the status."""
+                if path == f"{PATH}/status":
+                    body = copy.deepcopy(store.objects[PATH])
+                    body["metadata"]["annotations"]["tilecast.dev/recommended-pool"] = f"theirs-{store.version}"
+                    running.cache.see(store.put(PATH, body))
+
+            store.before_write = annotate
+            await settled(running)
+            assert len(store.writes) == 2 and "status" not in store.objects[PATH]
+            store.before_write = lambda path: None
+            # Something new is asked: it is answered at once.
+            body = copy.deepcopy(store.objects[PATH])
+            body["spec"]["objective"] = "cost"
+            running.cache.see(store.put(PATH, body))
+            await settled(running)
+            assert store.objects[PATH]["status"]["writer"] == "ours"
+
+    store = Store()
+    store.put(PATH, job())
+    asyncio.run(scene(store))
+
+
 def test_replicas_of_one_release_and_people_are_not_taken_for_another() -> None:
     async def scene(store: Store) -> None:
         async with operator(store, instance="ours") as running:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ CALM = 4.0
 """An answer that has stood for so many times the last pause is contended no more."""
 TELL_S = 600.0
 """The log names another no more often."""
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 32.0
+"""Bounds of the wait after a write that somebody else's came between; it doubles with each in a row."""
 EARLIER = "an operator of an earlier release"
 
 
@@ -74,6 +77,16 @@ def met(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | N
     return replace(after, until_s=now_s + after.pause_s) if after.replaced > FREE else after
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Writes of an answer in a row that failed with a conflict."""
+
+    generation: int
+    count: int
+    until_s: float
+    """When the next is tried, at the earliest."""
+
+
 class Contention:
     """The answers of one controller. Belongs to one event loop.
 
@@ -88,6 +101,7 @@ class Contention:
         self._claims: dict[Key, Claim] = {}
         self._named_at: dict[str, float] = {}
         """When the log has named another."""
+        self._lost: dict[Key, Lost] = {}
         context.metrics.contended.set_function(self.count)
 
     @property
@@ -105,10 +119,34 @@ class Contention:
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
         self._claims[key] = Claim(generation, digest, self._clock(), replaced)
+        self._lost.pop(key, None)
+
+    def lost(self, key: Key, generation: int) -> None:
+        """Take note of a write that failed because the object had changed since it was read.
+
+        Two operators that write an object's annotations, one after the other, each let the other's write of the status
+        fail. A random wait lets one of them finish.
+        """
+        before = self._lost.get(key)
+        count = before.count + 1 if before is not None and before.generation == generation else 1
+        wait_s = min(FIRST_WAIT_S * 2.0 ** min(count - 1, 16), MOST_WAIT_S)
+        self._lost[key] = Lost(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
+
+    def waits(self, key: Key, generation: int) -> bool:
+        """Return whether an object is not written yet, after writes that were lost; its key is worked off after that.
+
+        Whoever has changed the specification since is answered at once.
+        """
+        lost, now_s = self._lost.get(key), self._clock()
+        if lost is None or lost.generation != generation or now_s >= lost.until_s:
+            return False
+        self._context.runtime.add(key, lost.until_s - now_s)
+        return True
 
     def forget(self, key: Key) -> None:
         """Let go of an object that is gone."""
         self._claims.pop(key, None)
+        self._lost.pop(key, None)
 
     async def yields(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
         """Whether an object is left to another operator for now; the key is worked off anew after that.

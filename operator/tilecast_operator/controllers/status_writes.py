@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilecast.api.status import TrainingJobStatus
+from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.cluster.view import View, annotations_digest, status_digest
@@ -35,7 +36,21 @@ class StatusWrites:
             seen: the job.
             want: what it should say.
             before: the status that it has.
+
+        Raises:
+            ApiError: among others 409, where the job has changed since.
         """
+        generation = seen.value.generation
+        if self._contention.waits(key, generation):
+            return False
+        try:
+            return await self._write(key, seen, want, before)
+        except ApiError as error:
+            if error.status == 409:
+                self._contention.lost(key, generation)
+            raise
+
+    async def _write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
         is_conditional, asked = self._context.runtime.is_conditional(key), seen.value
         status = self._planned.stated(target_of(key.namespace, asked.document) or key, want.status, before)
         document, first = status.document(), next(iter(status.alternatives), None)
