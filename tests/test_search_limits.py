@@ -13,12 +13,13 @@ import pytest
 from job_store import JobStore, serving, until
 from operator_store import JOBS, Store, job, node, on_first_pool, operator, ready, settled
 from tilecast import models
-from tilecast.advise import Advice, Request, advise
+from tilecast.advise import MOST_PLANS, Advice, Request, advise
+from tilecast.api import training_job
 from tilecast.hardware import Pool, find_gpu, find_link
 from tilecast.jobs import APPLIED
 from tilecast.spec import Workload
 from tilecast_operator.interruptions import FIRST_S, MOST_S, Interruptions, wait_s
-from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits
+from tilecast_operator.search_process import Cause, SearchInterruptedError, SearchLimits, SearchProcess
 from tilecast_operator.searches import Searches
 
 GPU = find_gpu("t4")
@@ -27,6 +28,11 @@ BATCHES = (8, 16, 24, 32)
 TOO_LONG, TOO_LARGE, DEADLY = 16, 24, 40
 LIMITS = SearchLimits(seconds=5.0, memory_mib=320)
 CLOCK_S = 1_700_000_000.0
+
+
+def pool(gpu: str, gpus_per_node: int, nodes: int) -> Pool:
+    facts = find_gpu(gpu)
+    return Pool(gpu, facts, gpus_per_node, nodes, find_link(facts.intra_link), find_link("infiniband-ndr-8x400"))
 
 
 def request(batch: int) -> Request:
@@ -70,6 +76,28 @@ async def test_a_search_that_breaks_a_limit_is_ended_and_takes_no_other_along() 
     assert sum(isinstance(answer, Advice) for answer in answers) == 4
     # What is out of memory in a process that has searched before is tried in a new one, as is what ends its process.
     assert causes.count("timeout") == 2 and 2 <= causes.count("memory") <= 4 and causes.count("died") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("nodes", "precisions"),
+    [((16, 16, 16, 16), ["bf16"]), ((2, 4, 4, 4), ["bf16", "fp16", "tf32", "fp32"])],
+    ids=["large pools", "four precisions"],
+)
+def test_the_largest_searches_that_counts_allow_stay_within_the_limits(
+    nodes: Sequence[int], precisions: list[str]
+) -> None:
+    training = {"sequenceLength": 4096, "globalBatchSize": 5040, "precision": "bf16"}
+    gpus = ("h100-sxm", 8), ("a100-sxm-80gb", 8), ("l4", 8), ("t4", 4)
+    pools = [pool(gpu, gpus_per_node, count) for (gpu, gpus_per_node), count in zip(gpus, nodes, strict=True)]
+    spec = {"model": {"preset": "mixtral-8x7b"}, "training": {**training, "allowedPrecisions": precisions}}
+    asked = training_job.read(training_job.document("large", spec))
+    process = SearchProcess(advise, SearchLimits())
+    try:
+        answer = process.call(asked, pools)
+        assert 0.75 * MOST_PLANS < answer.plans_evaluated <= MOST_PLANS
+    finally:
+        process.stop()
 
 
 async def test_the_search_that_runs_can_be_seen() -> None:

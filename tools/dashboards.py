@@ -331,7 +331,7 @@ _HEALTH = Board(
         ),
         "Process": (
             Panel(
-                "Memory", "Resident, of each operator; the chart's limit is 512 MiB.", "timeseries", "bytes",
+                "Memory", "Resident, of each operator; the chart's limit is 768 MiB.", "timeseries", "bytes",
                 {"{{cluster}} {{namespace}} {{pod}}": "max by (cluster, namespace, pod) "
                                                       "(tilecast_process_resident_memory_bytes)"},
                 12, {"yellow": 300 * 2.0**20, "red": 450 * 2.0**20},

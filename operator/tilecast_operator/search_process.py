@@ -42,7 +42,7 @@ class SearchLimits:
     """What one call may take."""
 
     seconds: float = 30.0
-    memory_mib: int = 320
+    memory_mib: int = 640
     """Of the process's private, writable memory (`RLIMIT_DATA`). Its address space says less: libraries and the stacks
     of threads map twice of what they use."""
 

@@ -55,8 +55,8 @@ class Settings:
     )
     search_memory_mib: int = _variable(
         "TILECAST_SEARCH_MEMORY_MIB",
-        320,
-        "Most private memory of a process that searches, in MiB; 285 MiB are resident then. Needs processes.",
+        640,
+        "Most private memory of a process that searches, in MiB; some 540 MiB are resident then. Needs processes.",
     )
     journal: str = _variable(
         "TILECAST_JOURNAL",

@@ -117,9 +117,9 @@ def advise(request: Request, pools: Sequence[Pool]) -> Advice:
 MOST_KERNELS = 64_000
 """Operators of the model times global batches, precisions and pools, where a job leaves batch or precision open. Each
 takes 0.1 ms and 3 KB: the largest published model of layers unlike each other may have 13 of them."""
-MOST_PLANS = 1_000_000
-"""Plans of all pools, each 2 us and 200 bytes; the largest search in the documentation prices 400,000. Where there are
-more, numbers of nodes are left out."""
+MOST_PLANS = 500_000
+"""Plans of all pools, each 2 us and 500 to 900 bytes; the largest search in the documentation prices 400,000. Of more,
+numbers of nodes are left out."""
 
 
 def _fields(request: Request, pools: Sequence[Pool]) -> list[Field]:
