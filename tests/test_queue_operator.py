@@ -26,6 +26,7 @@ from tilecast.queue.totals import report as totals
 from tilecast_operator import queue_rows
 from tilecast_operator.assembly import Assembly
 from tilecast_operator.cluster.kinds import Key
+from tilecast_operator.controllers import admission
 from tilecast_operator.free_gpus import Free
 from tilecast_operator.queue_rows import PlannedQueue, QueueRow, QueueState, capacities, holdings
 from tilecast_operator.report import queue_advice
@@ -246,6 +247,14 @@ def held(store: JobStore, name: str, steps: int = 2000) -> None:
     store.job("job", name, training=training)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the plan however long it takes on a busy machine."""
+    monkeypatch.setattr(admission, "PLAN_S", 60.0)
+    monkeypatch.setattr(admission, "DECIDE_S", 120.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_a_job_that_waits_for_us_is_placed_where_the_plan_says() -> None:
     store, names = JobStore(), [f"j{number}" for number in range(12)]
     for name in names:
@@ -269,7 +278,7 @@ async def until_all_placed(store: JobStore, names: Sequence[str], limit_s: float
 
 
 async def test_a_job_is_not_held_for_want_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilecast_operator.controllers.admission.PLAN_S", 0.05)
+    monkeypatch.setattr(admission, "PLAN_S", 0.05)
     store = JobStore()
     held(store, "a")
     async with serving(store, replace(PLANNING, queue_interval_s=1e6)) as running:
@@ -413,6 +422,7 @@ def queued(store: JobStore, name: str, steps: int = 2000) -> dict[str, Any]:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("patient")
 async def test_behind_kueue_a_job_waits_in_its_queue_for_the_pool_of_the_plan() -> None:
     store, names = JobStore(), [f"j{number:02}" for number in range(32)]
     async with serving(store, replace(PLANNING, read_kueue=True)) as running:
