@@ -26,6 +26,7 @@ from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.documents import HASH
 from tilecast_operator.cluster.kinds import Key
 from tilecast_operator.controllers import admission
+from tilecast_operator.controllers import jobs as jobs_controller
 
 
 async def test_the_oldest_training_job_speaks_for_a_job() -> None:
@@ -358,6 +359,33 @@ async def test_a_job_is_advised_as_soon_as_its_queue_is_there(monkeypatch: pytes
         ):
             running.cache.see({"kind": kind, "metadata": metadata, "spec": content})
         await until(lambda: HASH in store.annotations(), "the annotations")
+
+
+@pytest.mark.parametrize(("kind", "changed"), [("job-kueue", {}), ("job-gated", {}), ("job-kueue", {"model": None})])
+async def test_why_a_job_was_let_go_is_said_in_one_event(
+    kind: str, changed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (admission, jobs_controller):
+        monkeypatch.setattr(module, "OWNER_S", 0.05)
+    store = JobStore()
+    settings = replace(PLACING, read_kueue=True, config_map_poll_s=0.1)
+
+    def about_it() -> list[tuple[str, str]]:
+        events = (item for item in store.events.values() if item["involvedObject"]["kind"] == "Job")
+        return [(item["reason"], item["message"]) for item in events if item["involvedObject"]["name"] == "a"]
+
+    document = store.job(kind, **changed)
+    store.workload(document)
+    for _ in range(2):  # the second operator finds the job let go
+        async with serving(store, settings) as running:
+            running.cache.see(store.now())
+            await until(lambda: store.annotations().get(APPLIED), "the job to be let go")
+            running.cache.see(store.job(new_name="b", mode=None))
+            await until(lambda: HASH in store.annotations("b"), "the advice on the next")
+            await asyncio.sleep(0.5)
+    why = "InvalidAnnotations: " if changed else "QueueNotFound: "
+    ((reason, text),) = about_it()
+    assert reason == "NotPlaced" and text.startswith(why)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -183,7 +183,7 @@ class Jobs:
         if (job.is_finished and key not in self._owed) or job.is_owned or (is_settled and own):
             return True
         if isinstance(asked, Declined):
-            await self._post(key, job, note_on_job(asked))
+            await self._post(key, job, note_on_job(asked, job.annotations.get(jobs.APPLIED)))
             return True
         if asked is None or asked.mode == "Off":
             if own:
@@ -290,7 +290,8 @@ class Jobs:
             self._context.metrics.count_advice(answer, changed=bool(own))
             self._context.answers.answer(key)
         if own.get(HASH) != advised.get(HASH) or isinstance(answer, Declined) or answer.best is None:
-            await self._post(key, job, note_on_job(answer), is_change=own.get(HASH) not in (None, advised.get(HASH)))
+            is_change = own.get(HASH) not in (None, advised.get(HASH))
+            await self._post(key, job, note_on_job(answer, job.annotations.get(jobs.APPLIED)), is_change=is_change)
 
     async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
         """Write an Event, once for as long as it stays. One that cannot be written keeps nothing waiting."""

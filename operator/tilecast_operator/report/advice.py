@@ -78,14 +78,19 @@ def note(answer: Answer, before: Summary, summary: Summary) -> Note | None:
     return Note("Normal", "RecommendationUpdated", text)
 
 
-def note_on_job(answer: Answer) -> Note:
-    """The Event of an answer about a job of another kind."""
+def note_on_job(answer: Answer, applied: str | None = None) -> Note:
+    """Return the Event of an answer about a job of another kind.
+
+    Args:
+        answer: the advice, or why there is none.
+        applied: what became of the job, where it waited for us.
+    """
     first = note(answer, Summary(), Summary(reason=reason(answer)))
-    return (
-        Note("Normal", reason(answer), "")
-        if first is None
-        else Note(first.type, first.reason, first.text + gain(answer))
-    )
+    if first is None:
+        return Note("Normal", reason(answer), "")
+    # The Event that says why it was let go says why there is no advice: under its name it is not created again.
+    name = "NotPlaced" if applied == reason(answer) else first.reason
+    return Note(first.type, name, first.text + gain(answer))
 
 
 def gain(answer: Answer) -> str:
