@@ -77,8 +77,8 @@ def cluster(binaries: Path) -> Iterator[Cluster]:
     nodes, policy = ROOT / "examples" / "clusters" / "mixed.yaml", ROOT / "tests" / "e2e" / "audit-jobs.yaml"
     with Cluster(nodes=nodes, audit_policy=policy) as started:
         started.apply(ROOT / "crds")
-        gates = {"AdmissionGatedBy": True}  # tests/test_kueue_cluster.py has Kueue as it ships too
-        with Controllers(started, "trainer", "training-operator", "kueue", feature_gates=gates):
+        # Its feature gate AdmissionGatedBy is on as it ships; tests/test_kueue_cluster.py has it off too.
+        with Controllers(started, "trainer", "training-operator", "kueue"):
             wait_for(lambda: _applied(started, KUEUE), "Kueue's webhooks", WAIT_S)
             yield started
 

@@ -148,7 +148,7 @@ class Controllers:
     Args:
         cluster: the control plane, started.
         names: which; what they need starts before them.
-        feature_gates: of Kueue, that it does not ship so.
+        feature_gates: of Kueue, other than it ships.
 
     Raises:
         ClusterError: one ended, or is not ready in time; the message ends with its last log lines.
