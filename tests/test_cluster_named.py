@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, NamedCluster
+from cluster import Cluster, NamedCluster, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -29,3 +29,14 @@ def test_its_own_nodes_are_left_alone_and_ours_are_ready_and_gone_afterwards(bin
             assert "allocatable" not in status and "phase" not in status
         there.kubectl("wait", "--for=delete", "--timeout=60s", "node", ours)
         assert there.kubectl("get", "nodes", "-o", "name").split() == ["node/of-its-own"]
+
+
+def test_no_controller_ends_because_it_cannot_renew_a_lease(binaries: Path) -> None:
+    """On a busy machine the API server may not answer for ten seconds, and nobody starts these programs again."""
+    with Cluster(components=PROGRAMS) as alone:
+        pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "a:1"}]}}
+        wait_for(lambda: "default" in alone.kubectl("get", "serviceaccounts"), "the controllers to work")
+        alone.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Pod", **pod}))
+        wait_for(lambda: "Unschedulable" in alone.kubectl("get", "pod", "a", "-o", "yaml"), "the scheduler to work")
+        holders = alone.kubectl("get", "leases", "--namespace=kube-system", "-o", "name").split()
+        assert all(holder.rpartition("/")[2].startswith("apiserver-") for holder in holders), holders

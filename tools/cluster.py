@@ -66,6 +66,10 @@ _PORTS = (
 )
 """kwokctl's options for ports. Left to itself it counts down from the same number in every process."""
 
+_ALONE = ("kube-controller-manager", "kube-scheduler")
+"""Components that end where they cannot renew their lease for ten seconds, as on a busy machine, and nobody starts them
+again; each is the only one of its kind."""
+
 ValueT = TypeVar("ValueT")
 
 
@@ -263,11 +267,13 @@ class Cluster(Access):
             options["components"] = list(self._only)
         if self._audit_policy:
             options["kubeAuditPolicy"] = str(self._audit_policy.resolve())
+        unelected = [{"key": "leader-elect", "value": "false"}]
         return {
             "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
             "kind": "KwokctlConfiguration",
             "metadata": {"name": self.name},
             "options": options,
+            "componentsPatches": [{"name": name, "extraArgs": unelected} for name in _ALONE],
         }
 
     def _await_api(self) -> None:
