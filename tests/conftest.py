@@ -58,9 +58,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+STORIES = pytest.StashKey[set[str]]()
+"""Ids of the tests that run on kind."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[STORIES] = {item.nodeid for item in items if item.get_closest_marker("kind")}
     for item in items:
-        if item.get_closest_marker("cluster"):
+        if item.get_closest_marker("cluster") or item.get_closest_marker("kind"):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_S))
 
 
@@ -125,6 +130,26 @@ def bare_cluster(shared_bare_cluster: Cluster) -> Iterator[Cluster]:
     nodes as objects that nobody tends, the CRDs, and no job that another module left: its operator would answer it."""
     yield shared_bare_cluster
     shared_bare_cluster.kubectl("delete", "trainingjobs.tilecast.dev", "--all", "--all-namespaces", "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of kind that all its stories share."""
+    # It uses what is defined here.
+    import kind_cluster
+
+    with kind_cluster.started(tmp_path_factory.mktemp("kind")) as cluster:
+        yield cluster
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print how many stories ran on kind, where some were asked for."""
+    stories = config.stash.get(STORIES, set[str]())
+    outcomes = ("passed", "failed", "error", "skipped")
+    reports = {name: {report.nodeid for report in terminalreporter.stats.get(name, ())} & stories for name in outcomes}
+    if any(reports.values()):
+        counts = ", ".join(f"{len(ids)} {name}" for name, ids in reports.items() if ids)
+        terminalreporter.write_line(f"stories on kind: {counts}")
 
 
 class HelmError(Exception):

@@ -32,8 +32,8 @@ def site(
     request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Surroundings]:
     """The operator with the rights of the chart, and a Prometheus: processes, or pods of kind (`make e2e`)."""
-    folder = tmp_path_factory.mktemp("site")
-    made = kind(helm, folder) if request.param == "kind" else local(request.getfixturevalue("cluster"), helm, folder)
+    cluster = request.getfixturevalue("kind_cluster" if request.param == "kind" else "cluster")
+    made = kind(cluster) if request.param == "kind" else local(cluster, helm, tmp_path_factory.mktemp("site"))
     with made as there:
         yield there
         log = there.operator.log_tail(100_000)

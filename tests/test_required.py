@@ -23,4 +23,4 @@ def test_a_feature_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ci_requires_what_may_be_skipped_elsewhere() -> None:
-    assert "export TILECAST_REQUIRE=chromium,image\n" in (ROOT / ".ci" / "run").read_text()
+    assert "export TILECAST_REQUIRE=chromium,image,kind\n" in (ROOT / ".ci" / "run").read_text()

@@ -7,8 +7,9 @@
     python tools/binaries.py kube-state-metrics
     python tools/binaries.py kube-score
     python tools/binaries.py prometheus-operator    # its CRDs alone
-    python tools/binaries.py kind            # for `make e2e`, where there is a container engine
-    python tools/binaries.py all
+    python tools/binaries.py kind
+    python tools/binaries.py kubelet         # likewise containerd, coredns, crictl, kube-router: of a node of kind
+    python tools/binaries.py all             # but for those of a node, which `kind_node.py` asks for
 
 prints the folder that holds the programs; everything else goes to standard error. What is built, and in which
 version, is pinned by the Go module of the same name in this folder. The cache is `$TILECAST_CACHE`, else
@@ -62,10 +63,19 @@ class Toolset:
     """Build tags of Go."""
     assets: tuple[str, ...] = ()
     """What `KUBEBUILDER_ASSETS` must hold to be used; empty where it does not apply."""
+    of_node: bool = False
+    """Whether a node of kind runs them; see `kind_node.py`."""
     manifests: str = ""
     """`a/module:folder` with the CRDs and webhooks that belong to the programs; it is kept as `manifests` beside
     them."""
 
+
+_KUBERNETES = (
+    "k8s.io/component-base/version.gitVersion={k8s.io/kubernetes}",
+    "k8s.io/component-base/version.gitMajor={k8s.io/kubernetes:major}",
+    "k8s.io/component-base/version.gitMinor={k8s.io/kubernetes:minor}",
+    "k8s.io/component-base/version.gitTreeState=clean",
+)
 
 TOOLSETS: Mapping[str, Toolset] = {
     "controlplane": Toolset(
@@ -79,12 +89,7 @@ TOOLSETS: Mapping[str, Toolset] = {
             "kwok": "sigs.k8s.io/kwok/cmd/kwok",
             "kwokctl": "sigs.k8s.io/kwok/cmd/kwokctl",
         },
-        stamps=(
-            "k8s.io/component-base/version.gitVersion={k8s.io/kubernetes}",
-            "k8s.io/component-base/version.gitMajor={k8s.io/kubernetes:major}",
-            "k8s.io/component-base/version.gitMinor={k8s.io/kubernetes:minor}",
-            "k8s.io/component-base/version.gitTreeState=clean",
-        ),
+        stamps=_KUBERNETES,
         usual_time="6 to 7 minutes on two cores and 6 GB of Go caches the first time, then seconds",
         assets=("kube-apiserver", "etcd", "kubectl"),
     ),
@@ -165,6 +170,47 @@ TOOLSETS: Mapping[str, Toolset] = {
         stamps=(),
         usual_time="about half a minute on two cores the first time, then seconds",
     ),
+    "kubelet": Toolset(
+        module="controlplane",
+        programs={name: f"k8s.io/kubernetes/cmd/{name}" for name in ("kubeadm", "kubelet", "kube-proxy")},
+        stamps=_KUBERNETES,
+        usual_time="about half a minute on two cores after the control plane",
+        of_node=True,
+    ),
+    "containerd": Toolset(
+        module="containerd",
+        programs={
+            name: f"github.com/containerd/containerd/v2/cmd/{name}"
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        },
+        stamps=("github.com/containerd/containerd/v2/version.Version={github.com/containerd/containerd/v2}",),
+        tags=("no_btrfs", "no_devmapper", "no_zfs"),
+        usual_time="about a minute on two cores the first time, then seconds",
+        of_node=True,
+    ),
+    "crictl": Toolset(
+        module="crictl",
+        programs={"crictl": "sigs.k8s.io/cri-tools/cmd/crictl"},
+        stamps=("sigs.k8s.io/cri-tools/pkg/version.Version={sigs.k8s.io/cri-tools}",),
+        usual_time="about half a minute on two cores the first time, then seconds",
+        of_node=True,
+    ),
+    "kube-router": Toolset(
+        module="kube-router",
+        programs={"kube-router": "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"},
+        stamps=(
+            "github.com/cloudnativelabs/kube-router/v2/pkg/version.Version={github.com/cloudnativelabs/kube-router/v2}",
+        ),
+        usual_time="about 3 minutes on two cores the first time, then seconds",
+        of_node=True,
+    ),
+    "coredns": Toolset(
+        module="coredns",
+        programs={"coredns": "tilecast.dev/tools/coredns"},
+        stamps=(),
+        usual_time="about a minute on two cores the first time, then seconds",
+        of_node=True,
+    ),
 }
 
 
@@ -186,7 +232,8 @@ def ensure(name: str) -> Path:
     """
     toolset = TOOLSETS[name]
     given = _from_assets(toolset)
-    flags = ["-trimpath", "-ldflags", _ldflags(toolset), *(f"-tags={tag}" for tag in toolset.tags)]
+    flags = ["-trimpath", "-ldflags", _ldflags(toolset)]
+    flags += [f"-tags={','.join(toolset.tags)}"] if toolset.tags else []
     folder = cache_folder() / f"{name}-{_digest(toolset, flags, given)}"
     if folder.is_dir():
         return folder
@@ -220,18 +267,18 @@ def _from_assets(toolset: Toolset) -> dict[str, Path]:
     return held
 
 
-def _pinned(toolset: Toolset) -> dict[str, str]:
-    """Version by module, of everything that go.mod requires."""
+def pinned(toolset: Toolset) -> dict[str, str]:
+    """Return the version of every module that go.mod requires, by its path."""
     text = (TOOLS / toolset.module / "go.mod").read_text(encoding="utf-8")
     return dict(re.findall(r"^\s*(?:require\s+)?(\S+) (v\S+)(?: // indirect)?$", text, flags=re.MULTILINE))
 
 
 def _ldflags(toolset: Toolset) -> str:
-    pinned = _pinned(toolset)
+    versions = pinned(toolset)
 
     def version(match: re.Match[str]) -> str:
-        parts = dict(zip(("major", "minor"), pinned[match[1]].removeprefix("v").split("."), strict=False))
-        return parts[match[2]] if match[2] else pinned[match[1]]
+        parts = dict(zip(("major", "minor"), versions[match[1]].removeprefix("v").split("."), strict=False))
+        return parts[match[2]] if match[2] else versions[match[1]]
 
     stamps = [re.sub(r"\{([^:}]+):?(\w*)\}", version, stamp) for stamp in toolset.stamps]
     return " ".join(["-s", "-w", *(f"-X {stamp}" for stamp in stamps)])
@@ -239,8 +286,9 @@ def _ldflags(toolset: Toolset) -> str:
 
 def _digest(toolset: Toolset, flags: list[str], given: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum"):
-        digest.update((TOOLS / toolset.module / name).read_bytes())
+    folder = TOOLS / toolset.module
+    for path in (*sorted(folder.glob("*.go")), folder / "go.mod", folder / "go.sum"):
+        digest.update(path.read_bytes())
     described = [*flags, *(f"{name}={package}" for name, package in toolset.programs.items()), os.uname().machine]
     described += [toolset.manifests] if toolset.manifests else []
     for path in given.values():
@@ -313,7 +361,8 @@ def main() -> int:
     parser.add_argument("toolset", choices=[*sorted(TOOLSETS), "all"])
     toolset = parser.parse_args().toolset
     try:
-        for name in TOOLSETS if toolset == "all" else [toolset]:
+        common = [name for name, each in TOOLSETS.items() if not each.of_node]
+        for name in common if toolset == "all" else [toolset]:
             print(ensure(name))
     except BinariesError as error:
         say(f"error: {error}")

@@ -102,6 +102,15 @@ def build(tag: str) -> Image:
     return Image(engine, tag, digest, _size_bytes(tag))
 
 
+def push(tag: str, path: Path) -> None:
+    """Write an image that buildah has built as an archive for `docker load`.
+
+    Raises:
+        ImageError: there is no such image, or it cannot be written.
+    """
+    _output(["buildah", "push", tag, f"docker-archive:{path}:{tag}"])
+
+
 def _make_base() -> None:
     print("making the base image (about a minute)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
