@@ -10,7 +10,7 @@ import pytest
 from job_store import PLACING, JobStore, serving, until
 from tilecast.jobs import APPLIED
 from tilecast_operator.cluster.api import ApiError, is_webhook_down
-from tilecast_operator.controllers import admission
+from tilecast_operator.controllers import admission, placement
 
 DOWN = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: connection refused'
 NAMES = ("a", "b", "c")
@@ -51,6 +51,29 @@ async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
         assert outcomes == {"Placed" if name == "job" else "Queued"}
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert len([record for record in warnings if "webhook" in record.getMessage()]) == 1, warnings
+
+
+async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
+    monkeypatch.setattr(admission, "DECIDE_S", 60.0)
+    monkeypatch.setattr(placement, "WORKLOAD_S", 0.1)
+    store, is_down = JobStore(), True
+    gate = store.gate
+
+    def write(path: str) -> None:
+        if is_down and not path.startswith("/api/v1"):
+            raise ApiError(500, DOWN)
+
+    store.before_write, store.gate = write, ApiError(500, DOWN)
+    store.workload(store.job(new_name="other"))
+    async with serving(store, PLACING) as running:
+        running.cache.see(store.job("job-gated"))
+        await until(lambda: "until a webhook answers" in caplog.text, "a warning")
+        is_down, store.gate = False, gate
+        await until(lambda: APPLIED in store.annotations(), "the job to be let go")
+        assert store.annotations()[APPLIED] == "Queued"
 
 
 async def test_a_webhook_that_stays_away_too_long_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,10 +101,8 @@ class KueueCheck:
         self._uid = str(value_at(workload, ("metadata", "uid")) or "")
         before = self.features.gate if self.features.served else "unknown"
         features = KueueFeatures(version, _release(workload), _has_stop_policy(queue, version), before)
-        (some, *_) = await self._items(version, "workloads", limit="1") or (None,)
-        if some is not None:
-            metadata = some["metadata"]
-            gate = await self._ask(_path(version, "workloads", metadata["namespace"], metadata["name"]))
+        for some in await self._some_workload(version):
+            gate = await self._ask(await self.path(some))
             features = replace(features, gate=before if gate == "unknown" else gate)
         await self._note(features)
 
@@ -123,6 +121,9 @@ class KueueCheck:
     async def gate(self, workloads: Sequence[Document]) -> Gate:
         """Whether Kueue heeds the list of gates of a job with these Workloads. Raises as `look` does."""
         is_fresh = time.monotonic() - self._present_s < TRUST_S
+        if not is_fresh and not workloads and self.features.gate == "unknown":
+            # Kueue may be starting anew and have yet to make the job's own.
+            workloads = await self._some_workload(await self._discovery.version(KUEUE) or "")
         if is_fresh or not workloads:
             return self._assumed("present" if is_fresh else self.features.gate)
         gate = await self._ask(await self.path(workloads[0]))
@@ -175,6 +176,10 @@ class KueueCheck:
         except (ApiError, *UNREACHABLE) as error:
             # A job may wait for what was found; that it could not be said is no reason to let it go as it is.
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
+
+    async def _some_workload(self, version: str) -> list[Document]:
+        """Return one Workload of anybody's; none where there is none."""
+        return await self._items(version, "workloads", limit="1")
 
     async def _crd(self, plural: str) -> Document:
         path = KINDS["CustomResourceDefinition"].path()
