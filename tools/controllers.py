@@ -66,6 +66,16 @@ class Controller:
     """A file that it waits for without reading it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """How a program was started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    port: int
+    """On which it listens once it works."""
+
+
 def _kueue(ports: Ports, certificates: Path) -> Mapping[str, Any]:
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -162,6 +172,7 @@ class Controllers:
         self._cluster = cluster
         self._folder = cluster.folder / "controllers"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, _Launch] = {}
 
     def start(self) -> None:
         """Install the CRDs, start the programs, and point the API server at their webhooks."""
@@ -183,6 +194,16 @@ class Controllers:
                 process.kill()
                 process.wait()
         self._processes.clear()
+
+    def kill(self, name: str) -> None:
+        """End one program without warning; its webhooks stay. `revive` starts it again."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def revive(self, name: str) -> None:
+        """Start a program that was killed, where its webhooks are called."""
+        self._launch(name, self._started[name])
 
     def log(self, name: str) -> Path:
         """Where a program writes what it has to say."""
@@ -228,25 +249,29 @@ class Controllers:
             "KUBECONFIG": str(self._cluster.kubeconfig),
             "TMPDIR": str(folder),
         }
-        with self.log(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [str(programs / name), *arguments],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
         port = ports.webhook if controller.webhooks else ports.health
-        wait_for(lambda: self._listens(name, port), f"{name} on port {port}", START_TIMEOUT_S)
+        self._started[name] = _Launch((str(programs / name), *arguments), environment, port)
+        self._launch(name, self._started[name])
         if controller.webhooks:
             documents = _documents(manifests / controller.webhooks)
             self._apply(_pointed(documents, name, ports, authority))
         if controller.runtimes:
             # A webhook must let it pass that may not answer yet.
             self._patiently("apply", "--server-side", "-f", str(manifests / controller.runtimes))
+
+    def _launch(self, name: str, launch: _Launch) -> None:
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                launch.command,
+                cwd=self._folder / name,
+                env=launch.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        wait_for(lambda: self._listens(name, launch.port), f"{name} on port {launch.port}", START_TIMEOUT_S)
 
     def _listens(self, name: str, port: int) -> bool:
         if (status := self._processes[name].poll()) is not None:
