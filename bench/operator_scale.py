@@ -38,7 +38,11 @@ PRESETS = tuple(sorted({model.name for model in models.presets().values() if mod
 """Models that read tokens, for one training to fit them all."""
 JOBS = "/apis/tilecast.dev/v1alpha1/namespaces/default/trainingjobs"
 CONNECTIONS = 8
+POOLS = "/apis/tilecast.dev/v1alpha1/gpupools"
 PAGE = 500
+KUEUE = ((15_000, 30, 351), (50_000, 1_000, 1_179))
+"""Workloads, ClusterQueues and seconds of a whole run in Kueue's own CI, from its test/performance/scheduler/configs: a
+scheduler alone, with an API server that has no nodes."""
 QUIET_S = 5.0
 """An operator that has nothing to do for so long has seen everything."""
 POLL_S = 1.0
@@ -86,12 +90,18 @@ class ApiServer:
                 return
             query["continue"] = page["metadata"]["continue"]
 
+    async def merge(self, path: str, patch: dict[str, Any]) -> None:
+        headers = {"Content-Type": "application/merge-patch+json"}
+        async with self._session.patch(self._server + path, data=json.dumps(patch), headers=headers) as answer:
+            answer.raise_for_status()
+
+    async def delete(self, path: str) -> None:
+        async with self._session.delete(self._server + path) as answer:
+            answer.raise_for_status()
+
     async def touch(self, path: str, value: str) -> None:
         """Change an annotation, as something on a node might."""
-        patch = json.dumps({"metadata": {"annotations": {"bench": value}}})
-        headers = {"Content-Type": "application/merge-patch+json"}
-        async with self._session.patch(self._server + path, data=patch, headers=headers) as answer:
-            answer.raise_for_status()
+        await self.merge(path, {"metadata": {"annotations": {"bench": value}}})
 
     async def writes(self) -> dict[str, float]:
         """Requests of the operator that write, by resource, as the API server counts them."""
@@ -243,6 +253,21 @@ async def node_events(api: ApiServer, operator: Operator, nodes: int, count: int
           f"{sum(after.values()) - sum(writes.values()):.0f} writes", flush=True)  # fmt: skip
 
 
+async def pool_change(api: ApiServer, operator: Operator, jobs: int) -> None:
+    """Change the price of the pool that most jobs are advised to use; print what it costs until all is answered."""
+    pools = Counter[str]()
+    async for page in api.pages(JOBS):
+        pools.update(item["status"]["summary"]["pool"] for item in page if is_answered(item))
+    (name, _), before_s, writes = *pools.most_common(1), processor_s(operator), await api.writes()
+    began = time.monotonic()
+    await api.merge(f"{POOLS}/{name}", {"spec": {"price": {"perGpuHour": 1.01}}})
+    await idle(operator)
+    took_s, after = time.monotonic() - began - QUIET_S, await api.writes()
+    wrote, spent = after["jobs"] - writes["jobs"], processor_s(operator) - before_s
+    print(f"pool change    another price of {name}: idle after {took_s:.0f} s, {wrote / jobs:.2f} writes and "
+          f"{1e3 * spent / jobs:.1f} ms of the operator's processor a job", flush=True)  # fmt: skip
+
+
 async def again(api: ApiServer, operator: Operator) -> None:
     """Start the operator anew; print what it writes."""
     operator.stop()
@@ -268,7 +293,12 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
             await all_at_once(api, cluster, operator, arguments.jobs, arguments.distinct)
             await idle(operator)
             await node_events(api, operator, arguments.nodes, arguments.node_events)
+            await pool_change(api, operator, arguments.jobs + arguments.one_by_one)
             await again(api, operator)
+        for workloads, queues, published_s in KUEUE:
+            print(
+                f"beside it      Kueue's CI: {workloads} workloads in {queues} queues admitted within {published_s} s"
+            )
     finally:
         await api.close()
 
