@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from fair_turns import held
-from operator_scale import JOBS, ApiServer, Cluster, Operator, idle, is_answered, job, nodes, on_a_control_plane
+from operator_scale import JOBS, POLL_S, ApiServer, Cluster, Operator, idle, is_answered, job, nodes, on_a_control_plane
 
 SETTINGS = {
     "TILECAST_SEARCH_PROCESSES": "1",
@@ -104,6 +104,8 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
         await api.create_all("/api/v1/nodes", nodes(arguments.nodes))
         with Operator(cluster, settings=SETTINGS) as operator:
             await api.create_all(JOBS, (job(f"early-{number}", number) for number in range(20)))
+            while not all(map(is_answered, (await api.get(JOBS))["items"])):
+                await asyncio.sleep(POLL_S)
             await idle(operator)
             if is_busy:
                 rng = random.Random(1)  # noqa: S311
