@@ -21,6 +21,7 @@ from tilecast_operator.cluster.writer import Writer
 from tilecast_operator.controllers.admission import Admission
 from tilecast_operator.controllers.answer_times import AnswerTimes
 from tilecast_operator.controllers.capacity import Capacity
+from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.job_advice import JobAdvice
 from tilecast_operator.controllers.jobs import Jobs
 from tilecast_operator.controllers.kueue_features import KueueCheck
@@ -111,8 +112,8 @@ class Assembly:
         self.relay = Relay(leadership, self.election, settings.tls_certificate)
         self.requests = requests = Requests(cache, runtime.add)
         self.planned = planned = PlannedJobs(is_on=settings.queue)
-        discovery = ServedApis(client)
-        advice = JobAdvice(context, advisor, pools, requests, learning, planned)
+        discovery, contention = ServedApis(client), Contention(context)
+        advice = JobAdvice(context, advisor, pools, requests, learning, planned, contention)
         self.kueue = kueue_check = KueueCheck(context, discovery)
         placer = Placer(context, discovery, advice, kueue_check)
         self.admission = admission = Admission(context, placer, requests, advice)
@@ -120,7 +121,7 @@ class Assembly:
         if settings.queue:
             queue_jobs = QueueJobs(context, advisor, pools, advice, learning)
             QueuePlans(context, pools, capacity, requests, queue_jobs, planned)
-        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned)
+        TrainingJobs(context, advisor, pools, capacity, observations, scores, targets, learning, planned, contention)
         if settings.jobs:
             requeues = Requeues(context, placer, advice, admission, kueue_check)
             Jobs(context, pools, requests, advice, admission, kueue_check, requeues)

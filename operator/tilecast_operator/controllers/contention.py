@@ -30,6 +30,8 @@ TELL_S = 600.0
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 32.0
 """Bounds of the wait after a write that somebody else's came between; it doubles with each in a row."""
 EARLIER = "an operator of an earlier release"
+UNSIGNED = "another release"
+"""Who answers jobs of other kinds, whose annotations nobody signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Lost:
 
 
 class Contention:
-    """The answers of one controller. Belongs to one event loop.
+    """The answers of this operator. Belongs to one event loop.
 
     Args:
         context: whose settings say who this operator is.
@@ -103,6 +105,7 @@ class Contention:
         """When the log has named another."""
         self._lost: dict[Key, Lost] = {}
         context.metrics.contended.set_function(self.count)
+        context.leadership.listen(self._lead)
 
     @property
     def own(self) -> str:
@@ -170,6 +173,11 @@ class Contention:
             return False
         self._context.runtime.add(key, after.until_s - now_s)
         return True
+
+    def _lead(self, is_leading: bool) -> None:
+        """Forget what was written once another replica leads: answers about jobs of other kinds are not signed."""
+        if not is_leading:
+            self._claims.clear()
 
     def _tell(self, key: Key, other: str) -> None:
         """Name another operator in the log, and not again while it goes on."""

@@ -17,15 +17,18 @@ from tilecast.spec import SpecError
 from tilecast_operator.advisor import Advisor
 from tilecast_operator.answer import Answer, Declined, no_pools
 from tilecast_operator.cluster.api import ApiError
-from tilecast_operator.cluster.documents import applied_fields, asking
+from tilecast_operator.cluster.documents import ADVICE_KEYS, applied_fields, asking
 from tilecast_operator.cluster.kinds import KINDS, Key
-from tilecast_operator.cluster.view import Document
+from tilecast_operator.cluster.view import FOREIGN, Document, annotations_digest, canonical, own_annotations
+from tilecast_operator.controllers.contention import UNSIGNED, Contention
 from tilecast_operator.controllers.learning import PoolLearnings
 from tilecast_operator.controllers.planned_jobs import PlannedJobs
 from tilecast_operator.controllers.pools import Pools
 from tilecast_operator.controllers.requests import Requests, mode_of
 from tilecast_operator.controllers.runtime import SharedContext
+from tilecast_operator.observed import reports
 from tilecast_operator.question import Question
+from tilecast_operator.report.advice import advice_annotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,10 @@ class JobAdvice:
         requests: Requests,
         learning: PoolLearnings,
         planned: PlannedJobs,
+        contention: Contention,
     ) -> None:
         self._context = context
+        self._contention = contention
         self._learning = learning
         self._advisor = advisor
         self._pools = pools
@@ -174,6 +179,28 @@ class JobAdvice:
     def forget(self, key: Key) -> None:
         """Let go of a job."""
         self._learning.release(key)
+        self._contention.forget(key)
+
+    async def yields(self, key: Key, document: Document, asked: Asked, answer: Answer) -> bool:
+        """Return whether a job is left to another release for now; what anybody else has written is put right.
+
+        Args:
+            key: of the job.
+            document: the job as it was seen.
+            asked: what is asked about it.
+            answer: ours.
+        """
+        shown = _shown(document)
+        # Where there are none, a person may have removed them; an operator that has finds ours and leaves them.
+        if not shown or FOREIGN in document or shown == _advised(answer):
+            return False
+        uid, digest = document["metadata"]["uid"], annotations_digest(shown)
+        return await self._contention.yields(key, uid, UNSIGNED, _question_number(document, asked), digest)
+
+    def wrote(self, key: Key, document: Document, asked: Asked, answer: Answer) -> None:
+        """Take note of an answer that was written where it differed; arguments as of `yields`."""
+        if (advised := _advised(answer)) != _shown(document):
+            self._contention.wrote(key, _question_number(document, asked), annotations_digest(advised))
 
     def _queue(self, job: Job) -> kueue.Queue | None:
         """The job's queue, where Kueue manages it and is read.
@@ -238,3 +265,28 @@ def about(document: Document) -> Job:
         return jobs.read(document)
     except SpecError:
         return jobs.bare(document)
+
+
+def relevant(document: Document) -> bytes:
+    """What of a job matters to the TrainingJob that names it."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
+    states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
+    steps = reports.trainer_metrics(status)
+    return canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])
+
+
+def _question_number(document: Document, asked: Asked) -> int:
+    """Return a number for what is asked about a job: another one where anything of it has changed."""
+    everything = canonical([asked.mode, asked.question.get("spec")]) + relevant(document)
+    return int.from_bytes(hashlib.sha256(everything).digest()[:8])
+
+
+def _shown(document: Document) -> dict[str, str]:
+    """Return our annotations that a job has."""
+    return own_annotations(document["metadata"].get("annotations") or {})
+
+
+def _advised(answer: Answer) -> dict[str, str]:
+    """Return the annotations that a job should have."""
+    return {} if isinstance(answer, Declined) else advice_annotations(answer)

@@ -17,19 +17,18 @@ from tilecast.jobs import JOB_KINDS, Job
 from tilecast_operator.answer import Answer, Declined, interrupted, is_passing, message
 from tilecast_operator.cluster.api import ApiError
 from tilecast_operator.cluster.cache import Stored
-from tilecast_operator.cluster.documents import ADVICE_KEYS, HASH, NODE_SELECTOR, Note
+from tilecast_operator.cluster.documents import HASH, NODE_SELECTOR, Note
 from tilecast_operator.cluster.kinds import Key
-from tilecast_operator.cluster.view import FOREIGN, Document, canonical, own_annotations
+from tilecast_operator.cluster.view import FOREIGN, Document, own_annotations
 from tilecast_operator.controllers import patches
 from tilecast_operator.controllers.admission import OUTCOMES, OWNER_S, Admission
-from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about
+from tilecast_operator.controllers.job_advice import Asked, JobAdvice, about, relevant
 from tilecast_operator.controllers.kueue_features import KueueCheck
 from tilecast_operator.controllers.pools import Pools, PoolsChange
 from tilecast_operator.controllers.queue_jobs import UNREADABLE
 from tilecast_operator.controllers.requests import Requests
 from tilecast_operator.controllers.requeues import Requeues, is_preempted, is_requeued
 from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
-from tilecast_operator.observed import reports
 from tilecast_operator.report.advice import advice_annotations, note_on_job
 
 LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
@@ -107,7 +106,7 @@ class Jobs:
         self._admission.held.see(key, before, now)
         self._admission.consider(key, now)
         self._context.runtime.add(key)
-        is_other = before is None or _relevant(before.value) != _relevant(now.value)
+        is_other = before is None or relevant(before.value) != relevant(now.value)
         if is_other and (before is not None or not own_annotations(now.value["metadata"].get("annotations") or {})):
             self._context.answers.ask(key, "" if before else str(now.value["metadata"].get("creationTimestamp", "")))
         if is_other:
@@ -203,7 +202,10 @@ class Jobs:
                 return False
         else:
             self._queueless.discard(key)
+        if await self._advice.yields(key, seen.value, asked, answer):
+            return True
         await self._show(key, job, answer, own, is_placed=asked.mode == "Initial")
+        self._advice.wrote(key, seen.value, asked, answer)
         if is_passing(answer):
             raise TryAgainError(message(answer))
         return True
@@ -327,12 +329,3 @@ def _may_ask(job: Job) -> bool:
     """Whether a job could be advised by a label: it has not ended, and asks for GPUs or may do so in its runtime."""
     is_marked = jobs.ENABLED in job.labels or jobs.MODEL in job.annotations
     return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.kind == "TrainJob")
-
-
-def _relevant(document: Document) -> bytes:
-    """What of a job matters to the TrainingJob that names it."""
-    metadata, status = document["metadata"], document.get("status") or {}
-    others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
-    states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
-    steps = reports.trainer_metrics(status)
-    return canonical([metadata.get("uid"), others, metadata.get("labels"), document.get("spec"), states, steps])

@@ -18,11 +18,13 @@ from tilecast_operator.controllers.runtime import SharedContext
 class StatusWrites:
     """Writes the answers of TrainingJobs. Belongs to one event loop."""
 
-    def __init__(self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs) -> None:
+    def __init__(
+        self, context: SharedContext, learning: PoolLearnings, planned: PlannedJobs, contention: Contention
+    ) -> None:
         self._context = context
         self._learning = learning
         self._planned = planned
-        self._contention = Contention(context)
+        self._contention = contention
 
     def forget(self, key: Key) -> None:
         """Let go of a job that is gone."""

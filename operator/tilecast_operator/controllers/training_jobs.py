@@ -21,6 +21,7 @@ from tilecast_operator.cluster.view import Document, View, status_digest
 from tilecast_operator.controllers import capacity
 from tilecast_operator.controllers.budget_notices import BudgetNotices
 from tilecast_operator.controllers.capacity import Capacity, Destination
+from tilecast_operator.controllers.contention import Contention
 from tilecast_operator.controllers.desired import UNANNOTATED, amended, desired, started
 from tilecast_operator.controllers.learning import CALIBRATION, PoolLearnings
 from tilecast_operator.controllers.observations import Observations
@@ -55,6 +56,7 @@ class TrainingJobs:
         targets: Targets,
         learning: PoolLearnings,
         planned: PlannedJobs,
+        contention: Contention,
     ) -> None:
         self._context = context
         self._advisor = advisor
@@ -64,7 +66,7 @@ class TrainingJobs:
         self._scores = scores
         self._targets = targets
         self._learning = learning
-        self._writes = StatusWrites(context, learning, planned)
+        self._writes = StatusWrites(context, learning, planned, contention)
         self._notices = BudgetNotices(context, advisor)
         self._touched: set[Key] = set()
         """Jobs whose status somebody else wrote: they are compared in full."""
