@@ -32,8 +32,8 @@ NAMESPACE = "tilecast-system"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:tilecast"
 PROMISE_S = 10.0
 """No job waits longer for us."""
-PATIENT_S = 30.0
-"""How long an operator on a busy machine may take to decide, where a story is about what it decides."""
+PATIENCE = 6.0
+"""How many times as long an operator on a busy machine may take to decide, where a story is about what it decides."""
 WAIT_S = 90
 KINDS = ("trainjob", "pytorchjob", "jobset", "job")
 PLACING = {"TILECAST_JOBS": "true", "TILECAST_PLACE": "true", "TILECAST_READ_KUEUE": "true"}
@@ -114,7 +114,7 @@ def account(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def operator(cluster: Cluster, account: Path) -> Iterator[Operator]:
-    with Operator(cluster, account, PLACING, decide_s=PATIENT_S) as started:
+    with Operator(cluster, account, PLACING, patience=PATIENCE) as started:
         yield started
         log = started.log_tail(100_000)
         # An API server that has just started again forbids everything for a moment, so rights have tests of their own.
@@ -527,7 +527,7 @@ def test_an_edit_meanwhile_is_kept_and_the_job_let_go(cluster: Cluster, operator
 
 def test_two_operators_let_go_once(cluster: Cluster, operator: Operator, account: Path) -> None:
     names = [f"shared-{number}" for number in range(6)]
-    with Operator(cluster, account, PLACING, decide_s=PATIENT_S):
+    with Operator(cluster, account, PLACING, patience=PATIENCE):
         create(cluster, *(queued(name) for name in names))
         for name in names:
             assert applied(until(cluster, "job", name, applied, "is let go")) == "Placed"

@@ -19,7 +19,7 @@ from test_jobs_cluster import (
     H100,
     KUEUE,
     NAMESPACE,
-    PATIENT_S,
+    PATIENCE,
     PLACE_VALUES,
     PLACING,
     T4,
@@ -96,7 +96,7 @@ def operator(
     cluster.apply(granted(helm, *PLACE_VALUES))
     path = kubeconfig_of(cluster, "tilecast", NAMESPACE, tmp_path_factory.mktemp("account") / "kubeconfig.yaml")
     settings = PLACING | {"TILECAST_WATCH_CHECK_SECONDS": "2"}
-    with Operator(cluster, path, settings, decide_s=PATIENT_S) as started:
+    with Operator(cluster, path, settings, patience=PATIENCE) as started:
         yield started
         assert "Traceback" not in started.log_tail(100_000)
 

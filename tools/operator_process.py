@@ -33,10 +33,11 @@ COMMAND = ("-m", "kopf", *ARGUMENTS)
 _CHANGED = """
 import runpy, sys, time
 from tilecast_operator.controllers import admission
-true_time, skew_s, decide_s = time.time, float(sys.argv.pop(1)), float(sys.argv.pop(1))
+true_time, skew_s, patience = time.time, float(sys.argv.pop(1)), float(sys.argv.pop(1))
 if skew_s:
     time.time = lambda: true_time() + skew_s
-admission.DECIDE_S = decide_s or admission.DECIDE_S
+admission.DECIDE_S *= patience
+admission.PLAN_S *= patience
 runpy.run_module("kopf", run_name="__main__", alter_sys=True)
 """
 
@@ -57,8 +58,8 @@ class Operator:
         kubeconfig: who it is there; the administrator by default.
         settings: environment variables of its own.
         clock_skew_s: how far its clock is ahead.
-        decide_s: how long it may take to decide about a job that waits, where that is another time than as shipped:
-            busy machines take longer than clusters.
+        patience: how many times as long as it ships so it may take to decide about a job that waits, and to wait for
+            the plan of the queue: busy machines take longer than clusters.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Operator:
         kubeconfig: Path | None = None,
         settings: Mapping[str, str] | None = None,
         clock_skew_s: float = 0.0,
-        decide_s: float = 0.0,
+        patience: float = 1.0,
     ) -> None:
         (port,) = free_ports(1)
         self.kubeconfig = kubeconfig or cluster.kubeconfig
@@ -76,8 +77,8 @@ class Operator:
         paths = [str(ROOT / "operator"), str(ROOT / "predictor"), os.environ.get("PYTHONPATH", "")]
         # What begins with TILECAST_ is a setting of the operator, and here not the caller's to give.
         variables = {name: value for name, value in cluster.environment().items() if not name.startswith("TILECAST_")}
-        is_changed = clock_skew_s or decide_s
-        self._command = ("-c", _CHANGED, str(clock_skew_s), str(decide_s), *ARGUMENTS) if is_changed else COMMAND
+        is_changed = clock_skew_s or patience != 1.0
+        self._command = ("-c", _CHANGED, str(clock_skew_s), str(patience), *ARGUMENTS) if is_changed else COMMAND
         self.environment = variables | {
             "KUBECONFIG": str(self.kubeconfig),
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
