@@ -105,7 +105,7 @@ async def measure(api: ApiServer, operator: Operator, arguments: argparse.Namesp
 
 
 def annotations_of(body: Mapping[str, Any]) -> Mapping[str, str]:
-    """Those of an object."""
+    """Return the annotations of an object."""
     return body["metadata"].get("annotations") or {}
 
 

@@ -295,10 +295,8 @@ async def measure(cluster: Cluster, arguments: argparse.Namespace) -> None:
             await node_events(api, operator, arguments.nodes, arguments.node_events)
             await pool_change(api, operator, arguments.jobs + arguments.one_by_one)
             await again(api, operator)
-        for workloads, queues, published_s in KUEUE:
-            print(
-                f"beside it      Kueue's CI: {workloads} workloads in {queues} queues admitted within {published_s} s"
-            )
+        for workloads, queues, whole_s in KUEUE:
+            print(f"beside it      Kueue's CI: {workloads:,} workloads in {queues:,} queues, {whole_s:,} s")
     finally:
         await api.close()
 

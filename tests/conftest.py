@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -21,6 +21,9 @@ from binaries import BinariesError, ensure  # noqa: E402
 from cluster import Cluster, NamedCluster  # noqa: E402
 from required import is_required  # noqa: E402
 from tilecast import hardware  # noqa: E402
+
+if TYPE_CHECKING:
+    from story import Scene
 
 # No test is timed: a shared machine may take any time over an example.
 settings.register_profile("untimed", deadline=None)
@@ -140,6 +143,17 @@ def kind_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     with kind_cluster.started(tmp_path_factory.mktemp("kind")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def team(kind_cluster: Cluster) -> Iterator["Scene"]:
+    """A namespace for jobs on kind; it is gone afterwards, and the pools with it."""
+    from story import TEAM, Scene  # it uses what is defined here
+
+    kind_cluster.kubectl("create", "namespace", TEAM)
+    yield Scene(kind_cluster.kubectl, lambda: "", "")
+    kind_cluster.kubectl("delete", "namespace", TEAM)
+    kind_cluster.kubectl("delete", "gpupools", "--all")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

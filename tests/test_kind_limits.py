@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,15 +37,6 @@ def answers(host, port):
     return True
 print(json.dumps([answers(*each.split(":")) for each in sys.argv[1:]]))
 """
-
-
-@pytest.fixture
-def team(kind_cluster: Cluster) -> Iterator[Scene]:
-    """A namespace for jobs; it is gone afterwards, and the pools with it."""
-    kind_cluster.kubectl("create", "namespace", TEAM)
-    yield Scene(kind_cluster.kubectl, lambda: "", "")
-    kind_cluster.kubectl("delete", "namespace", TEAM)
-    kind_cluster.kubectl("delete", "gpupools", "--all")
 
 
 def test_a_search_that_the_kernel_kills_is_set_aside_and_others_are_answered(

@@ -21,15 +21,6 @@ pytestmark = [pytest.mark.kind, pytest.mark.timeout(1800)]
 WAIT_S = 120
 
 
-@pytest.fixture
-def team(kind_cluster: Cluster) -> Iterator[Scene]:
-    """A namespace for jobs; it is gone afterwards, and the pools with it."""
-    kind_cluster.kubectl("create", "namespace", TEAM)
-    yield Scene(kind_cluster.kubectl, lambda: "", "")
-    kind_cluster.kubectl("delete", "namespace", TEAM)
-    kind_cluster.kubectl("delete", "gpupools", "--all")
-
-
 @pytest.fixture(scope="module")
 def pair(kind_cluster: Cluster) -> Iterator[ChartRelease]:
     """Two replicas, on two nodes."""

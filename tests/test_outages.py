@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +15,21 @@ from tilecast_operator.controllers import admission, placement
 
 DOWN = 'Internal error occurred: failed calling webhook "mjob.kb.io": failed to call webhook: connection refused'
 NAMES = ("a", "b", "c")
+
+
+def kueue_away(store: JobStore) -> Callable[[], None]:
+    """Let every webhook of Kueue fail; return what ends that."""
+    gate, write_as_before = store.gate, store.before_write
+
+    def write(path: str) -> None:
+        if not path.startswith("/api/v1"):
+            raise ApiError(500, DOWN)
+
+    def come_back() -> None:
+        store.before_write, store.gate = write_as_before, gate
+
+    store.before_write, store.gate = write, ApiError(500, DOWN)
+    return come_back
 
 
 def test_only_a_webhook_that_does_not_answer_is_waited_for() -> None:
@@ -29,14 +45,8 @@ async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
 ) -> None:
     monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
     monkeypatch.setattr(admission, "DECIDE_S", 60.0)
-    store, is_down = JobStore(), True
-    gate = store.gate
-
-    def write(path: str) -> None:
-        if is_down and not path.startswith("/api/v1"):
-            raise ApiError(500, DOWN)
-
-    store.before_write, store.gate = write, ApiError(500, DOWN)
+    store = JobStore()
+    come_back = kueue_away(store)
     async with serving(store, PLACING) as running:
         for new_name in NAMES:
             document = store.job(name, new_name)
@@ -45,7 +55,7 @@ async def test_jobs_are_placed_once_kueue_answers_again_with_one_warning(
         await until(lambda: caplog.records, "a warning")
         await asyncio.sleep(1.0)
         assert running.metrics.registry.get_sample_value("tilecast_held_jobs") == 3
-        is_down, store.gate = False, gate
+        come_back()
         await until(lambda: all(APPLIED in store.annotations(each) for each in NAMES), "the jobs to be let go")
         outcomes = {store.annotations(each)[APPLIED] for each in NAMES}
         assert outcomes == {"Placed" if name == "job" else "Queued"}
@@ -59,19 +69,13 @@ async def test_a_job_that_kueue_has_yet_to_see_waits_to_hear_of_the_gate(
     monkeypatch.setattr(admission, "MOST_WAIT_S", 0.3)
     monkeypatch.setattr(admission, "DECIDE_S", 60.0)
     monkeypatch.setattr(placement, "WORKLOAD_S", 0.1)
-    store, is_down = JobStore(), True
-    gate = store.gate
-
-    def write(path: str) -> None:
-        if is_down and not path.startswith("/api/v1"):
-            raise ApiError(500, DOWN)
-
-    store.before_write, store.gate = write, ApiError(500, DOWN)
+    store = JobStore()
+    come_back = kueue_away(store)
     store.workload(store.job(new_name="other"))
     async with serving(store, PLACING) as running:
         running.cache.see(store.job("job-gated"))
         await until(lambda: "until a webhook answers" in caplog.text, "a warning")
-        is_down, store.gate = False, gate
+        come_back()
         await until(lambda: APPLIED in store.annotations(), "the job to be let go")
         assert store.annotations()[APPLIED] == "Queued"
 

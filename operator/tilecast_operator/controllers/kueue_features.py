@@ -51,7 +51,7 @@ _SAYS = {
 
 @dataclass(frozen=True, slots=True)
 class KueueFeatures:
-    """What is known of the cluster's Kueue."""
+    """Facts about the cluster's Kueue."""
 
     served: str = ""
     """The version of its API that the API server prefers; empty where there is no Kueue."""
