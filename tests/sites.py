@@ -59,7 +59,7 @@ class Surroundings:
 @contextmanager
 def local(cluster: Cluster, helm: Helm, folder: Path) -> Iterator[Surroundings]:
     """Processes beside a cluster that has the nodes and the CRDs; the operator has the chart's rights."""
-    chosen = ["--set=queue.enabled=true"]
+    chosen = ["--set=queue.enabled=true", "--set=jobs.enabled=true"]
     chosen += [f"--show-only=templates/{name}.yaml" for name in ("rbac", "serviceaccount")]
     for namespace in (NAMESPACE, TEAM):
         cluster.kubectl("create", "namespace", namespace)
