@@ -1,7 +1,7 @@
-"""Convolutional networks as graphs, data parallel only, from a few numbers each.
+"""Graphs of convolutional networks, data parallel only, built from a few numbers each.
 
-A network is written once as a walk (`tilecast.models.cnn.walk`) that carries channels and size and appends
-convolutions, norms and poolings; the numbers that tell ResNet-18 from ResNeXt-101 stand in the presets.
+A family of networks is written once, as a function over a walk (`tilecast.models.cnn.walk`) that carries channels and
+size and appends convolutions, norms and poolings. The numbers that tell ResNet-18 from ResNeXt-101 are in the presets.
 
 To add a network: write a function over a `Walk` in a file here and add a line to `NETWORKS`.
 """
@@ -42,12 +42,15 @@ from tilecast.spec import Workload
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """How a family is walked, and the dimensions of `Model.extra` without which it cannot be, besides `image`."""
+    """A family of networks: the function that writes it, and the entries of `Model.extra` that the function needs.
+
+    Every family also needs `image`.
+    """
 
     walk: Callable[[Walk, Mapping[str, float]], None]
     needs: tuple[str, ...] = ()
     images: bool = True
-    """Whether a sample is decoded from pictures, rather than sound, words, a series, or latents made in advance."""
+    """Whether samples are decoded from pictures. Others are sound, words, series, or latents made in advance."""
 
 
 _FOUR_STAGES = ("stage1", "stage2", "stage3", "stage4")
@@ -101,12 +104,13 @@ NETWORKS: Mapping[str, Network] = {
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a convolutional network: one block, data parallel only, and a classifier of `identities` behind it
-    where the model has some.
+    """Return the graph of a convolutional network.
 
-    `Model.extra` holds `image`, the height of an image in pixels (and its width, unless `image_width`), `image_depth`
-    for volumes, `image_channels` (3) and what the family needs; where images differ in size, `largest_image` and
-    `largest_image_width`, which the memory bill reads.
+    It is one block, data parallel only, followed by a classifier where the model has `identities`.
+
+    `Model.extra` holds what the family needs, `image`, the height of an image in pixels (and its width, unless there is
+    `image_width`), `image_depth` for volumes, and `image_channels` (3). Where images differ in size, it also has
+    `largest_image` and `largest_image_width`, which the memory bill reads.
     """
     extra = workload.model.extra
     image = int(extra["image"])

@@ -1,5 +1,7 @@
-"""Attention over the pixels of a walk: the layers of transformers that stand inside convolutional networks (Vaswani et
-al., arXiv 1706.03762, section 3)."""
+"""Transformer layers inside convolutional networks, with the pixels of a walk as tokens.
+
+Source: Vaswani et al., arXiv 1706.03762, section 3. `tokens`, `queries` and `keys` count tokens per sample.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ from tilecast.models.cnn.walk import Walk
 
 
 def norm(walk: Walk, tokens: float, width: int) -> None:
-    """A layer norm over so many tokens of a sample."""
+    """Write a layer norm over `tokens` of each sample."""
     walk.keep(walk.batch * tokens * width)
     walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
     walk.parameters += 2 * width
 
 
 def linear(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """A dense layer over so many tokens of a sample."""
+    """Write a dense layer over `tokens` of each sample, and keep its input."""
     walk.keep(walk.batch * tokens * inputs)
     beside(walk, tokens, inputs, outputs, bias=bias)
 
 
 def beside(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool = True) -> None:
-    """A dense layer over tokens that something else keeps already."""
+    """Write a dense layer over `tokens` of each sample that another operator keeps already."""
     walk.ops += layers.linear(
         "linear", walk.numerics, walk.batch * tokens, float(inputs), float(outputs), bias=bias
     )  # fmt: skip
@@ -29,16 +31,27 @@ def beside(walk: Walk, tokens: float, inputs: int, outputs: int, *, bias: bool =
 
 
 def residual(walk: Walk, tokens: float, width: int) -> None:
-    """The sum with the input of a part."""
+    """Write the sum with the input of a sublayer."""
     walk.ops += layers.pointwise("residual", walk.numerics, walk.batch * tokens * width, reads=2.0, backward=(2.0, 1.0))
 
 
 def attend(
     walk: Walk, queries: float, keys: float, width: int, heads: int, *, key_width: int = 0, bias: bool = True
 ) -> None:
-    """`queries` tokens of `width` look at `keys` tokens, of `key_width` where they are others; `bias` is that of the
-    projections to queries, keys and values. All three read what they look at as it is kept once: other tokens by
-    whoever wrote them, for every layer that looks at them."""
+    """Write attention with its projections and the residual sum.
+
+    The input is kept once for all three projections. Keys and values that come from other tokens are kept by whoever
+    wrote those tokens, for all layers that read them.
+
+    Args:
+        walk: the network under construction.
+        queries: tokens that attend.
+        keys: tokens that they attend to.
+        width: width of the queries.
+        heads: number of heads.
+        key_width: width of the keys where it is not `width`.
+        bias: whether the projections to queries, keys and values have biases.
+    """
     linear(walk, queries, width, width, bias=bias)
     for _ in ("key", "value"):
         beside(walk, keys, key_width or width, width, bias=bias)
@@ -48,7 +61,7 @@ def attend(
 
 
 def core(walk: Walk, queries: float, keys: float, width: int, heads: int) -> None:
-    """Attention between projections and output."""
+    """Write attention itself, without the projections before and behind it."""
     ones = walk.batch / walk.batch
     walk.ops += layers.attention(
         "attention",
@@ -68,8 +81,11 @@ def core(walk: Walk, queries: float, keys: float, width: int, heads: int) -> Non
 
 
 def feed_forward(walk: Walk, tokens: float, width: int, inner: int, *, gated: bool = False) -> None:
-    """Two dense layers, with a ReLU between them, or with a product of one half of the first's outputs and the GELU of
-    the other."""
+    """Write two dense layers with an activation between them, and the residual sum.
+
+    The activation is a ReLU or, if `gated`, the product of one half of the first layer's outputs with the GELU of the
+    other half.
+    """
     linear(walk, tokens, width, inner * (2 if gated else 1))
     elements = walk.batch * tokens * inner
     if gated:

@@ -1,5 +1,8 @@
-"""ConvNeXt (Liu et al., arXiv 2201.03545, section 2): depthwise convolutions of 7 x 7 between dense layers over each
-pixel; the second version (Woo et al., arXiv 2301.00808, section 3.2) norms each channel's response over the image."""
+"""ConvNeXt, versions 1 and 2: depthwise convolutions of 7 x 7 and dense layers over each pixel.
+
+Sources: Liu et al., arXiv 2201.03545, section 2; Woo et al., arXiv 2301.00808, section 3.2, for version 2, which
+normalises each channel's response over the image.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ NEEDS = tuple(f"{name}{number}" for name in ("stage", "width") for number in ran
 
 
 def convnext(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A classifier of four stages of `stage1` ... `stage4` blocks, `width1` ... `width4` wide, behind patches of
-    `patch` pixels; `response_norm` is the second version's."""
+    """Write a classifier of four stages of `stage1` ... `stage4` blocks, `width1` ... `width4` wide.
+
+    A stem cuts the image into patches of `patch` (4) pixels a side. `response_norm` selects version 2.
+    """
     walk.conv(int(extra["width1"]), int(extra.get("patch", 4)), int(extra.get("patch", 4)), bias=True)
     _norm(walk)
     for number in range(1, 5):
@@ -46,7 +51,7 @@ def _block(walk: Walk, responds: bool) -> None:
 
 
 def _norm(walk: Walk) -> None:
-    """A layer norm over the channels of each pixel."""
+    """Write a layer norm over the channels of each pixel."""
     walk.keep(walk.elements)
     rows = walk.elements / walk.channels
     walk.ops += layers.norm("layer-norm", walk.numerics, rows, float(walk.channels), rms=False)

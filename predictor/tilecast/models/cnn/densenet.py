@@ -11,8 +11,10 @@ _BOTTLENECK = 4
 
 
 def densenet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Four stages of `stage1` ... `stage4` layers that add `growth` channels each (the stem has twice as many, or
-    `stem`), with a halving transition between stages."""
+    """Write a classifier of four stages of `stage1` ... `stage4` layers that add `growth` channels each.
+
+    The stem has `stem` channels (twice `growth`). Transitions between stages halve channels, height and width.
+    """
     growth = int(extra["growth"])
     stem = int(extra.get("stem", 2 * growth))
     walk.unit(stem, 7, 2)

@@ -1,7 +1,7 @@
 """One-stage detectors: SSD300, RetinaNet and YOLOv3.
 
-Anchors, matching and non-maximum suppression are no matrix work and are left out; what they launch is the reason why
-measured steps of detectors are longer than these operators.
+Anchors, matching and non-maximum suppression are not matrix work and are left out. The kernels that they launch are
+the reason why measured steps of detectors are longer than these operators.
 
 Sources: Liu et al., arXiv 1512.02325 (with a ResNet whose fourth stage keeps its stride 1, as MLPerf runs it); Lin et
 al., arXiv 1612.03144 and 1708.02002; Redmon and Farhadi, arXiv 1804.02767.
@@ -23,8 +23,11 @@ PYRAMID = 256
 
 
 def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
-    """SSD on images of 300 pixels: three stages of a ResNet, five further scales, and on each of the six a class and
-    a box for 4 or 6 default boxes per pixel."""
+    """Write SSD for images of 300 pixels.
+
+    It has three stages of a ResNet and five further scales. Each of the six scales predicts a class and a box for 4 or
+    6 default boxes per pixel.
+    """
     resnet.stem(walk)
     for number, stride in ((1, 1), (2, 2), (3, 1)):
         resnet.stage(walk, extra, number, stride=stride)
@@ -46,10 +49,13 @@ def ssd(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def retinanet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A feature pyramid over stages 2 to 4 of a ResNet and two further levels, and on each level two towers of four
-    3x3 convolutions for the classes and boxes of `anchors` (9) per pixel. `frozen` keeps the norms of the backbone, its
-    stem and its first stage as they were pretrained; `tower_norm` puts norms into the towers; `from_backbone` makes
-    the further levels of the backbone's last in place of the pyramid's."""
+    """Write RetinaNet: a feature pyramid over a ResNet, and two towers on each level.
+
+    The pyramid covers stages 2 to 4 and two further levels. One tower predicts the classes and one the boxes of
+    `anchors` (9) per pixel; each has four 3x3 convolutions. `frozen` keeps the norms of the backbone, its stem and its
+    first stage as pretrained. `tower_norm` adds norms to the towers. `from_backbone` derives the further levels from
+    the last level of the backbone, not of the pyramid.
+    """
     levels = backbone(walk, extra, frozen=bool(extra.get("frozen")))
     pyramid = feature_pyramid(walk, levels[1:])
     walk.shape = levels[-1] if extra.get("from_backbone") else pyramid[-1]
@@ -74,11 +80,11 @@ def retinanet(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def focal_loss(walk: Walk) -> None:
-    """A logistic loss for every output, weighted by how wrong it is (arXiv 1708.02002, equation 5), in FP32.
+    """Write the focal loss: a logistic loss per output, weighted by its error (arXiv 1708.02002, equation 5), in FP32.
 
-    Written out as torchvision's `sigmoid_focal_loss` it is 16 kernels either way, which keep seven tensors; a fused
-    kernel keeps one. What is around it keeps five more: outputs put in order, joined and picked, and the classes wanted
-    of each (detectron2, modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py).
+    torchvision's `sigmoid_focal_loss` runs it as 16 kernels in each direction, which keep seven tensors. The code
+    around it keeps five more: the outputs permuted, concatenated and selected, and the target classes (detectron2,
+    modeling/meta_arch/retinanet.py losses; torchvision, models/detection/retinanet.py). A fused kernel keeps only one.
     """
     if not walk.numerics.training:
         return
@@ -90,8 +96,11 @@ def focal_loss(walk: Walk) -> None:
 def backbone(
     walk: Walk, extra: Mapping[str, float], *, frozen: bool = False, stages: int = 4
 ) -> list[tuple[int, Size]]:
-    """The shapes that the stages of a ResNet leave. A `frozen` one trains neither stem, first stage nor norms; with
-    `dilated` the fourth stage keeps the size of the third."""
+    """Write the first `stages` of a ResNet and return the shape of each stage's output.
+
+    A `frozen` backbone trains neither its stem, nor its first stage, nor its norms. With `dilated` the fourth stage
+    keeps the size of the third.
+    """
     walk.fixed_norms = frozen
     with walk.frozen() if frozen else nullcontext():
         resnet.stem(walk)
@@ -105,8 +114,11 @@ def backbone(
 
 
 def feature_pyramid(walk: Walk, levels: Sequence[tuple[int, Size]]) -> list[tuple[int, Size]]:
-    """From the coarsest level to the finest: a 1x1 convolution, plus the level above at twice the size, then a 3x3
-    convolution. Returns the shapes, finest first."""
+    """Write a feature pyramid over `levels` and return the shapes of its levels, finest first.
+
+    From the coarsest level to the finest, each is a 1x1 convolution, plus the coarser level at twice its size, then a
+    3x3 convolution.
+    """
     pyramid: list[tuple[int, Size]] = []
     for index, level in enumerate(reversed(levels)):
         walk.shape = level
@@ -120,7 +132,7 @@ def feature_pyramid(walk: Walk, levels: Sequence[tuple[int, Size]]) -> list[tupl
 
 
 def on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callable[[], None]) -> None:
-    """The same head, with the same weights, on every level."""
+    """Write `head` on every level, with the same weights."""
     before = walk.parameters
     for level in levels:
         walk.parameters = before
@@ -130,8 +142,10 @@ def on_every_level(walk: Walk, levels: Sequence[tuple[int, Size]], head: Callabl
 
 
 def yolo_v3(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Darknet-53 and three scales of detections, three anchors per pixel each. Every output has a logistic loss of its
-    own (section 2.2)."""
+    """Write Darknet-53 and detections at three scales with three anchors per pixel each.
+
+    Every output has its own logistic loss (section 2.2).
+    """
     walk.unit(32, 3)
     routes = []
     for blocks in (1, 2, 8, 8, 4):

@@ -1,5 +1,8 @@
-"""DETR: a transformer over the features of a ResNet, whose decoder asks with learned queries (Carion et al., arXiv
-2005.12872, section 3.2 and appendix A.4). Matching of predictions to boxes runs on the host and is left out."""
+"""DETR: a transformer over the features of a ResNet, with learned queries as the decoder's tokens.
+
+Source: Carion et al., arXiv 2005.12872, section 3.2 and appendix A.4. Matching of predictions to boxes runs on the host
+and is left out.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ _WIDTH, _HEADS, _INNER = 256, 8, 2048
 
 
 def detr(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`encoders` layers over the last stage's pixels, then `decoders` layers of `queries`, each followed by a class and
-    a box (three dense layers) for every query. Norms, stem and first stage of the ResNet are frozen."""
+    """Write `encoders` layers over the last stage's pixels, then `decoders` layers over `queries`.
+
+    For every query there is a class and a box (three dense layers): behind every decoder layer in training, behind the
+    last one otherwise. Norms, stem and first stage of the ResNet are frozen.
+    """
     backbone(walk, extra, frozen=True)
     walk.conv(_WIDTH, 1, bias=True)
     pixels, queries = float(walk.size[1] * walk.size[2]), extra["queries"]
@@ -45,7 +51,10 @@ def detr(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _placeless(walk: Walk, tokens: float) -> None:
-    """Values are made of tokens without the positions that queries and keys are made with, so both are kept."""
+    """Keep the tokens without positions.
+
+    Values are projected from tokens without positions, queries and keys from tokens with positions, so both are kept.
+    """
     walk.keep(walk.batch * tokens * _WIDTH)
 
 

@@ -1,7 +1,7 @@
-"""The U-Net of latent diffusion: residual blocks that know the noise level, and at the finer sizes transformers that
-see the pixels and a text (Rombach et al., arXiv 2112.10752, section 3.3 and table 15).
+"""The U-Net of latent diffusion (Rombach et al., arXiv 2112.10752, section 3.3 and table 15).
 
-Images become latents, and texts states, before training; the frozen networks that make them are no part of the step.
+It has residual blocks that read the noise level and, at the finer sizes, transformers that attend to the pixels and to
+a text. Frozen networks encode images to latents and texts to states before training; they are not part of the step.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from tilecast.models.cnn.walk import Walk
 
 
 def diffusion_unet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`base` channels, times 1, 2, 4 and 4 at full, half, quarter and eighth size, `blocks` residual blocks at each on
-    the way down and one more on the way up; transformers at all sizes but the last. Other networks have `levels` sizes
-    of `channels1` ... channels with `attends1` ... transformers behind each block, and `attends_middle` in the middle;
-    `added_width` numbers join the noise level (SDXL, arXiv 2307.01952, section 2.2)."""
+    """Write the U-Net with `blocks` residual blocks at each size on the way down, and one more on the way up.
+
+    By default there are `base` channels, times 1, 2, 4 and 4 at full, half, quarter and eighth size, and transformers
+    at all sizes but the last. Other networks have `levels` sizes of `channels1` ... channels, with `attends1` ...
+    transformer layers behind each block, and `attends_middle` in the middle. A vector of `added_width` joins the noise
+    level (SDXL, arXiv 2307.01952, section 2.2).
+    """
     base, blocks = int(extra["base"]), int(extra["blocks"])
     levels = _levels(extra)
     latents, noise = walk.shape, 4 * base
@@ -59,7 +62,7 @@ def diffusion_unet(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _levels(extra: Mapping[str, float]) -> list[tuple[int, int]]:
-    """Channels, and transformers behind each block, of every size."""
+    """Return for every size its channels, and the number of transformer layers behind each block."""
     base = int(extra["base"])
     if "levels" not in extra:
         return [(base, 1), (2 * base, 1), (4 * base, 1), (4 * base, 0)]
@@ -74,7 +77,7 @@ def _stage(walk: Walk, extra: Mapping[str, float], width: int, noise: int, atten
 
 
 def _residual(walk: Walk, out: int, noise: int) -> None:
-    """Two convolutions behind norms; between them the noise level, projected, is added to every pixel."""
+    """Write two convolutions behind norms; between them the projected noise level is added to every pixel."""
     entry = walk.shape
     for place in range(2):
         walk.norm()
@@ -96,8 +99,11 @@ def _residual(walk: Walk, out: int, noise: int) -> None:
 
 
 def _transform(walk: Walk, extra: Mapping[str, float], depth: int) -> None:
-    """`depth` transformer layers over all pixels: attention to each other and to the text, and a gated MLP of four
-    times the width; attention to each other alone where there is no text."""
+    """Write `depth` transformer layers over all pixels.
+
+    Each layer has self-attention, cross-attention to the text, and a gated MLP of four times the width. Without a text
+    there is only one self-attention.
+    """
     width, (_, height, across) = walk.shape
     pixels = float(height * across)
     heads = int(extra["attention_heads"]) if "attention_heads" in extra else width // int(extra.get("head_width", 64))

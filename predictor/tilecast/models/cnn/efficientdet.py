@@ -1,5 +1,7 @@
-"""EfficientDet: a bidirectional feature pyramid over EfficientNet, of separable convolutions (Tan et al., arXiv
-1911.09070, section 3.3 and table 1)."""
+"""EfficientDet: a bidirectional feature pyramid of separable convolutions over EfficientNet.
+
+Source: Tan et al., arXiv 1911.09070, section 3.3 and table 1.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,16 @@ from tilecast.models.cnn.tensor import Size
 from tilecast.models.cnn.walk import Walk
 
 _READ = (2, 4, 6)
-"""Stages of EfficientNet whose outputs, of 1/8, 1/16 and 1/32 of the image's side, the pyramid reads."""
+"""Indices of the stages of EfficientNet that the pyramid reads; their sides are 1/8, 1/16 and 1/32 of the image's."""
 _ANCHORS = 9
 
 
 def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`pyramids` bidirectional pyramids of `pyramid_channels` over five levels, then on every level `head_layers`
-    separable convolutions for the classes and as many for the boxes of nine anchors per pixel. The convolutions are the
-    same on every level, their norms are not."""
+    """Write `pyramids` bidirectional pyramids of `pyramid_channels` over five levels, and the heads on every level.
+
+    A head has `head_layers` separable convolutions and one for its outputs. One head predicts the classes and one the
+    boxes of nine anchors per pixel. The levels share the weights of the convolutions, but each has its own norms.
+    """
     channels = int(extra["pyramid_channels"])
     backbone = mobile.efficientnet_levels(walk, extra)
     levels = _extended(walk, [backbone[index] for index in _READ], channels)
@@ -38,7 +42,7 @@ def efficientdet(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _extended(walk: Walk, levels: list[tuple[int, Size]], channels: int) -> list[tuple[int, Size]]:
-    """Two coarser levels: the last one at the pyramid's width and half the size, and again half of it."""
+    """Add two coarser levels: the last level at `channels` and half its size, and again at half of that."""
     walk.shape = levels[-1]
     walk.conv(channels, 1, bias=True)
     walk.norm()
@@ -49,8 +53,11 @@ def _extended(walk: Walk, levels: list[tuple[int, Size]], channels: int) -> list
 
 
 def _pyramid(walk: Walk, levels: list[tuple[int, Size]], channels: int, *, first: bool) -> list[tuple[int, Size]]:
-    """From the coarsest level to the finest and back; the finest and the coarsest have one node each, the others two.
-    Levels of another width are projected, those between the ends once for either way."""
+    """Write one pyramid, from the coarsest level to the finest and back, and return its levels.
+
+    The finest and the coarsest level have one node each, the others two. The `first` pyramid projects levels that are
+    not `channels` wide: the finest once, the others once per direction.
+    """
     for level in levels:
         if first and level[0] != channels:
             for _ in range(1 if level is levels[0] else 2):
@@ -68,7 +75,7 @@ def _pyramid(walk: Walk, levels: list[tuple[int, Size]], channels: int, *, first
 
 
 def _node(walk: Walk, *, inputs: int, resized: str) -> None:
-    """One input resized from the level beside, all inputs weighted and summed, then a separable convolution."""
+    """Write one node: resize one input from the next level, sum all inputs with weights, and convolve the sum."""
     if resized == "pool":
         channels, (depth, height, width) = walk.shape
         walk.again((channels, (depth, 2 * height, 2 * width)))
@@ -86,7 +93,7 @@ def _node(walk: Walk, *, inputs: int, resized: str) -> None:
 
 
 def _tower(walk: Walk, depth: int, channels: int, outputs: int) -> float:
-    """The layers of a head; returns the parameters of its norms."""
+    """Write the layers of a head and return the number of parameters of its norms."""
     norms = 0.0
     for _ in range(depth):
         walk.separable(channels)

@@ -1,5 +1,7 @@
-"""The Temporal Fusion Transformer: variables of a time series chosen by gates, two LSTMs, and attention over the whole
-series (Lim et al., arXiv 1912.09363, section 4)."""
+"""The Temporal Fusion Transformer (Lim et al., arXiv 1912.09363, section 4).
+
+Gates select among the variables of a time series; two LSTMs and attention over the whole series follow.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from tilecast.models.cnn import attention, sequence
 from tilecast.models.cnn.walk import Walk
 
 _CONTEXTS = 4
-"""Vectors that are made of what does not change over time."""
+"""Number of context vectors computed from the static variables."""
 
 
 def temporal_fusion(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`history` steps of `observed` variables and those up to the image's width of `known` ones, `width` numbers each;
-    `static` variables with `static_rows` values; `quantiles` of every future step are forecast."""
+    """Write a model of `width` that forecasts `quantiles` of every future step.
+
+    The image's width is the number of steps. The first `history` steps have `observed` variables, the future ones have
+    `known` variables. The `static` variables have `static_rows` values in total.
+    """
     width, steps, past = int(extra["width"]), float(walk.size[2]), extra["history"]
     static = int(extra["static"])
     walk.parameters += extra["static_rows"] * width
@@ -46,7 +51,7 @@ def temporal_fusion(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _select(walk: Walk, steps: float, variables: int, width: int) -> None:
-    """Every variable through a gated network of its own, and their sum by weights that one over all of them gives."""
+    """Write the selection of variables: a gated network for each, and their sum with weights from one over all."""
     _gated(walk, steps, variables * width, width, outputs=variables, context=steps > 1)
     for _ in range(variables):
         _gated(walk, steps, width, width)
@@ -58,8 +63,11 @@ def _select(walk: Walk, steps: float, variables: int, width: int) -> None:
 def _gated(
     walk: Walk, steps: float, inputs: int, width: int, *, outputs: int = 0, context: bool = False
 ) -> None:  # fmt: skip
-    """A gated residual network: two dense layers around an ELU, a gate, and a norm over the sum with its input,
-    which is projected where the widths differ; a `context` is added behind the first layer."""
+    """Write a gated residual network: two dense layers around an ELU, a gate, the sum with the input, and a norm.
+
+    The input is projected where its width differs from the output's. With `context` a static vector is added behind the
+    first layer.
+    """
     out = outputs or width
     if out != inputs:
         attention.linear(walk, steps, inputs, out)
@@ -74,7 +82,7 @@ def _gated(
 
 
 def _gate(walk: Walk, steps: float, inputs: int, outputs: int = 0) -> None:
-    """A dense layer to twice the width, one half of which gates the other; the sum with what was before, and a norm."""
+    """Write a dense layer to twice the width, one half of which gates the other, then a residual sum and a norm."""
     out = outputs or inputs
     elements = walk.batch * steps * out
     attention.linear(walk, steps, inputs, 2 * out)

@@ -1,5 +1,7 @@
-"""HiFi-GAN: a generator of sound and two families of discriminators, trained against each other (Kong et al., arXiv
-2010.05646, section 2 and appendix A, version 1)."""
+"""HiFi-GAN: a generator of sound and two families of discriminators, trained against each other.
+
+Source: Kong et al., arXiv 2010.05646, section 2 and appendix A, version 1.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ from tilecast.models import layers
 from tilecast.models.cnn.walk import Walk
 
 _STAGES = ((8, 16), (8, 16), (2, 4), (2, 4))
-"""Stride and kernel of each transposed convolution, which halves the channels."""
+"""Stride and kernel of each transposed convolution. Each halves the channels."""
 _KERNELS = (3, 7, 11)
 _PERIODS = (2, 3, 5, 7, 11)
 _SCALES = ((128, 15, 1, 1), (128, 41, 2, 4), (256, 41, 2, 16), (512, 41, 4, 16), (1024, 41, 4, 16), (1024, 41, 1, 16),
            (1024, 5, 1, 1))  # fmt: skip
-"""Channels, kernel, stride and groups of a discriminator of sound at one scale."""
+"""Channels, kernel, stride and groups of each convolution of a discriminator of sound at one scale."""
 _PASSES = 4
-"""A step shows discriminators real and made sound twice: to train them, and to train the generator."""
+"""Passes of the discriminators per step: real and made sound, once to train them and once to train the generator."""
 
 
 def hifigan(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`base` channels over frames of a spectrum become 256 samples each; then the discriminators judge, in training."""
+    """Write a generator that turns each frame of a spectrum into 256 samples, and in training the discriminators.
+
+    `base` is the number of channels of its first convolution.
+    """
     walk.conv(int(extra["base"]), (1, 7), bias=True)
     for stride, kernel in _STAGES:
         walk.activate("leaky-relu")
@@ -45,7 +50,7 @@ def hifigan(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _lengthen(walk: Walk, out: int, kernel: int, stride: int) -> None:
-    """A transposed convolution: every column becomes `kernel` columns, which overlap but for `stride` of them."""
+    """Write a transposed convolution: every column becomes `kernel` columns, which start `stride` columns apart."""
     columns = walk.size[2]
     walk.conv(out * kernel, 1)
     walk.shape = out, (1, 1, columns * stride)
@@ -53,8 +58,10 @@ def _lengthen(walk: Walk, out: int, kernel: int, stride: int) -> None:
 
 
 def _judge(walk: Walk, samples: int) -> None:
-    """Discriminators of samples in rows of a period, and of sound at full, half and quarter rate; each of their outputs
-    is compared between real and made sound."""
+    """Write the discriminators: of samples in rows of one period each, and of sound at full, half and quarter rate.
+
+    The output of each of their convolutions but the last is compared between real and generated sound.
+    """
     for period in _PERIODS:
         walk.shape = 1, (1, -(-samples // period), period)
         for out, stride in ((32, 3), (128, 3), (512, 3), (1024, 3), (1024, 1)):

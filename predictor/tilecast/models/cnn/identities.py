@@ -1,9 +1,10 @@
-"""The classifier of a face recogniser: a column of weights per identity, normed like the embedding, with a margin for
-the true one (Deng et al., arXiv 1801.07698, section 3.1), of which a step may see a sample (An et al., arXiv
-2010.05222, section 3.2).
+"""The classifier of a face recogniser, with one column of weights per identity.
 
-Expert parallelism spreads the identities: every rank then sees the embeddings of all ranks' samples and holds the
-logits of its own identities, and softmax exchanges a maximum and a sum per sample.
+Weights and embeddings are normalised, and the true identity has a margin (Deng et al., arXiv 1801.07698, section 3.1).
+A step may use a sample of the identities only (An et al., arXiv 2010.05222, section 3.2).
+
+Expert parallelism shards the identities. Every rank then receives the embeddings of all ranks' samples and holds the
+logits of its own identities, and the softmax exchanges a maximum and a sum per sample.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 WIDTH = 512
-"""Numbers of an embedding."""
+"""Width of an embedding."""
 
 
 def classifier(workload: Workload, shards: Shards) -> Block:
-    """The block behind the network, for `extra.identities`, of which each step sees a share of `extra.sampled` (1)."""
+    """Return the block behind the network for `extra.identities`; each step uses `extra.sampled` (1) of them."""
     extra, numerics = workload.model.extra, Numerics.of(workload)
     ranks = shards.expert.astype(float)
     rows = shards.micro_batch * ranks

@@ -1,8 +1,9 @@
 """GoogLeNet and Inception v3: modules of parallel branches, concatenated.
 
-Sources: Szegedy et al., arXiv 1409.4842 (table 1, with the 3x3 in place of the 5x5 convolution and the batch norm that
-torchvision has); Szegedy et al., arXiv 1512.00567 (figures 5 to 7, table 1). The auxiliary classifiers count in
-training only, as published.
+The auxiliary classifier of Inception v3 counts in training only, as published.
+
+Sources: Szegedy et al., arXiv 1409.4842 (table 1, with batch norm and a 3x3 in place of the 5x5 convolution, as in
+torchvision); Szegedy et al., arXiv 1512.00567 (figures 5 to 7, table 1).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Branch: TypeAlias = Sequence[Unit]
 
 
 def googlenet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Nine modules of four branches: 1x1; 3x3; 5x5 (as 3x3); pooling and 1x1."""
+    """Write GoogLeNet: nine modules of four branches, which are 1x1; 3x3; 5x5 (as 3x3); pooling and 1x1."""
     walk.unit(64, 7, 2)
     walk.pool(3, 2)
     walk.unit(64, 1)
@@ -38,7 +39,7 @@ def googlenet(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def inception_v3(walk: Walk, extra: Mapping[str, float]) -> None:
-    """The stem, three modules A, one reduction, four modules C, one reduction, two modules E."""
+    """Write Inception v3: a stem, three modules A, a reduction, four modules C, a reduction, and two modules E."""
     classes = int(extra.get("classes", 1000))
     walk.unit(32, 3, 2, padding=0)
     walk.unit(32, 3, padding=0)
@@ -70,8 +71,11 @@ def inception_v3(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _module(walk: Walk, branches: Sequence[Branch], *, pooled: int = 0, average: bool = False) -> None:
-    """Branches beside a pooling branch: a 1x1 convolution to `pooled` channels behind it, or, where the branches end
-    with stride 2, the pooled input itself."""
+    """Write `branches` and a pooling branch side by side, concatenated.
+
+    With `pooled` the pooling branch ends in a 1x1 convolution to that many channels. Otherwise the branches end with
+    stride 2, and the pooling branch is the pooled input itself.
+    """
     entry = walk.shape
     walk.fork(len(branches) + 1)
     channels = 0

@@ -1,6 +1,8 @@
-"""Recurrent networks over words: GNMT and a plain LSTM. A sentence is a flat image of height 1 whose columns are words.
+"""Recurrent networks over words: GNMT and a plain LSTM.
 
-Sources: Wu et al., arXiv 1609.08144 (section 3, with the four layers and the attention of MLPerf's); Zaremba et al.,
+A sentence is a flat image of height 1 whose columns are words.
+
+Sources: Wu et al., arXiv 1609.08144 (section 3, with four layers and attention as in MLPerf's version); Zaremba et al.,
 arXiv 1409.2329.
 """
 
@@ -13,8 +15,11 @@ from tilecast.models.cnn.walk import Walk
 
 
 def gnmt(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A bidirectional and three further LSTMs of `cells` over a sentence, four over its translation, of equal length;
-    the first of those asks where to look, and the others read what was found besides."""
+    """Write GNMT: four LSTMs of `cells` over a sentence and four over its translation, of equal length.
+
+    The first LSTM of the encoder is bidirectional. The first of the decoder queries the attention, and the others also
+    read its output.
+    """
     words, cells, vocabulary = walk.size[2], int(extra["cells"]), int(extra["vocabulary"])
     sequence.embed(walk, vocabulary, cells, words)
     for number in range(4):
@@ -31,7 +36,7 @@ def gnmt(walk: Walk, extra: Mapping[str, float]) -> None:
         if number == 0:
             for _ in ("query", "keys"):
                 attention.linear(walk, words, cells, cells, bias=False)
-            # Each pair of words is a sum, a tanh and a product with one vector of weights.
+            # The score of each pair of words takes a sum, a tanh and a product with one vector of weights.
             walk.shape = cells, (1, words, words)
             walk.activate("tanh")
             walk.add()
@@ -46,7 +51,7 @@ def gnmt(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def lstm(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`layers_deep` LSTMs of `cells` over words of a `vocabulary`, and the next word's probability."""
+    """Write `layers_deep` LSTMs of `cells` over words of a `vocabulary`, and the prediction of the next word."""
     words, vocabulary = walk.size[2], int(extra["vocabulary"])
     sequence.embed(walk, vocabulary, int(extra["cells"]), words)
     for _ in range(int(extra["layers_deep"])):

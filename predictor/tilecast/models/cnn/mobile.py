@@ -16,9 +16,12 @@ from tilecast.models.cnn.walk import Walk
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Like blocks: how many, their output channels, kernel, the first one's stride, the expansion of their input, the
-    reduction of squeeze-and-excitation (0 for none), and whether one full convolution stands for expansion and
-    depthwise convolution (EfficientNet v2's fused blocks)."""
+    """A run of `repeat` equal blocks with `out` output channels.
+
+    `stride` is that of the first block, `expansion` the factor from input to inner channels, `excite` the reduction of
+    squeeze-and-excitation (0 for none). A `fused` block has one full convolution in place of the expansion and the
+    depthwise convolution (EfficientNet v2).
+    """
 
     repeat: int
     out: int
@@ -63,7 +66,7 @@ _EFFICIENTNET = tuple(
 
 
 def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
-    """Stages of EfficientNet v2 by repetitions, channels, stride and expansion: the first three are fused."""
+    """Return the stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
     return tuple(
         _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
         for index, (repeat, out, stride, expansion) in enumerate(stages)
@@ -79,11 +82,11 @@ _EFFICIENTNET_V2: Mapping[int, tuple[_Stage, ...]] = {
         (4, 32, 1, 1), (7, 64, 2, 4), (7, 96, 2, 4), (10, 192, 2, 4), (19, 224, 1, 6), (25, 384, 2, 6), (7, 640, 1, 6)
     ),
 }
-"""The three published sizes, by their parameters in millions."""
+"""Stages of the three published sizes, keyed by their parameters in millions."""
 
 
 def mobilenet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
-    """MobileNet v2 of width 1."""
+    """Write MobileNet v2 of width 1."""
     walk.unit(32, 3, 2)
     _stages(walk, _MOBILENET_V2, wide=False)
     walk.unit(1280, 1)
@@ -91,7 +94,7 @@ def mobilenet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
-    """MobileNet v3, small or (`large`) large: a table of blocks, and a dense layer more at the end."""
+    """Write MobileNet v3, small or `large`: a table of blocks, and one more dense layer at the end."""
     large = bool(extra.get("large"))
     walk.unit(16, 3, 2, activation="hard-swish")
     for kernel, inner, out, excite, activation, stride in _MOBILENET_V3_LARGE if large else _MOBILENET_V3_SMALL:
@@ -114,15 +117,17 @@ def mobilenet_v3(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def efficientnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """EfficientNet v1: B0's table, channels times `width` and repetitions times `depth`. With `wide_excite` squeeze-
-    and-excitation is a quarter of a block's inner channels instead of its input's."""
+    """Write EfficientNet v1: the table of B0 with channels times `width` and repetitions times `depth`.
+
+    Squeeze-and-excitation has a quarter of a block's input channels, or of its inner channels with `wide_excite`.
+    """
     efficientnet_levels(walk, extra)
     walk.unit(rounded(1280 * extra["width"]), 1, activation="silu")
     walk.classify(int(extra.get("classes", 1000)), dropout=True)
 
 
 def efficientnet_levels(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
-    """The stem and the stages of EfficientNet v1; the shapes that they leave."""
+    """Write the stem and the stages of EfficientNet v1, and return the shape of each stage's output."""
     width, depth = extra["width"], extra["depth"]
     walk.unit(rounded(32 * width), 3, 2, activation="silu")
     shapes = []
@@ -134,7 +139,7 @@ def efficientnet_levels(walk: Walk, extra: Mapping[str, float]) -> list[tuple[in
 
 
 def efficientnet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
-    """EfficientNet v2 of `millions` parameters: S (24), M (54) or L (119)."""
+    """Write EfficientNet v2 of `millions` of parameters: S (24), M (54) or L (119)."""
     stages = _EFFICIENTNET_V2[int(extra["millions"])]
     walk.unit(stages[0].out, 3, 2, activation="silu")
     _stages(walk, stages, wide=False)
@@ -143,7 +148,7 @@ def efficientnet_v2(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def rounded(channels: float, divisor: int = 8) -> int:
-    """The nearest multiple of 8, but no less than 90 % of `channels`."""
+    """Return the nearest multiple of `divisor`, or the next one if that is less than 90 % of `channels`."""
     near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return near if near >= 0.9 * channels else near + divisor
 

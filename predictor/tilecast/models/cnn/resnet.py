@@ -1,7 +1,7 @@
 """ResNet, ResNeXt, Wide ResNet and SE-ResNeXt: residual stages of basic or bottleneck blocks.
 
-Sources: He et al., arXiv 1512.03385 (table 1; the stride of a bottleneck sits in its 3x3 convolution, as torchvision
-and the MLPerf "v1.5" have it); Xie et al., arXiv 1611.05431; Zagoruyko and Komodakis, arXiv 1605.07146; Hu et al.,
+Sources: He et al., arXiv 1512.03385 (table 1; the stride of a bottleneck is in its 3x3 convolution, as in torchvision
+and in MLPerf's "v1.5"); Xie et al., arXiv 1611.05431; Zagoruyko and Komodakis, arXiv 1605.07146; Hu et al.,
 arXiv 1709.01507; for faces Deng et al., arXiv 1801.07698 (section 3.1).
 """
 
@@ -13,11 +13,11 @@ from tilecast.models.cnn.walk import Walk
 
 
 def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A classifier of four stages of `stage1` ... `stage4` blocks.
+    """Write a classifier of four stages of `stage1` ... `stage4` blocks.
 
-    `bottleneck` chooses the block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), `excite` the
-    reduction of squeeze-and-excitation; `small_stem` is the 3x3 stem without pooling for images of 32 pixels;
-    `stride_first` puts the stride of a bottleneck into its first convolution, as the authors' own networks have it.
+    `bottleneck` selects the kind of block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), and
+    `excite` the reduction of squeeze-and-excitation. `small_stem` is a 3x3 stem without pooling, for images of 32
+    pixels. `stride_first` puts the stride of a bottleneck into its first convolution, as the paper's authors did.
     """
     stem(walk, small=bool(extra.get("small_stem")))
     for number in range(1, 5):
@@ -26,14 +26,14 @@ def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def stem(walk: Walk, *, small: bool = False) -> None:
-    """The first convolution and pooling: a quarter of the image's side."""
+    """Write the first convolution and pooling, which reduce each side to a quarter; a `small` stem keeps the size."""
     walk.unit(64, 3 if small else 7, 1 if small else 2)
     if not small:
         walk.pool(3, 2)
 
 
 def stage(walk: Walk, extra: Mapping[str, float], number: int, *, stride: int = 2) -> None:
-    """Stage `number` (1 to 4); all but the first begin with `stride`."""
+    """Write stage `number` (1 to 4). All stages but the first begin with `stride`."""
     for index in range(int(extra[f"stage{number}"])):
         _block(walk, extra, 64 * 2 ** (number - 1), stride if number > 1 and not index else 1)
 
@@ -61,8 +61,11 @@ def _block(walk: Walk, extra: Mapping[str, float], width: int, stride: int) -> N
 
 
 def face_resnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A recogniser of faces of 112 pixels: four stages of blocks of two 3x3 convolutions behind a norm, all of which
-    begin with stride 2, and an embedding of 512 numbers, which `identities.classifier` reads."""
+    """Write a recogniser of faces of 112 pixels.
+
+    It has four stages, which begin with stride 2, of blocks of a norm and two 3x3 convolutions. Its output is an
+    embedding of 512 numbers, which `identities.classifier` reads.
+    """
     walk.unit(64, 3, activation="prelu")
     walk.parameters += walk.channels
     for number in range(1, 5):

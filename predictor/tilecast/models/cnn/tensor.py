@@ -1,4 +1,7 @@
-"""The tensor that walks through a convolutional network, and what training keeps of those before it."""
+"""The state of a walk through a convolutional network.
+
+It is the shape of the current tensor, the operators written so far, and the bytes that training keeps alive.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +17,58 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 
 Size: TypeAlias = tuple[int, int, int]
-"""Depth, height and width in pixels; the depth of a flat image is 1."""
+"""Depth, height and width in pixels. The depth of a flat image is 1."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """The tensor in hand of a network under construction, of shape (batch, channels, *size), where `batch` is a column
-    over shards, (S,); and what was written so far. `parameters` counts weights, `activation_bytes`
-    the bytes alive until the backward pass, (S,)."""
+    """The current tensor of a network under construction, and what was written so far.
+
+    Its shape is (batch, channels, *size), where `batch` is a column over shards, (S,). `parameters` counts weights.
+    `activation_bytes` counts the bytes that stay alive until the backward pass, (S,).
+    """
 
     numerics: Numerics
     batch: Floats
     channels: int
     size: Size
     flat: bool = True
-    """Whether images have no depth, so that kernels have none either."""
+    """Whether images, and therefore kernels, have no depth."""
     ops: OperatorList = field(default_factory=OperatorList)
     parameters: float = 0.0
     activation_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     workspace: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes of the input and the output of the largest convolution, (S,): cuDNN lays both out anew for the matrix
-    units."""
+    """Bytes of the input and the output of the largest convolution, (S,).
+
+    cuDNN copies both into another layout for the tensor cores.
+    """
     peak: Floats = field(default_factory=lambda: np.zeros(1))
-    """Bytes alive in the backward pass at its fullest, (S,): of some operator what was kept up to it, the gradients of
-    what it reads and writes, and the workspace of a convolution, which PyTorch's allocator hands out too (ATen,
-    native/cudnn/ConvShared.cpp)."""
+    """Largest number of bytes alive during the backward pass, (S,).
+
+    At each operator these are the bytes kept so far, the gradients of what the operator reads and writes, and the
+    workspace of a convolution, which comes from PyTorch's allocator too (ATen, native/cudnn/ConvShared.cpp).
+    """
     held: bool = False
-    """Whether the tensor in hand is kept already, by another branch that reads it."""
+    """Whether another branch that reads the current tensor keeps it already."""
     reached: bool = False
-    """Whether a gradient flows into the tensor in hand: not into the image, nor into what frozen layers made."""
+    """Whether a gradient flows into the current tensor. None flows into the image or the output of frozen layers."""
     normed: bool = False
-    """Whether a norm made the tensor in hand, which can take what follows along."""
+    """Whether a norm made the current tensor. The norm can be fused with the operators that follow."""
     fixed_norms: bool = False
-    """Whether norms are fixed scales and offsets, as detectors keep those of a pretrained backbone."""
+    """Whether norms are fixed scales and offsets, as in the pretrained backbones of detectors."""
 
     def __post_init__(self) -> None:
-        # Nothing in these networks has adapters: their weights are trained beside a model that has some.
+        # These networks have no adapters: all their weights are trained, also beside a model that has adapters.
         self.numerics = replace(self.numerics, frozen=False)
 
     @property
     def elements(self) -> Floats:
-        """Elements of the tensor in hand, (S,)."""
+        """Elements of the current tensor, (S,)."""
         return self.batch * self.channels * self.size[0] * self.size[1] * self.size[2]
 
     @property
     def shape(self) -> tuple[int, Size]:
-        """Channels and size of the tensor in hand; assign it to return to an earlier tensor."""
+        """Channels and size of the current tensor. Assign it to return to an earlier tensor."""
         return self.channels, self.size
 
     @shape.setter
@@ -67,40 +76,43 @@ class Tensor:
         self.channels, self.size = shape
 
     def keep(self, elements: Floats) -> None:
-        """Tensors of so many elements stay alive until the backward pass."""
+        """Keep `elements` (S,) alive until the backward pass."""
         if self.numerics.training:
             self.activation_bytes = self.activation_bytes + elements * self.numerics.element
 
     def differentiate(self, elements: Floats) -> None:
-        """Gradients of so many elements are alive while an operator, the last to keep something, runs backward."""
+        """Raise `peak` to the bytes alive while the latest operator runs backward with gradients of `elements` (S,)."""
         if self.numerics.training:
             self.peak = np.maximum(self.peak, self.activation_bytes + elements * self.numerics.element)
 
     @property
     def working(self) -> Floats:
-        """What the backward pass needs at its fullest beside all that is kept, in bytes, (S,)."""
+        """Bytes that the backward pass needs at its peak, beyond all that is kept, (S,)."""
         return np.maximum(self.peak - self.activation_bytes, 0.0)
 
     def again(self, shape: tuple[int, Size]) -> None:
-        """Returns to an earlier tensor that another branch has read, and so keeps."""
+        """Return to an earlier tensor that another branch has read and therefore keeps."""
         self.shape, self.held = shape, True
 
     def read(self) -> None:
-        """The tensor in hand is the input of an operator whose gradient needs it."""
+        """Keep the current tensor as the input of an operator whose gradient needs it, unless it is kept already."""
         if not self.held:
             self.keep(self.elements)
         self.held = False
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Layers written inside are not trained: they run forward only and keep nothing."""
+        """Write the layers inside the context as untrained: they run forward only and keep nothing."""
         numerics = self.numerics
         self.numerics = replace(numerics, training=False)
         yield
         self.numerics, self.reached = numerics, False
 
     def after(self, window: Size, stride: int | tuple[int, int], padding: int | None) -> Size:
-        """The size behind such a window; without `padding` ceil(size / stride) a side."""
+        """Return the size after a window has moved over the current tensor.
+
+        Without `padding` each side shrinks to ceil(size / stride).
+        """
         strides = (stride,) * 3 if isinstance(stride, int) else (1, *stride)
         pairs = zip(self.size, strides, strict=True)
         if padding is None:

@@ -1,5 +1,8 @@
-"""The pen with which convolutional networks are written: a tensor shape that walks through the network and leaves
-behind operators, parameters and what training keeps."""
+"""Builder for the graphs of convolutional networks.
+
+A walk carries a tensor shape through the network and collects operators, parameters and the bytes that training keeps.
+`Operators` has the single operators, `Walk` adds the usual blocks of them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _SMOOTH = ("silu", "hard-swish", "prelu", "leaky-relu", "gelu", "tanh")
 
 @dataclass(slots=True)
 class Operators(Tensor):
-    """Single operators: each appends its kernels, parameters and kept bytes, and leaves its output in hand."""
+    """Methods that write one operator each.
+
+    Each appends the operator's kernels, parameters and kept bytes, and makes its output the current tensor.
+    """
 
     def conv(
         self,
@@ -28,9 +34,10 @@ class Operators(Tensor):
         bias: bool = False,
         padding: int | None = None,
     ) -> None:
-        """A convolution, forward and both gradients (of the weight alone where no gradient flows further).
+        """Write a convolution, forward and backward.
 
-        `kernel` and `stride` are a side or (height, width); without `padding` ceil(size / stride) pixels a side remain.
+        The input has a gradient only if a gradient flows into it; the weight always has one. `kernel` and `stride` are
+        one side or (height, width). Without `padding` each side shrinks to ceil(size / stride) pixels.
         """
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         window = (1 if self.flat else height, height, width)
@@ -54,7 +61,10 @@ class Operators(Tensor):
             self.bias(name)
 
     def bias(self, name: str) -> None:
-        """A bias for each channel in hand, added by what made the tensor."""
+        """Write a bias for each channel, which the kernel that made the current tensor adds.
+
+        Only its gradient is a kernel of its own.
+        """
         self.parameters += self.channels
         if self.numerics.training:
             self.ops += layers.elementwise(
@@ -62,7 +72,10 @@ class Operators(Tensor):
             )
 
     def norm(self) -> None:
-        """Batch or instance norm; a fixed one is a product and a sum, whose gradient needs no input."""
+        """Write a batch or instance norm.
+
+        A fixed norm is a product and a sum, whose gradients do not need the input.
+        """
         if self.fixed_norms:
             self.scale()
             self.ops += layers.fused_away(
@@ -76,14 +89,17 @@ class Operators(Tensor):
         self.normed = True
 
     def scale(self) -> None:
-        """A product with a constant, one for all or one per channel."""
+        """Write a product with a constant, either one for all channels or one per channel."""
         self.ops += layers.fused_away(
             "elementwise", layers.pointwise("scale", self.numerics, self.elements, backward=(1.0, 1.0))
         )
 
     def activate(self, activation: str = "relu") -> None:
-        """An activation in place. The gradient of ReLU needs only its output, which the next layer keeps; others
-        (`_SMOOTH`) keep their input besides."""
+        """Write an activation in place.
+
+        The gradient of ReLU needs only its output, which the next layer keeps. The activations in `_SMOOTH` keep their
+        input as well.
+        """
         if activation == "none":
             return
         if activation in _SMOOTH:
@@ -92,8 +108,10 @@ class Operators(Tensor):
         self.ops += layers.fused_away(fusing, layers.pointwise(activation, self.numerics, self.elements))
 
     def add(self) -> None:
-        """Sum with a branch of the same shape; backward, the sum of the gradients where the branches part. The norm
-        that takes it along reads the branch and writes its gradient besides."""
+        """Write the sum with a branch of the same shape, and backward the sum of the gradients where the branches part.
+
+        A norm that is fused with the sum also reads the branch and writes its gradient.
+        """
         ops = layers.pointwise("add", self.numerics, self.elements, reads=2.0, backward=(2.0, 1.0))
         if self.normed:
             along = layers.pointwise("add", self.numerics, self.elements, writes=0.0, backward=(2.0, 1.0))
@@ -101,19 +119,22 @@ class Operators(Tensor):
         self.ops += ops
 
     def concatenate(self, channels: int) -> None:
-        """Appends branches of the same size until there are so many channels."""
+        """Write the concatenation of branches of the same size, which has `channels` in total."""
         self.channels = channels
         self.ops += layers.pointwise("concatenate", self.numerics, self.elements, backward=(1.0, 1.0))
 
     def fork(self, branches: int) -> None:
-        """The tensor in hand goes into several branches, whose gradients are summed."""
+        """Let several branches read the current tensor, and write the sum of their gradients."""
         if self.numerics.training:
             self.ops += layers.elementwise(
                 "fork.gradient", self.numerics, self.elements, 2, 1, phase="backward", count=branches - 1.0
             )
 
     def pool(self, kernel: int, stride: int, *, padding: int | None = None, average: bool = False) -> None:
-        """Maximum (with an index of 8 bytes for each) or average over windows; both keep their input."""
+        """Write a maximum or average over windows.
+
+        Both keep their input. The maximum also keeps an index of 8 bytes per output element.
+        """
         before = self.elements
         self.read()
         window = (1 if self.flat else kernel, kernel, kernel)
@@ -124,18 +145,18 @@ class Operators(Tensor):
         self.ops += layers.pool("pool", self.numerics, before, ratio)
 
     def mean(self) -> None:
-        """The mean over all pixels."""
+        """Write the mean over all pixels."""
         self.ops += layers.pointwise(
             "mean", self.numerics, self.elements, writes=0.0, absorbed=False, backward=(0.0, 1.0)
         )
         self.size = (1, 1, 1)
 
     def resize(self, share: float) -> None:
-        """The tensor in hand is interpolated from one with that share of its pixels."""
+        """Write the interpolation of the current tensor from one with `share` of its pixels."""
         self.ops += layers.pointwise("resize", self.numerics, self.elements, reads=share, backward=(1.0, share))
 
     def linear(self, out: int, *, bias: bool = False) -> None:
-        """A dense layer over all that is in hand of a sample."""
+        """Write a dense layer over all channels and pixels of a sample."""
         inputs = self.channels * self.size[0] * self.size[1] * self.size[2]
         self.keep(self.elements)
         self.differentiate(self.batch * (inputs + out))
@@ -144,18 +165,18 @@ class Operators(Tensor):
         self.channels, self.size = out, (1, 1, 1)
 
     def products(self, rows: float, cols: float, depth: float) -> None:
-        """A product of matrices for each sample, [rows, depth] with [depth, cols], and its two gradients."""
+        """Write a matrix product per sample, [rows, depth] times [depth, cols], and its two gradients."""
         shapes = (("", rows, cols, depth), ("", rows, depth, cols), ("", depth, cols, rows))
         self.ops += layers.products("product", self.numerics, self.batch, *shapes, selective=False)
 
     def dropout(self) -> None:
-        """Dropout with a byte mask, in training."""
+        """Write dropout with a mask of one byte per element, in training only."""
         if self.numerics.training:
             self.keep(self.elements / self.numerics.element)
             self.ops += layers.pointwise("dropout", self.numerics, self.elements, mask_bytes=1.0, backward=(1.0, 1.0))
 
     def loss(self, classes: int | None = None) -> None:
-        """Softmax cross-entropy over `classes` (by default the channels in hand) at every pixel."""
+        """Write softmax cross-entropy over `classes` (by default the channels) at every pixel, in training only."""
         if self.numerics.training:
             cols = float(classes or self.channels)
             self.ops += layers.cross_entropy("loss", self.numerics, self.elements / cols, np.full(1, cols))
@@ -163,11 +184,14 @@ class Operators(Tensor):
 
 @dataclass(slots=True)
 class Walk(Operators):
-    """A network under construction: operators, and the usual blocks of them."""
+    """A network under construction, with methods for single operators and for the usual blocks of them."""
 
     def up_conv(self, out: int) -> None:
-        """A transposed convolution of kernel and stride 2: every pixel becomes 2 x 2 (x 2) pixels of `out` channels,
-        which is a 1 x 1 convolution to that many channels, unfolded."""
+        """Write a transposed convolution of kernel and stride 2.
+
+        Every pixel becomes 2 x 2 (x 2) pixels of `out` channels. This equals a 1 x 1 convolution to 4 (8) times `out`
+        channels that are then spread over the pixels.
+        """
         depth, height, width = self.size
         corners = 4 if self.flat else 8
         self.conv(out * corners, 1)
@@ -184,24 +208,24 @@ class Walk(Operators):
         padding: int | None = None,
         activation: str = "relu",
     ) -> None:
-        """Convolution, normalisation and activation ("none" for none)."""
+        """Write a convolution, a norm and an activation ("none" for no activation)."""
         self.conv(out, kernel, stride, groups=groups, padding=padding)
         self.norm()
         self.activate(activation)
 
     def upsample(self) -> None:
-        """Nearest-neighbour interpolation to twice the height and width."""
+        """Write nearest-neighbour interpolation to twice the height and width."""
         depth, height, width = self.size
         self.size = (depth, 2 * height, 2 * width)
         self.resize(0.25)
 
     def separable(self, out: int, kernel: int | tuple[int, int] = 3, stride: int = 1) -> None:
-        """A depthwise convolution, and one of a single pixel with a bias."""
+        """Write a depthwise convolution, then a 1 x 1 convolution with a bias."""
         self.conv(self.channels, kernel, stride, groups=self.channels)
         self.conv(out, 1, bias=True)
 
     def excite(self, hidden: int, activation: str = "relu") -> None:
-        """Squeeze-and-excitation: a global mean, two small dense layers with biases, and a scale."""
+        """Write squeeze-and-excitation: a global mean, two small dense layers with biases, and a scale."""
         self.ops += layers.pointwise("squeeze", self.numerics, self.elements, writes=0.0, absorbed=False)
         self.ops += layers.linear("squeeze.down", self.numerics, self.batch, self.channels, hidden)
         self.ops += layers.pointwise(activation, self.numerics, self.batch * hidden)
@@ -212,11 +236,11 @@ class Walk(Operators):
         self.keep(self.elements)
 
     def dense(self, out: int) -> None:
-        """A dense layer with a bias over all that is in hand of a sample."""
+        """Write a dense layer with a bias over all channels and pixels of a sample."""
         self.linear(out, bias=True)
 
     def classify(self, classes: int, *, dropout: bool = False) -> None:
-        """The usual end of a classifier: a global mean, a dense layer and the loss."""
+        """Write the usual end of a classifier: a global mean, dropout on request, a dense layer and the loss."""
         self.mean()
         if dropout:
             self.dropout()
