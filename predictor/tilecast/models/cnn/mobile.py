@@ -66,7 +66,7 @@ _EFFICIENTNET = tuple(
 
 
 def _v2(*stages: tuple[int, int, int, float]) -> tuple[_Stage, ...]:
-    """Return the stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
+    """Return stages of EfficientNet v2 from (repeat, channels, stride, expansion) each; the first three are fused."""
     return tuple(
         _Stage(repeat, out, 3, stride, expansion, excite=0 if index < 3 else 4, fused=index < 3)
         for index, (repeat, out, stride, expansion) in enumerate(stages)

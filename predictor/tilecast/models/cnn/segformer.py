@@ -1,5 +1,7 @@
-"""SegFormer (Xie et al., arXiv 2105.15203, sections 3.1 and 3.2): four stages of attention whose keys and values come
-from fewer pixels, and a decoder of dense layers over all four."""
+"""SegFormer: four stages of attention with fewer keys than queries, and a decoder of dense layers over all four.
+
+Source: Xie et al., arXiv 2105.15203, sections 3.1 and 3.2.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ NEEDS = (
 
 
 def segformer(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, whose keys are of every `reduction1`-th
-    ... pixel of a row and a column; the decoder is `decoder` wide and tells `classes` apart at a quarter of the size.
+    """Write stages of `stage1` ... layers, `width1` ... wide with `heads1` ... heads, and the decoder.
+
+    The keys and values of a stage come from an image that is smaller by `reduction1` ... a side. The decoder is
+    `decoder` wide and predicts one of `classes` (150) per pixel at a quarter of the image's side.
     """
     reached = []
     for number, (kernel, stride) in enumerate(_STEMS, start=1):

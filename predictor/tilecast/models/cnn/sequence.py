@@ -1,4 +1,7 @@
-"""Layers over a sequence in a walk: a flat image of height 1 whose columns are the words or the frames."""
+"""Layers over a sequence in a walk: a flat image of height 1 whose columns are words or frames.
+
+The functions `step_...` write layers of a loop over the columns, in which each step waits for the one before it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tilecast.spec import Floats
 
 
 def embed(walk: Walk, vocabulary: int, width: int, count: int) -> None:
-    """`count` vectors of `width` from a table; no gradient flows further."""
+    """Write the look-up of `count` vectors of `width` per sample in a table; no gradient flows further back."""
     walk.shape = width, (1, 1, count)
     walk.ops += layers.embedding("embedding", walk.numerics, walk.batch * count, float(width))
     walk.parameters += vocabulary * width
@@ -18,7 +21,7 @@ def embed(walk: Walk, vocabulary: int, width: int, count: int) -> None:
 
 
 def dense(walk: Walk, out: int, *, bias: bool = True) -> None:
-    """The same dense layer at every place."""
+    """Write a dense layer that all positions share."""
     places = walk.size[0] * walk.size[1] * walk.size[2]
     walk.keep(walk.elements)
     walk.ops += layers.linear(
@@ -29,7 +32,7 @@ def dense(walk: Walk, out: int, *, bias: bool = True) -> None:
 
 
 def recur(walk: Walk, cells: int, *, directions: int = 1) -> None:
-    """An LSTM as cuDNN runs it; two directions leave twice the channels."""
+    """Write an LSTM as cuDNN runs it. Two directions double the output channels."""
     ops, parameters, activation_bytes = recurrent(
         "lstm", walk.numerics, batch=walk.batch, steps=float(walk.size[2]), inputs=float(walk.channels),
         hidden=float(cells), directions=directions,
@@ -41,7 +44,7 @@ def recur(walk: Walk, cells: int, *, directions: int = 1) -> None:
 
 
 def step_dense(walk: Walk, inputs: int, outputs: int, *, bias: bool = False) -> None:
-    """A dense layer in a loop over the places, each of which waits for the one before: with its own gradients."""
+    """Write a dense layer of a loop over the columns: one product per column, with two gradients of its own."""
 
     def product(m: Floats | float, n: float, k: Floats | float) -> KernelTable:
         return KernelTable.of("gemm", walk.numerics.matrix, batch=1.0, m=m, n=n, k=k)
@@ -58,7 +61,7 @@ def step_dense(walk: Walk, inputs: int, outputs: int, *, bias: bool = False) -> 
 
 
 def step_pointwise(walk: Walk, elements: float, kernels: int) -> None:
-    """So many kernels over `elements` of a sample at every place of such a loop."""
+    """Write `kernels` element-wise kernels over `elements` per sample, for every column of a loop."""
     steps = float(walk.size[2])
     for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
         walk.ops += layers.elementwise(
@@ -68,7 +71,7 @@ def step_pointwise(walk: Walk, elements: float, kernels: int) -> None:
 
 
 def step_cell(walk: Walk, inputs: int, cells: int) -> None:
-    """A cell of an LSTM in such a loop: products with input and state, then one kernel for the gates, and dropout."""
+    """Write an LSTM cell of a loop: products with input and state, one kernel for the gates, and dropout."""
     for width in (inputs, cells):
         step_dense(walk, width, 4 * cells, bias=True)
     step_pointwise(walk, 4.0 * cells, 1)

@@ -1,5 +1,6 @@
-"""Networks between speech and text: Jasper, QuartzNet, DeepSpeech 2, RNN-T, wav2vec 2.0, Tacotron 2 and FastPitch. A
-sound is a flat image of height 1 whose columns are frames; the presets state the average lengths of the usual data
+"""Networks between speech and text: Jasper, QuartzNet, DeepSpeech 2, RNN-T, wav2vec 2.0, Tacotron 2 and FastPitch.
+
+A sound is a flat image of height 1 whose columns are frames. The presets have the average lengths of the usual data
 sets.
 
 Sources: Li et al., arXiv 1904.03288 (table 1, dense residuals); Kriman et al., arXiv 1910.10261 (table 1); Amodei et
@@ -18,15 +19,17 @@ from tilecast.models.cnn.walk import Walk
 
 _JASPER = ((256, 11), (384, 13), (512, 17), (640, 21), (768, 25))
 _QUARTZNET = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
-"""Channels and kernels of the five kinds of blocks."""
+"""Channels and kernel of each of the five kinds of blocks."""
 _LETTERS = 29
 _SYMBOLS, _ALIGNED = 148, 128
-"""Letters and signs that are spoken; the width in which frames and letters are compared."""
+"""Number of letters and signs that are spoken, and the width in which attention compares frames and letters."""
 
 
 def jasper(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`repeats` blocks of each of five kinds, of five convolutions each; a block adds the projected outputs of all
-    blocks before it to its own."""
+    """Write Jasper: `repeats` blocks of each of five kinds, of five convolutions each.
+
+    A block adds the projected outputs of all earlier blocks to its own output.
+    """
     walk.unit(256, (1, 11), 2)
     before = [walk.shape]
     for channels, kernel in _JASPER:
@@ -47,7 +50,10 @@ def jasper(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def quartznet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`repeats` blocks of each of five kinds, of five separable convolutions each, with a projected residual."""
+    """Write QuartzNet: `repeats` blocks of each of five kinds.
+
+    A block has five separable convolutions and a projected residual.
+    """
     _separable(walk, 256, 33, 2)
     for channels, kernel in _QUARTZNET:
         for _ in range(int(extra["repeats"])):
@@ -69,21 +75,24 @@ def _separable(walk: Walk, out: int, kernel: int, stride: int = 1) -> None:
 
 
 def _letters(walk: Walk) -> None:
-    """A letter for every frame."""
+    """Write the prediction of a letter for every frame."""
     walk.conv(_LETTERS, 1, bias=True)
     _alignments(walk)
 
 
 def _alignments(walk: Walk) -> None:
-    """The loss over all alignments (CTC), which runs along the frames."""
+    """Write the loss over all alignments of letters and frames (CTC)."""
     walk.loss()
     if walk.numerics.training:
         walk.ops += layers.pointwise("alignments", walk.numerics, walk.elements, kernels=2, absorbed=False)
 
 
 def deepspeech2(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Two convolutions over frequencies and frames, then `layers_deep` bidirectional LSTMs of `cells`, whose directions
-    are summed, with batch norm between them. The image's height is the frequencies."""
+    """Write DeepSpeech 2: two convolutions over frequencies and frames, then `layers_deep` bidirectional LSTMs.
+
+    The LSTMs have `cells` per direction. The two directions are summed, and there is a batch norm between LSTMs. The
+    image's height is the number of frequencies.
+    """
     walk.unit(32, (41, 11), 2)
     walk.unit(32, (21, 11), (2, 1))
     walk.shape = walk.channels * walk.size[1], (1, 1, walk.size[2])
@@ -98,8 +107,12 @@ def deepspeech2(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def rnnt(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A transcription network of two LSTMs, and three more over pairs of their frames; a prediction network of two
-    LSTMs over `symbols` of the text; a joint network for every pair of frame and symbol, with one of `vocabulary`."""
+    """Write RNN-T: a transcription, a prediction and a joint network.
+
+    The transcription network has two LSTMs over the frames, and three more over pairs of frames. The prediction network
+    has two LSTMs over `symbols` of the text. The joint network predicts one of `vocabulary` for every pair of frame and
+    symbol.
+    """
     cells, joint, symbols = int(extra["cells"]), int(extra["joint"]), int(extra["symbols"])
     _recurrent_stack(walk, cells, 2)
     walk.shape = 2 * walk.channels, (1, 1, walk.size[2] // 2)
@@ -124,9 +137,11 @@ def _recurrent_stack(walk: Walk, cells: int, depth: int) -> None:
 
 
 def tacotron2(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Letters through three convolutions and a bidirectional LSTM; then, frame after frame, two dense layers over the
-    frame before, an LSTM, attention to the letters by content and location, an LSTM and a projection; five convolutions
-    over all frames."""
+    """Write Tacotron 2: an encoder of the letters, a loop over the frames, and five convolutions over all frames.
+
+    The encoder has three convolutions and a bidirectional LSTM. Each step of the loop has two dense layers over the
+    previous frame, an LSTM, attention to the letters by content and location, an LSTM, and a projection.
+    """
     (bands, frames), letters = (walk.channels, walk.size), int(extra["symbols"])
     sequence.embed(walk, _SYMBOLS, 512, letters)
     for _ in range(3):
@@ -142,7 +157,7 @@ def tacotron2(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.dropout()
     sequence.step_cell(walk, 256 + text, 1024)
     sequence.step_dense(walk, 1024, _ALIGNED)
-    # Filters over the letters' weights so far, the sum, its tanh, a product, softmax, and the weighted letters.
+    # Filters over the attention weights so far, the sum, its tanh, a product, a softmax, and the weighted letters.
     sequence.step_pointwise(walk, float(letters * _ALIGNED), 3)
     sequence.step_pointwise(walk, float(letters * text), 1)
     sequence.step_pointwise(walk, float(letters * 32), 6)
@@ -158,8 +173,10 @@ def tacotron2(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Six layers of attention and two convolutions over `symbols` letters, predictors of duration, pitch and energy,
-    and six layers over all frames."""
+    """Write FastPitch: six layers over `symbols` letters, three predictors, and six layers over all frames.
+
+    A layer is attention and two convolutions. The predictors are of duration, pitch and energy.
+    """
     bands, frames, letters, width = walk.channels, walk.size[2], int(extra["symbols"]), 384
     sequence.embed(walk, _SYMBOLS, width, letters)
     for count in (letters, frames):
@@ -189,9 +206,13 @@ def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Seven convolutions of 512 channels over samples of sound, then `layers_deep` layers of attention of `width` and
-    `heads`; in training a vector for each of half of the frames is held against 100 others, or every frame is one of
-    `letters`."""
+    """Write wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
+
+    The `layers_deep` layers are `width` wide, with `attention_heads` heads and `inner` (4 `width`) channels. With
+    `letters`
+    every frame is classified as one of them. Otherwise, in training, the vectors of half of the frames are compared
+    with the right one and 100 others each.
+    """
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
         walk.conv(512, (1, kernel), stride)
         if kernel == 10:

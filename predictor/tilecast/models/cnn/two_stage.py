@@ -1,9 +1,9 @@
-"""Two-stage detectors: Faster R-CNN, Mask R-CNN and what stands on them, over a feature pyramid or over one level.
+"""Two-stage detectors: Faster R-CNN, Mask R-CNN and their variants, over a feature pyramid or over one level.
 
-Matching of anchors and non-maximum suppression are no matrix work and are left out, as in one-stage detectors.
+Matching of anchors and non-maximum suppression are not matrix work and are left out, as in one-stage detectors.
 
 Sources: Ren et al., arXiv 1506.01497; Lin et al., arXiv 1612.03144; He et al., arXiv 1703.06870 (figure 4: a head of
-the fourth stage, "C4", or of two dense layers); detectron2's configurations of the same names, "DC5" among them.
+the fourth stage, "C4", or of two dense layers); detectron2's configurations of the same names, including "DC5".
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tilecast.models.cnn.tensor import Size
 from tilecast.models.cnn.walk import Walk
 
 _SIZES = 5
-"""Sizes of anchors: one on each level of a pyramid, all of them on a single level."""
+"""Number of sizes of anchors: one on each level of a pyramid, all of them on a single level."""
 _SHAPES = 3
-"""Aspect ratios of anchors."""
+"""Number of aspect ratios of anchors."""
 _REGION = 14
-"""Pixels of the features that a region of the usual size spans."""
+"""Side of a region of the usual size, in pixels of the features."""
 _NEIGHBOURS = 4
 _SECTOR_BYTES = 32.0
-"""What the memory moves for one atomic addition."""
+"""Bytes that the memory moves for one atomic addition."""
 
 
 def rpn(walk: Walk, extra: Mapping[str, float]) -> None:
-    """The first stage alone: proposals on the features of a ResNet whose norms, stem and first stage are frozen.
+    """Write the first stage alone: proposals on the features of a ResNet.
 
-    The features are a pyramid; with `dilated` the fourth stage at the size of the third; with `region_stage` the third
-    stage.
+    Norms, stem and first stage of the ResNet are frozen. The features are a pyramid; with `dilated` the fourth stage at
+    the size of the third; with `region_stage` the third stage.
     """
     _propose(walk, _features(walk, extra))
 
 
 def faster_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Both stages, or the second alone where proposals are given."""
+    """Write both stages, or only the second one with `given_proposals`."""
     levels = _features(walk, extra)
     if not extra.get("given_proposals"):
         _propose(walk, levels)
@@ -46,8 +46,12 @@ def faster_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def mask_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Faster R-CNN, and in training on a quarter of the regions (on 100 otherwise) a mask of twice the region's pixels,
-    behind four convolutions where the fourth stage did not run on the regions already."""
+    """Write Faster R-CNN and a head for masks.
+
+    The head runs on a quarter of the regions in training and on 100 otherwise. A mask has twice the region's pixels a
+    side. There are four convolutions before it, unless the fourth stage ran on the regions already (`region_stage`).
+    With `semantic_classes` every pixel of the image is classified as well.
+    """
     levels = _features(walk, extra)
     _propose(walk, levels)
     _boxes(walk, extra, levels)
@@ -68,7 +72,11 @@ def mask_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def keypoint_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Faster R-CNN on people, and on a quarter of the regions eight convolutions and heat maps of 17 points."""
+    """Write Faster R-CNN and a head for the 17 keypoints of people.
+
+    The head has eight convolutions and writes a heat map per keypoint. It runs on a quarter of the regions in training
+    and on 100 otherwise.
+    """
     levels = _features(walk, extra)
     _propose(walk, levels)
     _boxes(walk, extra, levels)
@@ -83,8 +91,10 @@ def keypoint_rcnn(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _boxes(walk: Walk, extra: Mapping[str, float], levels: list[tuple[int, Size]]) -> None:
-    """A class and a box for each of `proposals` regions per image, `cascade` (1) times over. With `region_stage` the
-    fourth stage runs on every region, otherwise two dense layers."""
+    """Write the prediction of a class and a box for each of `proposals` regions per image, `cascade` (1) times over.
+
+    With `region_stage` the fourth stage of the ResNet runs on every region, otherwise two dense layers.
+    """
     images = walk.batch
     walk.batch = images * extra["proposals"]
     for _ in range(int(extra.get("cascade", 1))):
@@ -110,7 +120,7 @@ def _boxes(walk: Walk, extra: Mapping[str, float], levels: list[tuple[int, Size]
 
 @contextmanager
 def _kept_regions(walk: Walk, extra: Mapping[str, float]) -> Iterator[None]:
-    """Regions that show something: a quarter of those sampled in training, the best 100 otherwise."""
+    """Write layers that run only on regions with objects: a quarter of `proposals` in training, 100 otherwise."""
     images = walk.batch
     walk.batch = images * (extra["proposals"] / 4 if walk.numerics.training else 100.0)
     yield
@@ -118,8 +128,11 @@ def _kept_regions(walk: Walk, extra: Mapping[str, float]) -> Iterator[None]:
 
 
 def _segment(walk: Walk, levels: list[tuple[int, Size]], classes: int) -> None:
-    """A class for every pixel: levels are brought to the finest one's size, convolution by convolution, and summed
-    (Kirillov et al., arXiv 1901.02446, section 3)."""
+    """Write the prediction of a class for every pixel (Kirillov et al., arXiv 1901.02446, section 3).
+
+    Convolutions, each followed by an upsampling, bring every level to the size of the finest one; the results are
+    summed.
+    """
     for steps, level in enumerate(levels):
         walk.shape = level
         for step in range(max(1, steps)):
@@ -135,7 +148,7 @@ def _segment(walk: Walk, levels: list[tuple[int, Size]], classes: int) -> None:
 
 
 def _features(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
-    """Channels and sizes of the levels that proposals and regions are cut from."""
+    """Write the backbone and return channels and size of the levels that proposals and regions are cut from."""
     if extra.get("region_stage"):
         backbone(walk, extra, frozen=True, stages=3)
         return [walk.shape]
@@ -148,7 +161,7 @@ def _features(walk: Walk, extra: Mapping[str, float]) -> list[tuple[int, Size]]:
 
 
 def _propose(walk: Walk, levels: list[tuple[int, Size]]) -> None:
-    """On every level a 3x3 convolution, and on that whether there is something in each anchor's box, and where."""
+    """Write on every level a 3x3 convolution, and behind it a score and a box for each anchor."""
     anchors = _SHAPES * (_SIZES if len(levels) == 1 else 1)
 
     def head() -> None:
@@ -163,12 +176,13 @@ def _propose(walk: Walk, levels: list[tuple[int, Size]]) -> None:
 
 
 def _align(walk: Walk, channels: int, side: int) -> None:
-    """Regions cut out of the features as `side` x `side` pixels, each the mean of samples between four neighbours.
+    """Write the cutting of regions out of the features as `side` x `side` pixels (RoIAlign).
 
-    There is a sample for each pixel of the features under a region (detectron2, layers/roi_align.py: sampling_ratio 0),
-    and a region is taken to be 14 pixels wide, as one of 224 on features of stride 16 (arXiv 1612.03144, equation 1).
-    The gradient adds to four neighbours for each sample, one at a time: a whole sector moves for each unless channels
-    lie side by side.
+    Each pixel is the mean of samples, and each sample is interpolated between four neighbours. There is one sample for
+    each pixel of the features under a region (detectron2, layers/roi_align.py: sampling_ratio 0). A region is assumed
+    to be 14 pixels wide, like a region of 224 pixels on features of stride 16 (arXiv 1612.03144, equation 1). The
+    gradient is added to four neighbours per sample with single atomic additions. Unless channels are adjacent in memory
+    (channels last), each addition moves a whole sector.
     """
     walk.shape = (channels, (1, side, side))
     numerics = walk.numerics

@@ -12,12 +12,12 @@ from tilecast.models.cnn.walk import Walk
 
 
 def unet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`depth` levels of two convolutions, of `base` channels at first and at most `max_channels`.
+    """Write a U-Net of `depth` levels of two convolutions, from `base` to at most `max_channels` (512) channels.
 
-    With `pooled` levels part by max pooling, otherwise their first convolution has stride 2; `batch_norm` puts norms
-    behind convolutions in place of biases, `valid` leaves the padding out, `narrowing` halves the channels in the
-    second convolution of the upward path in place of the transposed one, `repeated_base` gives the first two
-    levels the same channels. The loss is over all pixels.
+    With `pooled` there is max pooling between levels, otherwise the first convolution of a level has stride 2.
+    `batch_norm` puts norms behind convolutions in place of biases. `valid` leaves out the padding. `narrowing` halves
+    the channels in the second convolution of a level on the way up, not in the transposed convolution. `repeated_base`
+    gives the first two levels the same channels. The loss is over all pixels.
     """
     base, depth, cap = int(extra["base"]), int(extra["depth"]), int(extra.get("max_channels", 512))
     first = int(extra.get("repeated_base", 0))
@@ -54,8 +54,11 @@ def _convolution(walk: Walk, extra: Mapping[str, float], out: int, stride: int =
 
 
 def vnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """`depth` levels of residual blocks of `convolutions`, halved by convolutions of kernel and stride 2; the first
-    level is one convolution of `base` channels and the last step up ends in the classes."""
+    """Write a V-Net of `depth` levels of residual blocks of `convolutions` each.
+
+    Convolutions of kernel and stride 2 halve the size between levels. The first level is one convolution of `base`
+    channels, and on the way up it has only the convolution to the classes.
+    """
     base, depth, convolutions = int(extra["base"]), int(extra["depth"]), int(extra["convolutions"])
     _normed(walk, base, 3)
     walk.add()

@@ -12,7 +12,7 @@ from tilecast.models.cnn.walk import Walk
 
 
 def vgg(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Five stages of `stage1` ... `stage5` 3x3 convolutions, with batch norm where `batch_norm` says so."""
+    """Write VGG: five stages of `stage1` ... `stage5` 3x3 convolutions, with `batch_norm` each followed by a norm."""
     for number in range(1, 6):
         for _ in range(int(extra[f"stage{number}"])):
             walk.conv(min(32 * 2**number, 512), 3, bias=True)
@@ -24,7 +24,7 @@ def vgg(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def alexnet(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Five convolutions between three poolings."""
+    """Write AlexNet: five convolutions and three poolings."""
     for out, kernel, stride, padding, pooled in (
         (64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False), (256, 3, 1, 1, True),
     ):  # fmt: skip

@@ -1,5 +1,8 @@
-"""WaveGlow: invertible flows over audio, each around a stack of dilated convolutions (Prenger et al., arXiv
-1811.00002, section 2). Audio is a flat image of height 1; dilation changes no dimension of a kernel."""
+"""WaveGlow: invertible flows over audio, each around a stack of dilated convolutions.
+
+Source: Prenger et al., arXiv 1811.00002, section 2. Audio is a flat image of height 1. Dilation changes no dimension of
+a kernel, so it is left out.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from tilecast.models import layers
 from tilecast.models.cnn.walk import Walk
 
 _MELS, _HOP, _WINDOW = 80, 256, 1024
-"""Bands of the mel spectrogram, and its hop and window in samples."""
+"""Number of bands of the mel spectrogram, and its hop and window in samples."""
 _GROUP, _FLOWS, _EARLY_EVERY, _EARLY = 8, 12, 4, 2
-"""Samples per vector; flows; after how many of them how many channels leave early."""
+"""Samples per vector; number of flows; flows between two early outputs; channels that leave at each early output."""
 _LAYERS = 8
 
 
 def waveglow(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Twelve flows over segments of `image_width` samples, with `channels` in their residual stacks."""
+    """Write twelve flows over segments of `image_width` samples, with `channels` in their residual stacks."""
     width, samples = int(extra["channels"]), walk.size[2]
     walk.shape = _MELS, (1, 1, -(-samples // _HOP))
     walk.conv(_MELS * _WINDOW, 1)
