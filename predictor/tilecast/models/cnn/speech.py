@@ -208,10 +208,9 @@ def fastpitch(walk: Walk, extra: Mapping[str, float]) -> None:
 def wav2vec2(walk: Walk, extra: Mapping[str, float]) -> None:
     """Write wav2vec 2.0: seven convolutions of 512 channels over samples of sound, then transformer layers.
 
-    The `layers_deep` layers are `width` wide, with `attention_heads` heads and `inner` (4 `width`) channels. With
-    `letters`
-    every frame is classified as one of them. Otherwise, in training, the vectors of half of the frames are compared
-    with the right one and 100 others each.
+    The `layers_deep` layers are `width` wide, with `attention_heads` heads and `inner` (4 `width`) channels between
+    their dense layers. With `letters` every frame is classified as one of them. Otherwise, in training, the vectors of
+    half of the frames are compared with the right one and 100 others each.
     """
     for kernel, stride in ((10, 5), *[(3, 2)] * 4, *[(2, 2)] * 2):
         walk.conv(512, (1, kernel), stride)

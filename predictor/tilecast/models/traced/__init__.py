@@ -1,11 +1,12 @@
-"""Models that come as the operators a program ran, not as dimensions: an ONNX file, or `torch.export`.
+"""Models given by the operators that a program ran, not by dimensions: from an ONNX file or from `torch.export`.
 
-`onnx_file` and `torch_export` reduce both to a `Trace` over one table of operators (`operators.OPERATORS`), `normal`
-finds the layers that exporters take apart, `document` writes and reads a trace as JSON. `build` makes the graph: data
-parallelism, ZeRO and a pipeline of stages cut to equal cost; tensor parallelism would have to know the layers.
+`onnx_file` and `torch_export` convert both to a `Trace` over one table of operators (`operators.OPERATORS`). `normal`
+finds the layers that exporters take apart. `document` writes and reads a trace as JSON. `build` makes the graph, for
+data parallelism, ZeRO and pipeline stages cut to equal cost. There is no tensor parallelism, because it needs to know
+the layers.
 
-To add an operator: a rule in `OPERATORS` if it is of a new kind, and its name in the tables of `onnx_file` and
-`torch_export`.
+To add an operator, add its name to the tables of `onnx_file` and `torch_operators`, and if it is of a new kind, a rule
+to `OPERATORS`.
 """
 
 from __future__ import annotations
@@ -28,26 +29,32 @@ from tilecast.trace import Trace
 FAMILY = "traced"
 MOST_STAGES = 64
 BALANCE = 100.0
-"""FLOPs that take as long as a byte, by which operators are weighed when the model is cut: 60 to 300 on any GPU."""
+"""FLOPs that take as long as moving a byte, used to weigh operators when the model is cut. Any GPU has 60 to 300."""
 UNEVEN = 2.0
-"""The model is cut into as many pieces as leave none with more than this many times the mean cost."""
+"""Largest cost of a piece, in units of the mean cost, when the model is cut into pieces."""
 
 
 def model(name: str, trace: Trace) -> Model:
-    """A trace as a model."""
+    """Return the model called `name` that runs `trace`."""
     return Model(name=name, family=FAMILY, trace=trace)
 
 
 def pieces(trace: Trace) -> int:
-    """How many pieces of similar cost the model can be cut into: the most pipeline stages, and the units of FSDP."""
+    """Return how many pieces of similar cost the model can be cut into.
+
+    This is the largest number of pipeline stages, and the number of FSDP units.
+    """
     cost = np.array(_stages(trace).cost)
     even = cost * np.arange(1, len(cost) + 1) <= UNEVEN
     return int(np.flatnonzero(even).max()) + 1
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a traced model. Its layers are `pieces` equal parts of all that was traced; a loss over the last
-    dimension of the first output follows, unless the output is a loss already."""
+    """Return the graph of a traced model.
+
+    Its layers are `pieces` equal parts of all that was traced. In training a loss over the last dimension of the first
+    output follows, unless that output is a loss already.
+    """
     trace = workload.model.trace
     assert trace is not None  # noqa: S101 (a model of this family has one)
     known, numerics = flow_of(trace), Numerics.of(workload)
@@ -99,9 +106,12 @@ def _loss(output: Operand, numerics: Numerics, scale: Floats) -> Block:
 
 
 def _emit(unit: Unit, numerics: Numerics, scale: Floats) -> list[Op]:
-    """The kernels of a unit. The element-wise passes of a chain are one where they are fused: it reads what comes from
-    outside and writes the end; backward, the gradient and what came from outside, and a gradient for each of it. Behind
-    a norm nothing is left but the traffic of what comes from outside."""
+    """Return the kernels of a unit.
+
+    Fusion makes one kernel of the element-wise operators of a chain. Forward it reads the tensors from outside the
+    chain and writes the last output. Backward it reads the gradient and the tensors from outside, and writes a gradient
+    for each trained one of them. In a chain behind a norm only the traffic of the tensors from outside remains.
+    """
     emitted = [OPERATORS[site.kind].emit(site, numerics, scale) for site in unit.sites]
     leads = OPERATORS[unit.sites[0].kind].leads
     alone, chain = emitted[0] if leads or len(emitted) == 1 else [], [op for ops in emitted[leads:] for op in ops]
@@ -121,7 +131,7 @@ def _emit(unit: Unit, numerics: Numerics, scale: Floats) -> list[Op]:
 
 @lru_cache(maxsize=64)
 def _stages(trace: Trace) -> Stages:
-    """The model cut into 1, 2, … stages so that the costliest costs least."""
+    """Cut the model into 1, 2, … stages such that the costliest stage is as cheap as possible."""
     known = flow_of(trace)
     workload = Workload(model("", trace), trace.sequence, trace.batch)
     numerics, names = Numerics.of(workload), fuse.passes(workload)
@@ -138,7 +148,7 @@ def _stages(trace: Trace) -> Stages:
 
 
 def _columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
-    """Cost, parameters and kept elements of the segments, each as a share of the whole, (3, segments)."""
+    """Return cost, parameters and kept elements of the segments, each as a share of the whole, (3, segments)."""
     rows = [
         (sum(costs[unit] * times for unit, times in segment.units.items()), segment.parameters, segment.activations)
         for segment in known.segments
@@ -149,8 +159,10 @@ def _columns(known: Flow, costs: Mapping[Unit, float]) -> Floats:
 
 
 def _cut(costs: Floats, stages: int) -> list[int]:
-    """Where each of at most `stages` runs of segments starts, such that the costliest run is cheapest: the smallest
-    limit under which filling runs greedily needs no more of them, found by bisection."""
+    """Return where each of at most `stages` runs of segments starts, such that the costliest run is cheapest.
+
+    Bisection finds the smallest limit on a run's cost under which greedy filling needs no more than `stages` runs.
+    """
     ends = np.cumsum(costs)
 
     def fill(limit: float) -> list[int]:

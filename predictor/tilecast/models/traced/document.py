@@ -1,4 +1,7 @@
-"""A trace as a JSON document, which `tilecast trace` writes and `tilecast advise` reads without torch or onnx."""
+"""Reading and writing traces as JSON documents.
+
+`tilecast trace` writes such a document, and `tilecast advise` reads it without torch or onnx.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "softmax": ("cols",),
     "loss": ("cols",),
 }
-"""Attributes without which an operator cannot be priced; a transposition also needs one for each axis."""
+"""Attributes that an operator of each kind must have to be priced. A transposition also needs one for each axis."""
 _INPUTS: Mapping[str, int] = {"matmul": 2, "convolution": 2, "attention": 3, "constant": 0}
-"""Inputs that an operator needs, where that is not one."""
+"""Smallest number of inputs of an operator, for kinds where it is not one."""
 
 
 def is_document(value: Mapping[str, Any]) -> bool:
-    """Whether a JSON value claims to be such a document."""
+    """Check whether a JSON value claims to be the document of a trace."""
     return str(value.get("format", "")).startswith("tilecast-graph")
 
 
 def write(trace: Trace) -> str:
-    """The document of a trace, one operator per line."""
+    """Return the document of a trace, with one operator per line."""
     head = {
         "format": FORMAT,
         "batch": trace.batch,
@@ -53,14 +56,14 @@ def write(trace: Trace) -> str:
 
 
 def read(value: Mapping[str, Any], name: str) -> Trace:
-    """The trace that a document holds.
+    """Return the trace in a document, after `normal` has found its layers.
 
     Args:
         value: the JSON value.
-        name: what messages call the file.
+        name: name of the file in messages.
 
     Raises:
-        SpecError: the document is of another version, lacks a part, or an operator reads what nothing made.
+        SpecError: the document is of another version, lacks a part, or does not pass `check`.
     """
     if value.get("format") != FORMAT:
         raise SpecError(f"{name}: format", f"{value.get('format')!r} is not {FORMAT}", _REMEDY)
@@ -88,11 +91,11 @@ def read(value: Mapping[str, Any], name: str) -> Trace:
 
 
 def check(trace: Trace, name: str) -> None:
-    """Refuse a trace that cannot be priced.
+    """Check that a trace can be priced.
 
     Raises:
-        SpecError: there is no operator or too many, a kind is unknown, an input is made by nothing, a shape or an
-            attribute is missing or does not fit, the samples are not a batch, or no output is computed from them.
+        SpecError: there is no operator or too many, a kind is unknown, nothing makes an input, a shape or an attribute
+            is missing or does not fit, the samples are not a batch, or no output is computed from them.
     """
     if not 1 <= len(trace.operators) <= MOST_OPERATORS:
         raise SpecError(f"{name}: operators", f"there are {len(trace.operators)}", f"give 1 to {MOST_OPERATORS}")
@@ -100,7 +103,7 @@ def check(trace: Trace, name: str) -> None:
         if prod(shape) > LARGEST:
             raise SpecError(f"{name}: shapes", f"{source!r} is larger than any tensor", _REMEDY)
     known = {"", *trace.inputs, *trace.parameters}
-    # Constants that no operator makes are in `shapes` alone.
+    # Constants that no operator makes appear in `shapes` only.
     made = {output for one in trace.operators for output in one.outputs}
     known |= trace.shapes.keys() - made
     for position, one in enumerate(trace.operators):
@@ -132,8 +135,10 @@ def check(trace: Trace, name: str) -> None:
 
 
 def _check_ends(trace: Trace, name: str) -> None:
-    """Refuse a trace whose first input with dimensions is no batch of samples, or whose outputs do not depend on them.
-    Further inputs may be of another size: they are the same for every sample."""
+    """Check that the first input with dimensions is a batch of samples and that an output is computed from the samples.
+
+    Further inputs may have another size. They are then the same for every sample.
+    """
     first = next((source for source in trace.inputs if trace.shapes[source]), None)
     if first is None:
         raise SpecError(f"{name}: inputs", "none has a batch dimension", "let the first dimension be the batch")
@@ -147,7 +152,7 @@ def _check_ends(trace: Trace, name: str) -> None:
     for one in trace.operators:
         if one.kind != "constant" and not varying.isdisjoint(one.inputs):
             varying.update(one.outputs)
-            # A view of a sample is no work, and what does no work has no price.
+            # A view of a sample launches no kernel, so a model of views alone has no price.
             if OPERATORS[one.kind].moves or not computed.isdisjoint(one.inputs):
                 computed.update(one.outputs)
     if computed.isdisjoint(trace.outputs):

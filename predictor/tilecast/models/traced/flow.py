@@ -1,5 +1,8 @@
-"""How data flows through a trace: what depends on the samples, where gradients go, what stays alive, where the model
-can be cut into stages."""
+"""Data flow through a trace.
+
+`flow_of` finds which tensors depend on the samples, where gradients flow, which tensors stay alive until the backward
+pass, and where the model can be cut into stages.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from tilecast.trace import Trace, TraceOperator
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is priced as one: an operator, or a chain of element-wise ones, perhaps led by a norm, each feeding the next
-    alone. `outside` are the full-size tensors that the chain reads besides its norm's.
+    """Operators that are priced together: one operator, or a chain of element-wise ones that a norm may lead.
+
+    Each operator of a chain is the only reader of the one before it. `outside` are the full-size tensors that the chain
+    reads from elsewhere, without those that the leading norm reads.
     """
 
     sites: tuple[Site, ...]
@@ -26,8 +31,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Elements that stay alive until the backward pass: of tensors that grow with the batch and of others, of scores
-    and statistics of attention (of the traced batch), and single bytes (masks)."""
+    """Elements that stay alive until the backward pass, at the traced batch.
+
+    `batched` counts elements of tensors that grow with the batch, `fixed` those of other tensors. `scores`,
+    `dropped_scores` (scores with dropout) and `statistics` are attention's. `bytes` counts the bytes of masks.
+    """
 
     batched: float
     fixed: float
@@ -39,8 +47,11 @@ class Activations:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Operators between two places where the model can be cut: what they cost is counted by `units`; `parameters` are
-    read here first, `activations` elements stay alive, and `boundary` elements flow out of it."""
+    """Operators between two places where the model can be cut.
+
+    `units` has each unit with its number of occurrences. `parameters` counts those that are read here first,
+    `activations` the elements that grow with the batch and stay alive, and `boundary` the elements that flow out.
+    """
 
     units: Mapping[Unit, int]
     parameters: float
@@ -50,24 +61,24 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A trace as its units (each with how often it occurs), its parameters, what it keeps, and its segments."""
+    """Units of a trace, each with its number of occurrences, and its parameters, activations and segments."""
 
     units: Mapping[Unit, int]
     parameters: float
     activations: Activations
     segments: tuple[Segment, ...]
     output: Operand | None
-    """What the model answers, unless that is a loss already."""
+    """First output of the model, or None if that has fewer than two dimensions, as a loss has."""
 
 
 @lru_cache(maxsize=64)
 def flow_of(trace: Trace) -> Flow:
-    """The flow of a trace."""
+    """Return the flow of a trace."""
     return _FlowReader(trace).read()
 
 
 class _FlowReader:
-    """Walks a trace once, in order."""
+    """Reader that walks a trace once, in order."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -103,7 +114,7 @@ class _FlowReader:
         )
 
     def _enter(self, operator: TraceOperator) -> None:
-        """Note what an operator's outputs inherit from its inputs."""
+        """Record what an operator's outputs inherit from its inputs."""
         rule = OPERATORS[operator.kind]
         inputs = [name for name in operator.inputs if name]
         is_batched = operator.kind != "constant" and any(name in self.batched for name in inputs)
@@ -124,15 +135,17 @@ class _FlowReader:
                 self.root[name] = self.root.get(inputs[0], inputs[0])
 
     def _promotes(self, operator: TraceOperator) -> bool:
-        """Whether what an operator reads makes what it computes FP32. Channel norms have FP32 weights and keep the
-        type of their input; a single number promotes nothing."""
+        """Check whether an operator's inputs promote its output to FP32.
+
+        Channel norms have FP32 weights but keep the type of their input. A single number promotes nothing.
+        """
         if operator.kind == "cast":
             return False
         sources = operator.inputs[:1] if operator.kind == "channelnorm" else operator.inputs
         return any(name in self.wide and prod(self.trace.shapes[name]) > 1 for name in sources if name)
 
     def _order(self, operator: TraceOperator) -> tuple[int, ...] | None:
-        """The order of dimensions in memory of what an operator makes; None where it is not known to be in order."""
+        """Return the order of the output's dimensions in memory, or None if that is not known."""
         source = next((name for name in operator.inputs if name), "")
         rank = len(self.trace.shapes.get(source, ()))
         before = self.order.get(source, tuple(range(rank)))
@@ -143,7 +156,7 @@ class _FlowReader:
         if operator.kind in ("view", "part"):
             return before if made == rank else tuple(range(made)) if not self._strided(source) else None
         if operator.kind == "attention" and made == 4:
-            # Fused kernels lay their answer out as the next layer reads it: heads innermost.
+            # Fused kernels write their output as the next layer reads it: a token's heads side by side.
             return (0, 2, 1, 3)
         return tuple(range(made))
 
@@ -157,7 +170,7 @@ class _FlowReader:
         )
 
     def _groups(self) -> list[list[TraceOperator]]:
-        """The operators that do any work, chains of element-wise ones together."""
+        """Return the operators that depend on samples or parameters, with chains of element-wise ones grouped."""
         groups: list[list[TraceOperator]] = []
         for operator in self.trace.operators:
             if not any(name in self.batched or name in self.trained for name in operator.outputs):
@@ -170,7 +183,7 @@ class _FlowReader:
         return groups
 
     def _follows(self, last: TraceOperator, operator: TraceOperator) -> bool:
-        """Whether a compiler runs an operator in the same pass as the one before it."""
+        """Check whether a compiler runs an operator in the same pass as the one before it."""
         before = OPERATORS[last.kind]
         if not ((before.chained or before.leads) and OPERATORS[operator.kind].chained):
             return False
@@ -195,7 +208,7 @@ class _FlowReader:
         return Site(operator.kind, attributes, inputs, output)
 
     def _forks(self, operator: TraceOperator) -> list[Unit]:
-        """The sums of gradients of what an operator made, where that is read more than once."""
+        """Return the sums of gradients for outputs of an operator that are read more than once."""
         units = []
         for name in operator.outputs:
             again = self.uses[name] - 1
@@ -205,7 +218,10 @@ class _FlowReader:
         return units
 
     def _live(self, group: list[TraceOperator]) -> list[tuple[str, str]]:
-        """(what, tensor) that a group keeps: "tensor", "mask", "statistics", "scores" or "dropped-scores"."""
+        """Return what a group keeps, as (what, tensor).
+
+        `what` is "tensor", "mask", "statistics", "scores" or "dropped-scores".
+        """
         tensors: list[tuple[str, str]] = []
         for operator in group:
             rule, output = OPERATORS[operator.kind], operator.outputs[0]
@@ -215,7 +231,7 @@ class _FlowReader:
             if rule.keeps == "mask":
                 tensors.append(("mask", output))
             elif rule.keeps == "inputs":
-                # The factors of a product: each is needed where the other has a gradient.
+                # Each factor of a product is needed if the other one has a gradient.
                 pair = inputs[:2]
                 tensors += [
                     ("tensor", one) for one, other in zip(pair, pair[::-1], strict=True) if other in self.trained
@@ -257,7 +273,7 @@ class _FlowReader:
         forks: list[list[Unit]],
         tensors: list[list[tuple[str, str]]],
     ) -> tuple[Segment, ...]:
-        """What lies between places where a single trained tensor is alive."""
+        """Split the trace into segments at the places where a single trained tensor is alive."""
         ends = self._cuts(groups)
         sizes_at = {index + 1: size for index, size in ends}
         seen: set[str] = set()
@@ -282,7 +298,7 @@ class _FlowReader:
         return tuple(segments)
 
     def _cuts(self, groups: list[list[TraceOperator]]) -> list[tuple[int, int]]:
-        """(index of a group, elements alive after it) of every place to cut, the end of the model last."""
+        """Return (index of a group, elements alive after it) for every place to cut, and last for the model's end."""
         last_use: dict[str, int] = {}
         for index, group in enumerate(groups):
             for operator in group:

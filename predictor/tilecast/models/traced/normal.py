@@ -1,7 +1,8 @@
-"""Finds again the layers that exporters and model code take apart: biases, norms, activations, attention.
+"""Search for layers that exporters and model code take apart: biases, norms, activations and attention.
 
-Each pass looks for one shape of operators and puts a single one in their place, so that a decomposed layer is priced as
-the kernel that a framework has for it. What no pass recognises stays as it was traced.
+Each pass looks for one pattern of operators and replaces it with a single operator, so that a decomposed layer is
+priced as the kernel that a framework has for it. Operators that no pass recognises stay as traced. `normal` runs all
+passes.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _LONGEST_ACTIVATION = 10
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Operators (by index) that one operator replaces."""
+    """Indices of operators, and the one operator that replaces them."""
 
     replaced: frozenset[int]
     operator: TraceOperator
 
 
 class Index:
-    """A trace with who makes and who reads each tensor."""
+    """A trace with the operators that make and read each tensor."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -44,20 +45,20 @@ class Index:
                     known.update(one.outputs)
 
     def made_by(self, name: str, *kinds: str) -> int | None:
-        """The operator of one of these kinds that makes a tensor, casts in between not counted."""
+        """Return the operator that makes a tensor, looking through casts, or None if it is of none of `kinds`."""
         index = self.maker.get(name)
         while index is not None and self.operators[index].kind == "cast":
             index = self.maker.get(self.operators[index].inputs[0])
         return index if index is not None and self.operators[index].kind in kinds else None
 
     def before_casts(self, name: str) -> str:
-        """The tensor that a chain of casts converts."""
+        """Return the tensor at the start of the chain of casts that makes `name`."""
         while (index := self.maker.get(name)) is not None and self.operators[index].kind == "cast":
             name = self.operators[index].inputs[0]
         return name
 
     def only_reader(self, name: str, *kinds: str) -> int | None:
-        """The one operator that reads a tensor, casts in between not counted, if it is of one of these kinds."""
+        """Return the only operator that reads a tensor, looking through casts, if it is of one of `kinds`."""
         while len(set(self.readers[name])) == 1 and name not in self.trace.outputs:
             index = self.readers[name][0]
             one = self.operators[index]
@@ -67,7 +68,7 @@ class Index:
         return None
 
     def other(self, index: int, name: str) -> str | None:
-        """The other input of an operator with two."""
+        """Return the other input of an operator with two inputs, or None if `name` is not one of two."""
         inputs = [self.before_casts(one) for one in self.operators[index].inputs if one]
         if len(inputs) != 2 or self.before_casts(name) not in inputs:
             return None
@@ -75,7 +76,7 @@ class Index:
         return inputs[0]
 
     def is_closed(self, replaced: set[int], output: str) -> bool:
-        """Whether nothing but these operators reads what they make, save their output."""
+        """Check whether only `replaced` operators read what they make, apart from `output`."""
         for index in replaced:
             for name in self.operators[index].outputs:
                 if name != output and (name in self.trace.outputs or not self._reaches(name, replaced)):
@@ -91,7 +92,7 @@ class Index:
 
 
 def _bias(index: Index, at: int) -> Match | None:
-    """A product and the sum with a vector."""
+    """Match a product and the sum with a parameter vector."""
     product = index.operators[at]
     if product.kind != "matmul" or len(product.inputs) != 2:
         return None
@@ -107,7 +108,7 @@ def _bias(index: Index, at: int) -> Match | None:
 
 
 def _norm(index: Index, at: int) -> Match | None:
-    """X / sqrt(mean(x^2) + epsilon), of x itself or of x less its mean, then perhaps a weight and a bias."""
+    """Match x / sqrt(mean(x^2) + epsilon), for x itself or x less its mean, with an optional weight and bias."""
     root = index.operators[at]
     if root.kind not in ("root", "reciprocal-root"):
         return None
@@ -156,8 +157,11 @@ def _norm(index: Index, at: int) -> Match | None:
 
 
 def _activation(index: Index, at: int) -> Match | None:
-    """A function of one tensor that is written out around erf, tanh or a sigmoid: the smallest set of element-wise
-    operators that holds it, reads one tensor, and writes one, the tensor being read in two places."""
+    """Match a function of one tensor that is written out around erf, tanh or a sigmoid.
+
+    This is the smallest set of element-wise operators that contains the anchor, reads one tensor in two places, and
+    writes one tensor.
+    """
     anchor = index.operators[at]
     if anchor.kind not in _ACTIVATIONS:
         return None
@@ -177,8 +181,10 @@ def _activation(index: Index, at: int) -> Match | None:
 
 
 def _closure(index: Index, source: str, anchor: int) -> set[int] | None:
-    """The operators from a tensor on until one output is all that is left of it, if the anchor is among them and the
-    tensor or what was made of it is read twice on the way."""
+    """Return the operators that compute a single output from `source`, or None.
+
+    The anchor must be among them, and one of them must join two tensors that were computed from `source`.
+    """
     inner, region = {source}, set[int]()
     pending = sorted(set(index.readers[source]))
     joined = False
@@ -199,7 +205,7 @@ def _closure(index: Index, source: str, anchor: int) -> set[int] | None:
 
 
 def _constant_factor(index: Index, name: str) -> int | None:
-    """A product with a constant that follows, such as the half of an exact GELU."""
+    """Return the product with a constant that follows, such as the half in an exact GELU, or None."""
     follows = index.only_reader(name, "multiply", "scale")
     if follows is None:
         return None
@@ -209,7 +215,7 @@ def _constant_factor(index: Index, name: str) -> int | None:
 
 
 def _attention(index: Index, at: int) -> Match | None:
-    """Two products around a softmax, with scales, masks and dropout between."""
+    """Match two products around a softmax, with scales, masks and dropout between them."""
     softmax, shapes = index.operators[at], index.trace.shapes
     if softmax.kind != "softmax":
         return None
@@ -258,16 +264,16 @@ def _attention(index: Index, at: int) -> Match | None:
 
 
 def _is_square(mask: tuple[int, ...], scores: tuple[int, ...]) -> bool:
-    """Whether a mask says something else for each pair of positions, as a causal one does."""
+    """Check whether a mask has its own value for each pair of positions, as a causal mask has."""
     return len(mask) >= 2 and mask[-2:] == scores[-2:] and mask[-2] == mask[-1] > 1
 
 
 PASSES: tuple[Callable[[Index, int], Match | None], ...] = (_bias, _norm, _activation, _attention)
-"""The passes in the order in which they run."""
+"""Passes in the order in which they run."""
 
 
 def normal(trace: Trace) -> Trace:
-    """The trace with its layers found, without what nothing reads, its parameters those that are read."""
+    """Return the trace with its layers found, without operators, parameters and tensors that nothing reads."""
     for look in PASSES:
         trace = _rewritten(trace, look)
     outputs = set(trace.outputs)

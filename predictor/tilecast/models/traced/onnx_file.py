@@ -1,7 +1,8 @@
-"""An ONNX file as a trace: shapes are inferred for one batch, what is constant is folded, weights are never read.
+"""Conversion of an ONNX file to a trace.
 
-The first dimension of every input is the batch. A further symbolic dimension is the sequence, which the job gives; a
-size of zero or less is symbolic too.
+Shapes are inferred for one batch, and constants are folded. Values are read of small constants, and of square ones to
+tell masks from weights. The first dimension of every input is the batch. A further symbolic dimension is the sequence,
+whose length the caller gives. A size of zero or less is symbolic too.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from tilecast.spec import SpecError
 from tilecast.trace import Shape, Trace, TraceOperator
 
 BATCH = 2
-"""What a symbolic batch is while shapes are inferred; not 1, which broadcasts."""
+"""Size of a symbolic batch while shapes are inferred. It is not 1, because that would broadcast."""
 SMALL = 4096
-"""Constants of at most so many elements are kept, for shapes are computed from them."""
+"""Most elements of a constant whose value is kept. Shapes are computed from such constants."""
 FORBIDDEN = -1e4
-"""Masks add this or less to a score."""
+"""Largest value that a mask adds to a score to forbid a pair of positions."""
 MOST_ROUNDS = 32
 
 
 def read(path: Path, sequence: int | None = None) -> Trace:
-    """The trace of an ONNX file.
+    """Return the trace of an ONNX file.
 
     Args:
         path: the file; its external data is not read.
-        sequence: what a symbolic dimension other than the batch is bound to.
+        sequence: size of a symbolic dimension other than the batch.
 
     Raises:
         SpecError: the package onnx is missing, the file is not ONNX, a dimension cannot be bound, a shape cannot be
@@ -49,10 +50,10 @@ def read(path: Path, sequence: int | None = None) -> Trace:
 
 
 def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
-    """The trace of what an ONNX file holds; `name` is what messages call it.
+    """Return the trace of the content of an ONNX file; `name` is the file's name in messages.
 
     Raises:
-        SpecError: as `read`.
+        SpecError: for the same reasons as `read`.
     """
     try:
         import onnx
@@ -72,7 +73,7 @@ def parse(content: bytes, name: str, sequence: int | None = None) -> Trace:
 
 
 class _OnnxReader:
-    """One ONNX model on its way to a trace."""
+    """Reader of one ONNX model."""
 
     def __init__(self, model: Any, name: str, sequence: int | None) -> None:
         self.model = model
@@ -106,7 +107,10 @@ class _OnnxReader:
         return normal(trace)
 
     def _take_weights(self) -> None:
-        """Initializers become inputs of their shape; small ones stay known, for shapes are computed from them."""
+        """Replace large initializers with inputs of the same shape.
+
+        The values of small ones are kept, because shapes are computed from them.
+        """
         from onnx import TensorProto, helper, numpy_helper
 
         graph = self.model.graph
@@ -135,7 +139,7 @@ class _OnnxReader:
         self.inputs = [one.name for one in graph.input if one.name not in stored]
 
     def _bind(self, sequence: int | None) -> tuple[int, int]:
-        """Write sizes into the inputs; the batch, and the tokens of a sample."""
+        """Write sizes into the symbolic dimensions of the inputs; return the batch and the tokens of a sample."""
         from onnx import TensorProto
 
         declared = [one for one in self.model.graph.input if one.name in self.inputs]
@@ -182,7 +186,7 @@ class _OnnxReader:
             raise SpecError(self.name, f"has operators that Tilecast does not know: {names}", supported)
 
     def _infer(self) -> None:
-        """Infer shapes and fold constants in turn, until every shape is known or nothing changes."""
+        """Infer shapes and fold constants alternately until nothing changes, for at most `MOST_ROUNDS` rounds."""
         import onnx
 
         graph = self.model.graph
@@ -206,7 +210,7 @@ class _OnnxReader:
                 return
 
     def _fold(self) -> int:
-        """Compute the nodes whose inputs are known, and put their values in their place."""
+        """Replace nodes whose inputs are known with their values, and return how many were replaced."""
         from onnx import numpy_helper
         from onnx.reference import ReferenceEvaluator
 
@@ -249,7 +253,7 @@ class _OnnxReader:
 
 
 def _is_mask(shape: Shape, tensor: Any) -> bool:
-    """Whether a constant forbids some pairs of positions: square, and for some of them far below any weight."""
+    """Check whether a constant is a mask over pairs of positions: square, with a value far below any weight."""
     from onnx import numpy_helper
 
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -258,7 +262,7 @@ def _is_mask(shape: Shape, tensor: Any) -> bool:
 
 
 def _alone(node: Any, opsets: Any) -> Any:
-    """A model of one node."""
+    """Return a model of one node."""
     from onnx import TensorProto, helper
 
     def named(names: Sequence[str]) -> list[Any]:
@@ -272,7 +276,7 @@ _Call = tuple[str, tuple[str, ...], dict[str, float]]
 
 
 class _Node:
-    """A node with its attributes and shapes at hand."""
+    """A node with its attributes and shapes."""
 
     def __init__(self, node: Any, reader: _OnnxReader) -> None:
         from onnx import helper
@@ -291,7 +295,7 @@ class _Node:
         return self.reader.shapes[self.output]
 
     def known(self, position: int) -> npt.NDArray[Any] | None:
-        """The value of an input that is a small constant."""
+        """Return the value of an input that is a small constant, otherwise None."""
         return self.reader.known.get(self.inputs[position]) if position < len(self.inputs) else None
 
 
@@ -313,7 +317,11 @@ def _convolution(node: _Node) -> _Call:
 
 
 def _attention(node: _Node) -> _Call:
-    """Query, key and value as (batch, heads, tokens, width), or (batch, tokens, heads · width) with the heads named."""
+    """Convert an attention.
+
+    Query, key and value have the shape (batch, heads, tokens, width), or (batch, tokens, heads · width) with the number
+    of heads in an attribute.
+    """
     query, key = node.shape(0), node.shape(1)
     if len(query) == 4:
         heads, kv_heads, seq_q, seq_kv, head_dim = query[1], key[1], query[2], key[2], query[3]
@@ -346,7 +354,7 @@ def _loss(node: _Node) -> _Call:
 
 
 def _gather(node: _Node) -> _Call:
-    """Rows of a table of weights are an embedding."""
+    """Convert a gather, which is an embedding if it reads rows of a table of weights."""
     axis = int(node.attributes.get("axis", 0))
     if axis == 0 and node.inputs[0] in node.reader.weights and len(node.shape(0)) == 2:
         return "embedding", node.inputs[:2], {}
@@ -366,7 +374,7 @@ def _power(node: _Node) -> _Call:
 
 
 def _product(node: _Node) -> _Call:
-    """A product or quotient with a number is a scale, a number over a tensor its reciprocal."""
+    """Convert a product or quotient: with a number it is a scale, a number over a tensor is a reciprocal."""
     numbers = [at for at in (0, 1) if prod(node.shape(at)) == 1 and node.inputs[at] in node.reader.known]
     if node.name == "Div" and numbers == [0]:
         return "from-output", node.inputs[1:], {}
@@ -425,6 +433,6 @@ _KINDS: Mapping[str, str] = {
 _READ: Mapping[str, int | None] = {
     "channelnorm": 3, "from-input": 2, **dict.fromkeys(("compare", "add", "multiply", "select", "copy")),
 }  # fmt: skip
-"""Inputs that are tensors to compute with, where that is not the first alone; None is all."""
+"""Number of inputs that are tensors to compute with, for kinds where it is not one. None means all."""
 _TABLE: Mapping[str, str] = {name: kind for kind, names in _KINDS.items() for name in names.split()}
-"""Operators of ONNX that are what they are called, by the kind that prices them."""
+"""Kind of each ONNX operator whose name alone decides it."""

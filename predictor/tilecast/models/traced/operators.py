@@ -1,7 +1,7 @@
-"""The operators a traced model may have: for each, the kernels of its forward and backward pass and what it keeps.
+"""The operators that a traced model may have, each with the kernels of both passes and the tensors that it keeps.
 
-One table, `OPERATORS`, serves every way a trace comes in. Sizes are read off the tensors; a tensor that depends on the
-samples grows with the micro-batch, all others are as traced.
+All sources of traces share one table, `OPERATORS`. Sizes come from the shapes of the tensors. A tensor that depends on
+the samples grows with the micro-batch; all others keep their traced size.
 """
 
 from __future__ import annotations
@@ -20,29 +20,35 @@ from tilecast.spec import Floats
 from tilecast.trace import Shape, TraceOperator
 
 Keeps = Literal["nothing", "input", "inputs", "output", "attention", "mask"]
-"""Which tensors stay alive until the backward pass: the first input, all inputs, the output, an attention's inputs and
-output, or a byte per element."""
+"""Tensors of an operator that stay alive until the backward pass.
+
+"input" is the first input, "inputs" are both factors of a product, "attention" is query, key, value and output with
+their scores or statistics, and "mask" is one byte per element.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor where an operator meets it."""
+    """A tensor as an operator reads or writes it."""
 
     shape: Shape
     batched: bool
-    """Whether it depends on the samples, so that it grows with the micro-batch."""
+    """Whether it depends on the samples and therefore grows with the micro-batch."""
     trained: bool
     """Whether a gradient flows into it."""
     strided: bool
-    """Whether its elements lie in another order than its shape says (a transposition that was not copied)."""
+    """Whether its elements are in another order in memory than its shape says, after a transposition without a copy."""
     wide: bool = False
-    """Whether it is FP32 where mixed precision promotes: weights, the samples themselves, what norms and softmax make,
-    and what is computed element by element with one of those."""
+    """Whether it is FP32 in a job whose mixed precision promotes tensors.
+
+    These are weights, the samples themselves, outputs of norms and softmax, and what element-wise operators compute
+    from one of those.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An operator where it stands. `scale` is the micro-batch over the traced batch, a column over shards, (S,)."""
+    """An operator with the tensors that it reads and its largest output."""
 
     kind: str
     attributes: tuple[tuple[str, float], ...]
@@ -50,28 +56,33 @@ class Site:
     output: Operand
 
     def attribute(self, name: str, default: float = 0.0) -> float:
-        """An attribute of the operator."""
+        """Return an attribute of the operator, or `default` if it has none of that name."""
         return dict(self.attributes).get(name, default)
 
 
 def elements(operand: Operand, scale: Floats) -> Floats:
-    """Elements of a tensor at each micro-batch, (S,)."""
+    """Return the elements of a tensor on each shard, (S,).
+
+    `scale` is the micro-batch divided by the traced batch, a column over shards, (S,).
+    """
     return float(prod(operand.shape)) * (scale if operand.batched else np.ones_like(scale))
 
 
 def width(operand: Operand, numerics: Numerics) -> float:
-    """Bytes of an element over those of an activation."""
+    """Return the bytes of an element, divided by those of an activation."""
     return 2.0 if operand.wide and numerics.promotes else 1.0
 
 
 def _stored(numerics: Numerics, operand: Operand) -> Numerics:
-    """How a kernel handles tensors that are stored as this one is."""
+    """Return the numerics of a kernel over tensors that are stored like `operand`."""
     return replace(numerics, vector="fp32", element=4.0) if width(operand, numerics) > 1 else numerics
 
 
 def _casts(name: str, numerics: Numerics, operand: Operand, scale: Floats, *, launches: float = 1.0) -> list[Op]:
-    """What mixed precision does to a tensor of FP32 before a product reads it: a copy in 16 bits, and backward one of
-    its gradient in FP32."""
+    """Return the casts of an FP32 tensor that a product reads under mixed precision.
+
+    Forward it is copied to 16 bits, backward its gradient is copied to FP32.
+    """
     if not (operand.wide and numerics.promotes):
         return []
     count = elements(operand, scale)
@@ -84,8 +95,10 @@ def _casts(name: str, numerics: Numerics, operand: Operand, scale: Floats, *, la
 
 
 def _inputs_cast(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """The casts of all that a product reads. Those of weights are launched from within the framework, at no cost of
-    Python."""
+    """Return the casts of all tensors that a product reads.
+
+    Casts of weights run inside the framework without Python, so their launches cost nothing.
+    """
     ops: list[Op] = []
     for operand in site.inputs[:3]:
         ops += _casts(site.kind, numerics, operand, scale, launches=1.0 if operand.batched else 0.0)
@@ -94,7 +107,7 @@ def _inputs_cast(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What an operator is made of."""
+    """Kernels and properties of one kind of operator."""
 
     emit: Callable[[Site, Numerics, Floats], list[Op]]
     keeps: Keeps = "nothing"
@@ -103,25 +116,27 @@ class Rule:
     chained: bool = False
     """Whether a compiler fuses it with its element-wise neighbours."""
     leads: bool = False
-    """Whether a compiler fuses the element-wise operators that follow into it (norms)."""
+    """Whether a compiler fuses the element-wise operators that follow into it, as with norms."""
     moves: bool = True
-    """Whether it makes a new tensor; false for views of its input."""
+    """Whether it makes a new tensor. It is false for views of the input."""
     answers: Literal["16-bit", "FP32", "promoted"] = "promoted"
-    """What mixed precision makes of it: products are 16 bits, norms and softmax FP32, and all else what its inputs
-    are."""
+    """Type of the output under mixed precision: 16 bits for products, FP32 for norms and softmax, else the inputs'."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OperatorPass:
-    """The backward pass of an element-wise operator: tensors read and written per trained input."""
+    """Number of tensors that the backward pass of an element-wise operator reads and writes per trained input."""
 
     reads: float
     writes: float
 
 
 def matmul_attributes(a: Shape, b: Shape, y: Shape, *, transposed: bool = False) -> dict[str, float]:
-    """Dimensions of the product y = a b as `matmul` has them; `transposed` says that a is transposed first. A matrix
-    on the right meets all rows of a at once; otherwise leading dimensions are a batch."""
+    """Return the attributes of `matmul` for the product y = a b, where a is transposed first if `transposed`.
+
+    If b is a matrix or a vector, it is multiplied with all rows of a at once. Otherwise the leading dimensions are a
+    batch.
+    """
     depth = a[0 if transposed and len(a) > 1 else -1]
     columns = 1 if len(b) == 1 else y[-1]
     if len(b) <= 2:
@@ -157,7 +172,7 @@ def _matmul(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _contiguous(site: Site, numerics: Numerics, scale: Floats, operands: int = 2) -> list[Op]:
-    """Copies of batches of matrices that lie transposed in memory."""
+    """Return the copies of batches of matrices that are transposed in memory."""
     ops: list[Op] = []
     for operand in site.inputs[:operands]:
         if operand.strided and len(operand.shape) > 2:
@@ -200,8 +215,11 @@ def _convolution(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _attention(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """Inputs are query, key, value and perhaps what is added to the scores; the sizes stand in the attributes. What is
-    trained there is a bias and no mask."""
+    """Return the kernels of attention.
+
+    The inputs are query, key, value and, optionally, tensors that are added to the scores. An added tensor that is
+    trained is a bias, not a mask. The sizes are in the attributes.
+    """
     training = replace(numerics, training=numerics.training and site.output.trained)
     is_biased = any(operand.trained for operand in site.inputs[3:])
     heads, kv_heads, seq_q, seq_kv = (
@@ -238,7 +256,7 @@ def _rowwise(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _widened(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """The copy in FP32 that mixed precision hands to a norm whose input has 16 bits, and that of its gradient."""
+    """Return the cast of a norm's 16-bit input to FP32 under mixed precision, and the cast of its gradient."""
     source = site.inputs[0]
     if source.wide or not numerics.promotes:
         return []
@@ -250,7 +268,10 @@ def _widened(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _channel_norm(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """Batch and instance norm have weights in FP32 and take images as they are; group norm runs in FP32."""
+    """Return the kernels of a channel norm.
+
+    Batch and instance norm have weights in FP32 and read images in their own type. Group norm runs in FP32.
+    """
     casts = _widened(site, numerics, scale) if site.attribute("groups") else []
     return casts + layers.channel_norm(site.kind, _stored(numerics, site.output), elements(site.output, scale))
 
@@ -281,13 +302,13 @@ def _reduction(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _copy(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """What is written is also what is read: concatenation, padding, gathering, interpolation."""
+    """Return a kernel that reads as much as it writes, as in concatenation, padding, gathering and interpolation."""
     stored = _stored(numerics, site.output)
     return _moved(site.kind, stored, elements(site.output, scale), site.output.trained)
 
 
 def _reshape(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """A view, unless its elements lie transposed in memory."""
+    """Return nothing, as a reshape is a view, or a copy if the input is transposed in memory."""
     return _copy(site, numerics, scale) if site.inputs[0].strided else []
 
 
@@ -296,7 +317,7 @@ def _view(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _part(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """A slice is a view; its gradient is written into its place among zeros."""
+    """Return the gradient of a slice, which is written into a tensor of zeros. The slice itself is a view."""
     if not (numerics.training and site.output.trained):
         return []
     stored, name = _stored(numerics, site.output), f"{site.kind}.gradient"
@@ -308,7 +329,7 @@ def _part(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
 
 
 def _sum_of_gradients(site: Site, numerics: Numerics, scale: Floats) -> list[Op]:
-    """Where a tensor is read twice its two gradients are added."""
+    """Return the kernel that adds the two gradients of a tensor that is read twice."""
     if not numerics.training:
         return []
     numerics = _stored(numerics, site.output)
@@ -390,10 +411,13 @@ OPERATORS: Mapping[str, Rule] = {
     "compare": _FLAT,
     "constant": _NONE,
 }
-"""Every kind of operator. Of element-wise ones `from-input` and `from-output` stand for functions of one tensor whose
-derivative needs the input or the output; `scale` for those whose derivative is a constant."""
+"""Rule of every kind of operator.
+
+Three kinds cover element-wise functions of one tensor: `from-input` and `from-output` have a derivative that needs the
+input or the output, `scale` has a constant derivative.
+"""
 
 
 def attribute_key(operator: TraceOperator) -> tuple[tuple[str, float], ...]:
-    """The attributes of an operator in an order that does not depend on how they were written."""
+    """Return the attributes of an operator, sorted by name so that they can be compared and hashed."""
     return tuple(sorted(operator.attributes.items()))

@@ -1,4 +1,4 @@
-"""Stacks of equal layers: two of them are traced, the others copied from the second."""
+"""Stacks of equal layers, of which two are traced and the others are copied from the second."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tilecast.spec import SpecError
 from tilecast.trace import Trace
 
 FEWEST_LAYERS = 4
-"""Fewer layers than this are not worth copying."""
+"""Smallest number of layers that is worth copying."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A trace, and for each of its operators the path of the module that ran it."""
+    """A trace, with the path of the module that ran each of its operators."""
 
     trace: Trace
     paths: tuple[str, ...]
 
 
 def stacks(module: Any) -> list[tuple[str, int]]:
-    """(path, length) of the lists of layers that are built alike, longest first."""
+    """Return (path, length) of each list of layers that are built alike, longest first."""
     import torch
 
     stacks = []
@@ -35,7 +35,10 @@ def stacks(module: Any) -> list[tuple[str, int]]:
 
 
 def _recipe(layer: Any) -> str:
-    """All that decides what a layer computes, so far as it can be read off: types, options, shapes of weights."""
+    """Return a text of all that decides what a layer computes, as far as attributes show it.
+
+    It has types, options, names and shapes of weights, whether there are hooks, and whether weights are shared.
+    """
     parts = []
     for path, part in layer.named_modules():
         plain = {key: value for key, value in vars(part).items() if not key.startswith("_")}
@@ -47,8 +50,16 @@ def _recipe(layer: Any) -> str:
 
 
 def shortened(module: Any, stack: tuple[str, int], export: Callable[[], Exported]) -> Trace | None:
-    """The trace with two layers of a stack, the others copied from the second; None where that is not safe.
-    `export` traces the module as it is."""
+    """Return a trace made from two layers of a stack, with the others copied from the second.
+
+    Args:
+        module: the model; its stack is shortened during the call and restored afterwards.
+        stack: path and length of the stack.
+        export: function that traces the module as it is.
+
+    Returns:
+        The trace, or None where copying is not safe.
+    """
     path, count = stack
     parent_path, _, name = path.rpartition(".")
     parent = module.get_submodule(parent_path)
@@ -75,7 +86,7 @@ def _is_list(layers: Any) -> bool:
 
 
 def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
-    """Append `more` copies of the second of two equal layers; None if they differ or do not follow one another."""
+    """Append `more` copies of the second of two layers, or return None if the layers differ or are not adjacent."""
     first, second = (
         [at for at, where in enumerate(short.paths) if f"{where}.".startswith(f"{path}.{number}.")] for number in (0, 1)
     )
@@ -105,7 +116,7 @@ def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
     latest = {name: name for name in same}
     own = [name for name in same if name in parameters and same[name] != name]
     for number in range(more):
-        # What the second layer read of the first, a copy reads of the layer before it.
+        # Where the second layer reads the first one, a copy reads the layer before it.
         names = {right: latest[back] for right in same if (back := _made_by_next(right, same, made)) is not None}
         fresh = {name: f"{name}#{number + 3}" for name in own}
         weights += list(fresh.values())
@@ -131,7 +142,7 @@ def _lengthened(short: Exported, path: str, more: int) -> Trace | None:
 
 
 def _made_by_next(name: str, same: Mapping[str, str], made: set[str]) -> str | None:
-    """The tensor of the second layer that plays the part of `name`, which the first layer made."""
+    """Return the second layer's counterpart of `name`, or None if the first layer did not make `name`."""
     if name not in made:
         return None
     return next((right for right, left in same.items() if left == name), None)

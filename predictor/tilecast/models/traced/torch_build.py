@@ -1,4 +1,4 @@
-"""Models to trace: from a function of the user's or from timm, with weights that nobody fills."""
+"""Builders of models to trace: from a function of the user or from timm, with weights that are never filled."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from typing import Any
 from tilecast.spec import SpecError
 
 TIMM = "timm/"
-"""What the names of timm's models follow in a target."""
+"""Prefix of a target that names one of timm's models."""
 TIMM_BATCH = 2
-"""Samples of the batch with which those are traced; sizes scale from there."""
+"""Batch with which timm's models are traced. Sizes scale from there."""
 LARGEST_FILLED = 4096
-"""Arrays of more floats than this are weights, whose values nothing but training reads."""
+"""Most elements of an array that is filled. Larger arrays of floats are weights, whose values only training reads."""
 
 
 class BuildError(SpecError):
-    """A `build()` that failed."""
+    """An error of the user's `build()`."""
 
 
 def built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
-    """What `build()` returns, as a module and a tuple of inputs."""
+    """Call `build()` and return a module and a tuple of inputs.
+
+    Raises:
+        BuildError: `build()` failed.
+        SpecError: it returned something else than a module and tensors.
+    """
     import torch
 
     try:
@@ -37,8 +42,10 @@ def built(build: Callable[[], Any], target: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def unfilled() -> Any:
-    """A context in which methods that fill a large array of floats in place leave it as it is: its pages are never
-    touched, so that weights take no memory and their initialisation no time."""
+    """Return a context in which methods that fill an array in place do nothing to large arrays of floats.
+
+    The pages of weights are then never touched, so that weights take no memory and their initialisation no time.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -58,16 +65,16 @@ def unfilled() -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
 def builder_of(target: str) -> Callable[[], Any]:
-    """The function that MODULE:FUNCTION names.
+    """Return the function that MODULE:FUNCTION names.
 
     Raises:
-        SpecError: it names none, or cannot be imported.
+        SpecError: the target names no function, or cannot be imported.
     """
     name, _, function = target.partition(":")
     if not (name and function):
@@ -86,10 +93,10 @@ def builder_of(target: str) -> Callable[[], Any]:
 
 
 def timm_builder(target: str) -> Callable[[], Any]:
-    """A function that builds timm's model `timm/NAME` or `timm/NAME@SIZE`.
+    """Return a function that builds timm's model `timm/NAME` or `timm/NAME@SIZE`.
 
     Raises:
-        SpecError: timm is missing or has no such model, or the size is none.
+        SpecError: timm is missing or has no such model, or SIZE is not a size.
     """
     try:
         timm = importlib.import_module("timm")
@@ -108,7 +115,7 @@ def timm_builder(target: str) -> Callable[[], Any]:
         for options in sized:
             try:
                 made = timm.create_model(name, **options)
-            except TypeError:  # the model takes any size of image, and no word about it
+            except TypeError:  # the model takes images of any size and has no option for it
                 continue
             break
         channels, _, side = made.default_cfg["input_size"]

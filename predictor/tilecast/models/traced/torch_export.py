@@ -1,7 +1,7 @@
-"""A `torch.nn.Module` as a trace, through `torch.export` on fake tensors: no GPU, no memory for the weights.
+"""Tracing of a `torch.nn.Module` through `torch.export` on fake tensors, without a GPU or memory for the weights.
 
-Layers that repeat are traced twice and the rest of them copied where that is safe: the layers are built alike, nothing
-in them tells one from another, and the two traces are one behind the other and equal. Otherwise all are traced.
+Of layers that repeat two are traced and the others are copied, where that is safe: the layers are built alike, nothing
+in them tells one from another, and the two traces are adjacent and equal. Otherwise all layers are traced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from tilecast.trace import Shape, Trace, TraceOperator
 
 
 def trace(target: str) -> Trace:
-    """The trace of the model that `my_module:build` builds, where `build()` returns (module, example inputs), or of
-    timm's model `timm/NAME`, in training on images of its own size or of `timm/NAME@SIZE` pixels a side.
+    """Return the trace of the model that `target` names.
+
+    Args:
+        target: `my_module:build`, where `build()` returns (module, example inputs), or timm's model `timm/NAME`, in
+            training mode, on images of the model's own size or of SIZE pixels a side (`timm/NAME@SIZE`).
 
     Raises:
         SpecError: torch or timm is missing, the target cannot be imported or built, `torch.export` refuses the module,
@@ -36,10 +39,11 @@ def trace(target: str) -> Trace:
 
 
 def trace_of(build: Callable[[], Any], target: str) -> Trace:
-    """The trace of the model that `build()` returns with its example inputs; `target` is what errors call it.
+    """Return the trace of the model that `build()` returns with its example inputs.
 
-    The model is built of fake tensors. Where that fails, mostly because it needs values (a rate computed as a tensor,
-    an index made of unique ones), it is built of real ones whose weights nobody fills.
+    The model is built from fake tensors. Where that fails, mostly because the model needs values (a rate computed as a
+    tensor, an index made of unique values), it is built from real tensors whose weights are never filled. `target`
+    names the model in messages.
 
     Raises:
         SpecError: the model cannot be built, `torch.export` refuses it, or it has operators that Tilecast does not
@@ -66,8 +70,11 @@ def _traced(module: Any, inputs: tuple[Any, ...], target: str) -> Trace:
 
 
 def _copied() -> Any:
-    """A context in which `copy.deepcopy` clones a tensor and nothing else: PyTorch 2.15 copies its attributes too, one
-    of which is the mode that made a fake tensor; the process may die of that."""
+    """Return a context in which `copy.deepcopy` clones a tensor without its attributes.
+
+    PyTorch 2.15 copies the attributes too. One of them is the mode that made a fake tensor, and copying it may crash
+    the process.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -103,11 +110,11 @@ def _exported(module: Any, inputs: tuple[Any, ...], target: str) -> Exported:
 
 
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
-"""What `torch.export` calls a part of a program that runs in a context of its own."""
+"""Operators by which `torch.export` calls a part of a program in its own context."""
 
 
 def _inline(module: Any) -> None:
-    """Put the operators of such parts where they are called."""
+    """Replace each call of such a part with the part's operators."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or str(node.target) not in _REGIONS:
@@ -125,7 +132,7 @@ def _inline(module: Any) -> None:
 
 
 class _ProgramReader:
-    """Walks an exported program once."""
+    """Reader that walks an exported program once."""
 
     def __init__(self, program: Any, target: str) -> None:
         self.program = program

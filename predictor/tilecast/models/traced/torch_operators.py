@@ -1,4 +1,7 @@
-"""Operators of PyTorch: what each is called here, what it reads and which attributes it has."""
+"""Conversion of PyTorch operators to kinds of `OPERATORS`, with their inputs and attributes.
+
+`READERS` has the operators that need a function, `KINDS` those that need only a name.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from tilecast.trace import Shape
 
 
 def operator_name(node: Any) -> str:
-    """What PyTorch calls an operator, without the namespace and overload that most have."""
+    """Return PyTorch's name of an operator, without namespace and overload."""
     return (str(node.target).split(".")[:2])[-1]
 
 
 def tensors(value: Any) -> list[Any]:
-    """The nodes in nested arguments, in order."""
+    """Return the nodes in nested arguments, in order."""
     if isinstance(value, list | tuple):
         return [one for item in value for one in tensors(item)]
     if isinstance(value, Mapping):
@@ -54,7 +57,10 @@ def _addmm(node: Any, shapes: _Shapes) -> _Call:
 
 
 def _einsum(node: Any, shapes: _Shapes) -> _Call:
-    """Two operands: letters of both and of the answer are a batch, of both alone the depth."""
+    """Convert an einsum of two operands to a product.
+
+    Letters of both operands and of the output are the batch, letters of both operands alone are the depth.
+    """
     names = _inputs(node, 2)
     terms, _, answer = str(node.args[0]).replace(" ", "").partition("->")
     letters = terms.split(",")
@@ -225,4 +231,4 @@ _NAMES: Mapping[str, str] = {
     "bernoulli_ normal_ uniform_ rand randn randint randperm tensor detach_copy",
 }
 KINDS: Mapping[str, str] = {name: kind for kind, names in _NAMES.items() for name in names.split()}
-"""Operators of PyTorch that are what they are called, by the kind that prices them."""
+"""Kind of each PyTorch operator whose name alone decides it."""
