@@ -17,7 +17,7 @@ def resnet(walk: Walk, extra: Mapping[str, float]) -> None:
 
     `bottleneck` selects the kind of block, `groups` and `group_width` its cardinality (ResNeXt, Wide ResNet), and
     `excite` the reduction of squeeze-and-excitation. `small_stem` is a 3x3 stem without pooling, for images of 32
-    pixels. `stride_first` puts the stride of a bottleneck into its first convolution, as the paper's authors did.
+    pixels. `stride_first` puts the stride of a bottleneck into its first convolution, as in the authors' own networks.
     """
     stem(walk, small=bool(extra.get("small_stem")))
     for number in range(1, 5):
