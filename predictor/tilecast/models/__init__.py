@@ -1,9 +1,11 @@
-"""Models as graphs. `build` turns a workload and its distinct shards into the operators of one rank;
-`preset` finds a published model by name; `model_from` takes dimensions as the user wrote them.
+"""Models as graphs of operators.
 
-To add a family: write `build(workload, shards) -> Graph` in a file here and add a row to `families.FAMILIES`.
-To add a model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add one to a file
-in `huggingface/types/`.
+`build` turns a workload and its distinct shards into the operators of one rank; `preset` finds a published model by
+name; `model_from` takes dimensions as the user wrote them.
+
+To add a family: write `build(workload, shards) -> Graph` in a file here and add a row to `families.FAMILIES`. To add a
+model: add a table to a file in `presets/`. To add a `model_type` of Hugging Face: add a table to a file in
+`huggingface/types/`.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ __all__ = ["ADAPTED", "FAMILIES", "Family"]
 
 
 def recomputes(model: Model) -> tuple[Checkpointing, ...]:
-    """What can be recomputed of a model's activations: of a trace whatever its segments hold."""
+    """Return the recomputation modes that save memory for a model.
+
+    A traced model accepts every mode, whatever its segments hold.
+    """
     return CHECKPOINTING if model.trace is not None else FAMILIES[model.family].recomputes
 
 
 def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
-    """Nothing, for what can be recomputed of a model.
+    """Raise SpecError unless a recomputation mode saves memory for the model.
 
     Raises:
-        SpecError: it cannot; `field` is what the error calls the statement.
+        SpecError: the model has nothing to recompute in this mode; `field` is the name of the setting in the error.
     """
     if mode not in (able := recomputes(model)):
         problem = f"{model.name} has nothing that {mode} recomputation would save memory of"
@@ -45,7 +50,9 @@ def refuse_recomputation(model: Model, mode: Checkpointing, field: str) -> None:
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The operators of one rank, every dimension a column over `shards`.
+    """Build the graph of the operators that one rank runs, with the fusion passes of the workload applied.
+
+    Every dimension of an operator is a column over `shards`, (S,).
 
     Raises:
         SearchTooLargeError: the model has more operators than a search prices.
@@ -76,7 +83,7 @@ _OPERATORS: Memo[Workload, int] = Memo(32)
 
 
 def builder(workload: Workload) -> Builder:
-    """What builds the workload's graph.
+    """Return the function that builds the workload's graph.
 
     Raises:
         SpecError: the family is unknown, or has no layers for adapters.
@@ -92,7 +99,7 @@ def builder(workload: Workload) -> Builder:
 
 
 def _whole(builder: Builder, workload: Workload, shards: Shards) -> Graph:
-    """The model's own graph, behind those of its towers."""
+    """Build the graph of the model, with the graphs of its towers before it."""
     graph = builder(workload, shards)
     if not workload.model.towers:
         return graph
@@ -109,26 +116,32 @@ def _builder(model: Model) -> Builder:
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A plan table over its graph: `index[i]` is the shard of plan i, shape (n,)."""
+    """A graph over distinct shards, and which shard each plan of a table uses.
+
+    `index[i]` is the shard of plan i, shape (n,).
+    """
 
     graph: Graph
     index: Rows
 
     def take(self, rows: Rows | slice) -> Sharded:
-        """The chosen rows, in the order given."""
+        """Return the chosen rows, in the order given."""
         return Sharded(self.graph, self.index[rows])
 
     def gather(self, column: Floats) -> Floats:
-        """A column over shards, (S,) or (1,), as a column over plans, (n,)."""
+        """Return a column over shards, (S,) or (1,), as a column over plans, (n,)."""
         return np.full(len(self.index), column[0]) if len(column) == 1 else column[self.index]
 
     def sum(self, blocks: Sequence[Block], column: str) -> Floats:
-        """A column of some blocks, all repetitions added, over plans, (n,)."""
+        """Return a column of some blocks, added over all their repetitions, for each plan, (n,)."""
         return self.gather(_total(blocks, column))
 
     def layer_share(self, plans: Plans, of: Literal["cost", "parameters", "activations"] = "cost") -> Floats:
-        """The share of the layers that the fullest pipeline stage holds, (n,): 1 without a pipeline. `of` matters where
-        layers are unlike each other."""
+        """Return the share of the layers that the fullest pipeline stage holds, (n,).
+
+        It is 1 without a pipeline. `of` is the measure of that share, which matters where layers differ from each
+        other.
+        """
         if self.graph.stages is not None:
             shares: Floats = getattr(self.graph.stages, of)
             return np.take(shares, np.minimum(plans.pipeline, len(shares)) - 1)
@@ -136,31 +149,40 @@ class Sharded:
         return np.asarray(np.ceil(depth / plans.pipeline) / depth)
 
     def stage(self, column: str, plans: Plans) -> Floats:
-        """A column of parameters of the fullest pipeline stage, (n,): its share of the layers, and the first or the
-        last blocks."""
+        """Return a column of parameters for the fullest pipeline stage, (n,).
+
+        That is its share of the layers, plus the larger of the first and the last blocks; without a pipeline, plus
+        both.
+        """
         first, last = _total(self.graph.first, column), _total(self.graph.last, column)
         ends = np.where(plans.pipeline > 1, self.gather(np.maximum(first, last)), self.gather(first + last))
         return np.asarray(self.sum(self.graph.layers, column) * self.layer_share(plans, "parameters") + ends)
 
     def held_parameters(self, plans: Plans) -> tuple[Floats, Floats]:
-        """Parameters of the fullest rank, (n,) each: of its whole stage, and its share of them once ZeRO has spread
-        them over their replicas (arXiv 1910.02054)."""
+        """Return the parameters of the fullest rank before and after ZeRO partitions them, (n,) each.
+
+        The first are those of its whole stage. The second are its share of them once ZeRO has spread them over their
+        replicas (arXiv 1910.02054).
+        """
         everything = self.stage("parameters", plans)
         experts = np.minimum(self.stage("expert_parameters", plans), everything)
         return everything, (everything - experts) / plans.replicas + experts / plans.expert_replicas
 
     def trainable_share(self, plans: Plans) -> Floats:
-        """The share of the fullest stage's parameters that have gradients, (n,): 1 but for LoRA."""
+        """Return the share of the fullest stage's parameters that have gradients, (n,): 1 except for LoRA."""
         everything = self.stage("parameters", plans)
         return np.asarray(1.0 - self.stage("frozen_parameters", plans) / np.maximum(everything, 1.0))
 
     def layered_share(self, plans: Plans) -> Floats:
-        """The share of the fullest stage's parameters that are those of layers, (n,)."""
+        """Return the share of the fullest stage's parameters that belong to layers, (n,)."""
         layers = self.sum(self.graph.layers, "parameters") * self.layer_share(plans, "parameters")
         return np.asarray(np.minimum(layers / np.maximum(self.stage("parameters", plans), 1.0), 1.0))
 
     def frozen_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Bytes of a weight without gradient, the mean of the fullest stage, (n,): those of layers may be quantized."""
+        """Return the bytes of a weight without gradient, as a mean over the fullest stage, (n,).
+
+        Weights of layers may be quantized; all others take two bytes. Without mixed precision every weight takes four.
+        """
         if not workload.is_mixed:
             return np.full(len(plans), 4.0)
         share = self.layered_share(plans)
@@ -168,18 +190,21 @@ class Sharded:
         return np.asarray(share * quantized + (1.0 - share) * 2.0)
 
     def gathered_bytes(self, workload: Workload, plans: Plans) -> Floats:
-        """Bytes of a weight as ranks gather it, the mean of the fullest stage, (n,)."""
+        """Return the bytes of a weight as ranks gather it, as a mean over the fullest stage, (n,)."""
         trainable = self.trainable_share(plans)
         return trainable * workload.weight_bytes + (1.0 - trainable) * self.frozen_bytes(workload, plans)
 
 
 def _total(blocks: Sequence[Block], column: str) -> Floats:
-    """A column of some blocks, all repetitions added, over shards, (S,) or (1,)."""
+    """Return a column of some blocks, added over all their repetitions, for each shard, (S,) or (1,)."""
     return sum((block.repeat * getattr(block, column) for block in blocks), np.zeros(1))
 
 
 def shard(workload: Workload, plans: Plans) -> Sharded:
-    """The graph over the distinct shards of a plan table, or one at hand that holds those among others."""
+    """Return the graph over the distinct shards of a plan table.
+
+    A stored graph is used if it holds these shards, alone or among others.
+    """
     expert = np.minimum(plans.expert, pieces(workload.model))
     columns = (plans.micro_batch, plans.tensor, plans.context, expert, plans.sequence_parallel)
     rows = distinct(*columns)
@@ -195,7 +220,10 @@ def shard(workload: Workload, plans: Plans) -> Sharded:
 
 
 def of_any_batch(workload: Workload) -> Workload:
-    """The job with a batch and a length of its run that stand for any: neither decides a graph or its kernels."""
+    """Return the workload with its global batch and number of steps replaced by fixed values.
+
+    Neither changes the graph or its kernels, so that workloads which differ only in these share stored results.
+    """
     return replace(workload, global_batch=1, steps=None)
 
 
@@ -204,7 +232,7 @@ _GRAPHS: Memo[tuple[Workload, Collection[_Shares]], tuple[Graph, dict[_Shares, i
 
 
 def parameters(workload: Workload) -> float:
-    """Parameters of the whole, unsplit model."""
+    """Return the number of parameters of the whole, unsplit model."""
     whole = shard(workload, Plans.of(Plan()))
     blocks = whole.graph.blocks
     return float((whole.sum(blocks, "parameters") + whole.sum(blocks, "table_parameters"))[0])
@@ -215,18 +243,23 @@ MOST_PIECES = 2**30
 
 
 def pieces(model: Model) -> int:
-    """The most ranks that expert parallelism spreads something of the model over."""
+    """Return the most ranks that expert parallelism can spread a part of the model over."""
     return MOST_PIECES if spreads_rows(model) else max(1, int(model.extra.get("experts", 1)))
 
 
 def spreads_rows(model: Model) -> bool:
-    """Whether the model holds embedding tables or a classifier that is cut by rows, so over any number of ranks."""
+    """Return whether the model has embedding tables or a classifier that are cut by rows.
+
+    These can be spread over any number of ranks.
+    """
     return "spread_tables" in model.extra or "identities" in model.extra
 
 
 def reads_images(model: Model) -> bool:
-    """Whether a sample is decoded from pictures or volumes; of a graph, whether an input has their shape (batch, 3,
-    height, width)."""
+    """Return whether a sample is decoded from images or volumes.
+
+    For a traced model: whether an input has the shape (batch, 3, height, width).
+    """
     if model.trace is not None:
         shapes = [model.trace.shapes[name] for name in model.trace.inputs]
         return any(len(shape) == 4 and shape[1] == 3 for shape in shapes)
@@ -234,13 +267,18 @@ def reads_images(model: Model) -> bool:
 
 
 def feeds_alike(model: Model) -> bool:
-    """Whether all ranks are fed sequences of one length, cut from a stream of tokens; of a trace that is not known."""
+    """Return whether all ranks get sequences of one length, cut from one stream of tokens.
+
+    For a traced model that is not known, and the answer is False.
+    """
     return model.trace is None and FAMILIES[model.family].packs
 
 
 def auto(model: Model) -> str | None:
-    """What follows Transformers' `AutoModel` in the name of the class that returns a model's loss; empty if none does,
-    None if Transformers builds no such model."""
+    """Return the suffix of the `AutoModel` class of Transformers that returns the model's loss.
+
+    It is empty if no such class returns the loss, and None if Transformers builds no such model.
+    """
     family = None if model.trace is not None else FAMILIES[model.family].auto
     if family is None or model.auto is not None:
         return family if model.auto is None else model.auto
@@ -248,11 +286,11 @@ def auto(model: Model) -> str | None:
 
 
 def preset(name: str) -> Model:
-    """The published model of that name.
+    """Return the published model with a name.
 
     Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
-    task phase (`_QUALIFIERS`). What stands in brackets counts only if it leads to a preset. "… cut to 4 layers" is the
-    same model with its first four layers.
+    task phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it. "... cut to 4 layers" is the same
+    model with its first four layers only.
 
     Raises:
         SpecError: no preset has the name; the message offers the nearest.
@@ -271,8 +309,10 @@ def preset(name: str) -> Model:
 
 
 def family(name: str) -> list[str]:
-    """Names of the presets that begin with a name, in the order that they are listed in: where it ends in a digit the
-    number ends there too. A single letter begins no family."""
+    """Return the names of the presets that begin with a name, in the order of `presets`.
+
+    If the name ends in a digit, the number must end there too. A single letter matches no preset.
+    """
     key = _keys(name)[-1]
     if len(key) < _LEADING:
         return []
@@ -281,7 +321,7 @@ def family(name: str) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names as a choice: `a`, `a or b`, `a, b, c …`."""
+    """Return names as a choice: `a`, `a or b`, `a, b or c`; of a long list the first `_LISTED` names."""
     if len(names) > _LISTED:
         return f"one of {', '.join(names[:_LISTED])} (`tilecast show models` lists {len(names) - _LISTED} more)"
     *others, last = names
@@ -290,7 +330,10 @@ def _listed(names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _nearest(key: str) -> str | None:
-    """The key that is probably meant: the longest that begins what was typed, or one spelled much like it."""
+    """Return the key of a preset that is probably meant, or None.
+
+    It is the longest key that the typed key begins with, or else one that is spelled much like it.
+    """
     table = presets()
     within = [known for known in table if len(known) >= _TELLING and key.startswith(known)]
     if within:
@@ -300,17 +343,17 @@ def _nearest(key: str) -> str | None:
 
 
 _CLOSE = 0.75
-"""How alike two names have to be, by difflib's ratio, for one to be taken for the other misspelled."""
+"""Least similarity, by difflib's ratio, at which one name is taken for a misspelling of another."""
 _TELLING = 3
-"""Characters from which a preset that a name begins with is taken for what is meant."""
+"""Least length, in characters, of a key that is taken for what is meant when the typed name begins with it."""
 _LEADING = 2
-"""Characters from which the presets that begin with a name are taken for its family: t5, yi."""
+"""Least length, in characters, of a name that is taken for the beginning of a family of presets: t5, yi."""
 _LISTED = 12
-"""Presets of a family that a message names."""
+"""Most presets of a family that a message names."""
 
 
 def is_preset(name: str) -> bool:
-    """Whether `preset` knows the name."""
+    """Return whether `preset` knows the name."""
     cut = _CUT.fullmatch(name)
     return any(key in presets() for key in _keys(cut[1] if cut else name))
 
@@ -319,7 +362,7 @@ _CUT = re.compile(r"(.+?)[\s,(-]+cut to ([1-9]\d{0,3}) layers?\)?", re.IGNORECAS
 
 
 def _with_layers(model: Model, layers: int) -> Model:
-    """The model with its first layers alone.
+    """Return the model with only its first layers.
 
     Raises:
         SpecError: it has no layers to count, or fewer.
@@ -334,7 +377,7 @@ def _with_layers(model: Model, layers: int) -> Model:
 
 @cache
 def presets() -> Mapping[str, Model]:
-    """Every preset by the key of its name and of each of its aliases."""
+    """Return every preset by the key of its name and of each of its aliases."""
     models: dict[str, Model] = {}
     for file, tables in shipped.tables("tilecast.models", "presets").items():
         for name, table in tables.items():
@@ -348,22 +391,28 @@ def presets() -> Mapping[str, Model]:
 
 _FIELDS = {item.name for item in fields(Model)}
 _DIVISORS = ("moe_every", "global_every", "shrink")
-"""Dimensions that divide others wherever they are stated."""
+"""Dimensions that divide others. Each is at least 1 where it is stated."""
 _PAIRS = (("text_tokens", "text_width"), ("frame_tokens", "frame_width"))
-"""States that a model reads, and the width that it cannot read them without."""
+"""Number of states that a model reads, and the width that must be stated with it."""
 
 
 def needs(family: str, pattern: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names of the dimensions that a model of the family, of layers of that pattern, cannot do without."""
+    """Return the names of the dimensions that a model of the family must state.
+
+    `pattern` lists the kinds of its layers, as in `Model.pattern`.
+    """
     return (*FAMILIES[family].needs, *hybrid.needs(pattern))
 
 
 def model_from(table: Mapping[str, Any]) -> Model:
-    """A model from dimensions as a preset or a user writes them: the fields of `Model`, defaults filled in,
-    and under any other name what only its family has.
+    """Return a model from dimensions as a preset or a user writes them.
+
+    Keys of `table` are fields of `Model`, whose defaults are filled in; all other keys are dimensions that only the
+    family has, and go into `Model.extra`.
 
     Raises:
-        SpecError: a dimension is missing, not positive, too large beside another, or does not divide another.
+        SpecError: the family is unknown, or a dimension is missing, not positive, too large beside another, or does not
+            divide another.
     """
     known = {key: value for key, value in table.items() if key in _FIELDS and key != "extra"}
     extra = {key: float(value) for key, value in table.items() if key not in _FIELDS}
@@ -425,18 +474,22 @@ _QUALIFIERS = re.compile(
     )\b""",
     re.VERBOSE,
 )
-"""Words beside a model's name that change nothing of what is computed for a sample."""
+"""Words in a model's name that change nothing in what is computed for a sample."""
 _SYNONYMS = ((r"(?<=\d)-?v1(?:\.5|b)\b", ""), (r"squad-?v?[12]\.[01]", "squad"), (r"cifar-?100?\b", "cifar"))
-"""Spellings that mean the same: the usual ResNet is "v1.5" or "v1b", and CIFAR's classes are lost beside the rest."""
+"""Spellings that mean the same, and what replaces them. The usual ResNet is "v1.5" or "v1b"; the number of CIFAR's
+classes is negligible beside the rest of a model."""
 
 
 def _keys(name: str) -> tuple[str, str]:
-    """The keys of a name with what stands in brackets, and without."""
+    """Return the keys of a name with the text in brackets, and without it."""
     return _key(name), _key(re.sub(r"\(.*?\)", "", name))
 
 
 def _key(name: str) -> str:
-    """A name as the table of presets knows it: without owner, qualifying words, and all but letters, digits, dots."""
+    """Return a name as the table of presets spells it.
+
+    Owner, qualifying words, and everything but letters, digits and dots are removed.
+    """
     key = re.sub(r"[\s_]+", "-", re.sub(r"^[\w.-]+/(?=[a-z])", "", name.lower()))
     for pattern, word in _SYNONYMS:
         key = re.sub(pattern, word, key)

@@ -1,4 +1,4 @@
-"""LoRA's adapters on one rank, and the weights under them that are held in four bits."""
+"""LoRA's adapters on one rank, and the base weights under them that are quantized to four bits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from tilecast.spec import Floats, Workload
 
 
 def dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> list[Op]:
-    """What a product with a quantized weight runs before it, forward and for the gradient of its input: the weight is
-    written in 16 bits (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank
-    writes all experts that it holds, as their two products take so many `calls` each."""
+    """Return the operators that dequantize weights before the products that read them.
+
+    A quantized weight is written in 16 bits before the forward product and again before the product for the gradient of
+    its input (bitsandbytes, autograd/_functions.py MatMul4Bit; torchao, dtypes/nf4tensor.py LinearNF4). A rank writes
+    all experts that it holds; their two products take `calls` kernels each.
+    """
     numerics, bits = Numerics.of(workload), frameworks.of(workload).quantized_bits
     moved = {"read_bytes": bits / 8, "written_bytes": numerics.element}
     weights = [(item.name, item.inputs * item.outputs, np.ones(1)) for part in parts for item in part.linears]
@@ -36,16 +39,22 @@ def dequantized(workload: Workload, parts: Sequence[Part], calls: Floats) -> lis
 
 
 def largest_quantized(parts: Sequence[Part], calls: Floats) -> Floats:
-    """Elements of the largest weight that is written in 16 bits at once, (S,): MatMul4Bit's forward and backward call
-    dequantize_4bit on the weight of their one product and keep nothing of it, and LinearNF4 does alike."""
+    """Return the elements of the largest weight that is written in 16 bits at once, (S,).
+
+    MatMul4Bit calls dequantize_4bit on the weight of its one product, forward and backward, and keeps nothing of it;
+    LinearNF4 does the same.
+    """
     sizes = [item.inputs * item.outputs / item.modules for part in parts for item in part.linears]
     experts = [part.expert_parameters / (2 * calls) for part in parts]
     return np.asarray(reduce(np.maximum, [*sizes, *experts], np.zeros(1)))
 
 
 def adapter_products(workload: Workload, linears: Sequence[Linear]) -> tuple[list[Op], Floats]:
-    """LoRA (arXiv 2106.09685, section 4.1): a down- and an up-projection of small rank beside each dense layer of
-    attention and MLP, and their parameters, (S,). Routers and routed experts have none."""
+    """Return the operators of the LoRA adapters, and their parameters, (S,).
+
+    Each dense layer of attention and MLP gets a down- and an up-projection of small rank (arXiv 2106.09685, section
+    4.1). Routers and routed experts get none.
+    """
     numerics, rank = Numerics.of(workload), float(workload.lora_rank)
     ops: list[Op] = []
     parameters = np.zeros(1)

@@ -10,7 +10,10 @@ from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of the encoder; each of the L layers owns an L-th of the shared weights."""
+    """Build the graph of the encoder.
+
+    The L layers share one set of weights, of which each owns an L-th.
+    """
     graph = transformer.build(workload, shards)
     shared = tuple(replace(block, parameters=block.parameters / block.repeat) for block in graph.layers)
     return replace(graph, layers=shared)

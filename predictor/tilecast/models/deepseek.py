@@ -1,7 +1,8 @@
-"""DeepSeek V2 and V3: multi-head latent attention before dense layers and experts with shared ones (DeepSeek-V2, arXiv
-2405.04434, section 2.1 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 4.2).
+"""DeepSeek V2 and V3: multi-head latent attention, and MLPs that are dense or have routed and shared experts.
 
-Training runs the projections as they are written; that the keys' up-projection can be absorbed into the queries' helps
+Sources: DeepSeek-V2, arXiv 2405.04434 (section 2.1 and appendix C); DeepSeek-V3, arXiv 2412.19437 (section 4.2).
+
+Training runs the projections as they are written: absorbing the keys' up-projection into that of the queries helps
 decoding only. Multi-token prediction is not part of the graph.
 """
 
@@ -18,17 +19,23 @@ from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of the decoder. `Model.head_dim` is the width of a query, of which `extra.rotary_dim` is rotated;
-    values are `extra.value_dim` wide. Keys and values come out of a latent of `extra.latent`, queries out of one of
-    `extra.query_latent` (0: straight from the hidden state)."""
+    """Build the graph of the decoder.
+
+    `Model.head_dim` is the width of a query, of which `extra.rotary_dim` is rotated; values are `extra.value_dim` wide.
+    Keys and values are projected up from a latent vector of width `extra.latent`, queries from one of width
+    `extra.query_latent` (0: straight from the hidden state).
+    """
     rank = Rank.of(shards, workload.sequence_length)
     blocks = transformer.stack("layer", workload, rank, workload.model.layers, causal=True, attend=_latent_attention)
     return transformer.graph(workload, rank, rank, blocks)
 
 
 def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """Latent attention on one rank. Down-projections, their norms and the one rotated key that all heads share are
-    whole on every tensor-parallel rank; up-projections and heads are split."""
+    """Build latent attention on one rank.
+
+    Down-projections, their norms and the one rotated key that all heads share are whole on every tensor-parallel rank;
+    up-projections and heads are split.
+    """
     model, numerics, extra = workload.model, Numerics.of(workload), workload.model.extra
     e, h, t = numerics.element, model.hidden, rank.tensor
     tokens, outer = rank.tokens, rank.outer_tokens
@@ -55,7 +62,7 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
     ops += layers.norm(f"{name}.latent-norm", numerics, outer, latent, rms=True)
     parameters = parameters + latent
     ops += layers.pointwise(f"{name}.rotary", numerics, tokens * rotated * (heads + 1), kernels=3, backward=(1.0, 1.0))
-    # Rotated and plain parts side by side, of queries and of keys, whose rotated part is repeated for every head.
+    # Rotated and plain parts are joined, for queries and for keys; a key's rotated part is repeated for every head.
     ops += layers.pointwise(
         f"{name}.concatenate", numerics, tokens * heads * query, kernels=2, absorbed=False, backward=(1.0, 1.0)
     )
@@ -68,12 +75,12 @@ def _latent_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Ra
 
     score = np.zeros(1) if numerics.flash else e * heads * tokens * key_rank.sequence
     activation_bytes = (
-        2 * e * outer * h  # the norm's input and the down-projections'
-        + 2 * e * outer * (latent + query_latent)  # before and after their norms
-        + e * tokens * heads * 2 * (query + value)  # q, k, v and the output's input
+        2 * e * outer * h  # inputs of the norm and of the down-projections
+        + 2 * e * outer * (latent + query_latent)  # latent vectors before and after their norms
+        + e * tokens * heads * 2 * (query + value)  # q, k, v and the input of the output projection
         + (4.0 * heads * tokens if numerics.flash else score)
     )
     keys = e * tokens * heads * (query + value) * rank.context
     transfers = [*tensor_transfers(name, workload, rank), *key_transfers(name, keys)]
-    selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and what attention wrote
+    selected = e * tokens * heads * (query + value) + 4.0 * heads * tokens  # q and the output of attention
     return Part(ops, transfers, parameters, activation_bytes, score, np.zeros(1), selected, tuple(linears))

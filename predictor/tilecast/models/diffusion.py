@@ -1,9 +1,10 @@
-"""Diffusion transformers with one stream of latent patches: DiT (Peebles and Xie, arXiv 2212.09748), PixArt (Chen et
-al., arXiv 2310.00426), CogVideoX (Yang et al., arXiv 2408.06072) and Wan (arXiv 2503.20314), as diffusers builds them
-(models/transformers/ and models/attention.py).
+"""Diffusion transformers with one stream of latent patches, as diffusers builds them.
 
-Images and videos become latents, and texts states, before training; the frozen networks that make them are no part of
-the step.
+DiT (Peebles and Xie, arXiv 2212.09748), PixArt (Chen et al., arXiv 2310.00426), CogVideoX (Yang et al., arXiv
+2408.06072) and Wan (arXiv 2503.20314); in diffusers models/transformers/ and models/attention.py.
+
+Images and videos become latents, and texts become encoder states, before training; the frozen networks that make them
+are not part of the step.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ NEEDS = ("blocks", "width", "attention_heads", "inner", "image_tokens", "patch_v
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph: `blocks` blocks over `image_tokens` patches of `patch_values` numbers, whose MLP is `inner` wide.
-    Patches attend to `text_tokens` states of `text_width`, or stand beside them if they are `joined`; and to
-    `frame_tokens` states of `frame_width`, those of a video's first image. A vector of `vector_width` (`width`) says
-    the time, and with `size_conditions` the size of the image: a block makes its scales of it with `own_modulations`
-    dense layers, or adds a table to those that all blocks share. Where there are classes (`labels`), each block embeds
-    time and class itself. With `query_key_norm` queries and keys are normed, head by head or `norm_across_heads`; with
-    `rotates` they are rotated; `norm_weights` says that the modulated norms have weights. Data parallel only."""
+    """Build the graph, data parallel only.
+
+    Dimensions of `Model.extra`; those that are not required are 0 unless a default is named:
+
+    - `blocks` blocks run over `image_tokens` patches of `patch_values` numbers; their MLP is `inner` wide.
+    - Patches attend to `text_tokens` states of `text_width`, or form one sequence with them if `joined`. They also
+      attend to `frame_tokens` states of `frame_width`, those of a video's first image.
+    - A vector of `vector_width` (default `width`) encodes the time and, with `size_conditions`, the size of the image.
+      A block makes its scales from it with `own_modulations` dense layers, or adds a table to the scales that all
+      blocks share. With classes (`labels`), each block embeds time and class itself.
+    - With `query_key_norm` queries and keys are normed, by head or, with `norm_across_heads`, over all heads; with
+      `rotates` they are rotated. `norm_weights` says that the modulated norms have weights.
+    """
     extra = workload.model.extra
     width, image, text = int(extra["width"]), extra["image_tokens"], extra.get("text_tokens", 0.0)
     frame = extra.get("frame_tokens", 0.0)
@@ -65,7 +72,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _embed(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Patches, time and states as the blocks read them. States that blocks attend to are kept once for all blocks."""
+    """Write the embeddings of patches, time and states that the blocks read.
+
+    States that blocks attend to are kept once for all blocks.
+    """
     width, image, text = int(extra["width"]), extra["image_tokens"], extra.get("text_tokens", 0.0)
     vector = int(extra.get("vector_width", width))
     attention.linear(walk, image, int(extra["patch_values"]), width)
@@ -93,14 +103,14 @@ def _embed(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def _time(walk: Walk, inputs: int, width: int, numbers: float = 1.0) -> None:
-    """The vector of a time step, or of `numbers` alike."""
+    """Write the embedding of a time step, or of `numbers` such scalars."""
     attention.linear(walk, numbers, inputs, width)
     walk.ops += layers.pointwise("silu", walk.numerics, walk.batch * numbers * width)
     attention.linear(walk, numbers, width, width)
 
 
 def _block(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[float, ...]) -> None:
-    """Attention among `tokens` tokens, to the states `read`, and an MLP."""
+    """Write one block: attention among `tokens` tokens, attention to the states `read`, and an MLP."""
     width, heads, inner = int(extra["width"]), int(extra["attention_heads"]), int(extra["inner"])
     has_weights = bool(extra.get("norm_weights"))
     if extra.get("labels"):
@@ -131,8 +141,10 @@ def _block(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[fl
 
 
 def _look(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[float, ...]) -> None:
-    """Attention to states that do not change from block to block; each kind has keys and values of its own, and what
-    is seen of them is added."""
+    """Write attention to states that do not change from block to block.
+
+    Each kind of state has its own keys and values, and the results are added.
+    """
     width, heads = int(extra["width"]), int(extra["attention_heads"])
     if extra.get("read_norm"):
         attention.norm(walk, tokens, width)
@@ -150,7 +162,7 @@ def _look(walk: Walk, extra: Mapping[str, float], tokens: float, read: tuple[flo
 
 
 def _normed(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
-    """The norm of queries or of keys, where there is one."""
+    """Write the norm of queries or of keys, if the model has one."""
     width = int(extra["width"])
     if not extra.get("query_key_norm"):
         return

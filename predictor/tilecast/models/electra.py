@@ -1,5 +1,7 @@
-"""ELECTRA pretraining: a small generator fills masks in, and the discriminator tells replaced tokens from original
-ones (Clark et al., arXiv 2003.10555, section 2; sizes in appendix A)."""
+"""ELECTRA pretraining: a small generator fills in masked tokens, and a discriminator detects replaced ones.
+
+Clark et al., arXiv 2003.10555, section 2; sizes in appendix A.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ _HEAD_DIM = 64
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of both networks; the generator, of width `extra.generator_hidden` and as many layers, stands before
-    the discriminator's layers and shares its token embedding, of width `hidden`.
+    """Build the graph of both networks.
 
-    The generator predicts `extra.head_share` of the tokens, the discriminator's head of one output sees all.
+    The generator has width `extra.generator_hidden` and as many layers as the discriminator. It runs before the
+    discriminator's layers and shares its token embedding, of width `hidden`. It predicts `extra.head_share` of the
+    tokens; the discriminator's head has one output and scores all tokens.
     """
     model = workload.model
     width = int(model.extra["generator_hidden"])

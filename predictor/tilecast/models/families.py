@@ -1,4 +1,4 @@
-"""Every family of models: who builds its graph, and what the rest of the house asks of it."""
+"""Every family of models: the function that builds its graph, and the facts that other modules need about it."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ _TRANSFORMER = ("layers", "hidden", "heads", "vocab")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is known of all models of a family."""
+    """Facts about all models of a family."""
 
     build: Builder
     needs: tuple[str, ...] = _TRANSFORMER
-    """Dimensions that a model cannot do without."""
+    """Dimensions that a model must state."""
     adapts: bool = False
-    """Whether LoRA trains it."""
+    """Whether LoRA can train it."""
     splits_sequence: bool = False
-    """Whether the queries and keys of each layer are of one sequence, which context ranks can share."""
+    """Whether the queries and keys of each layer belong to one sequence, which context-parallel ranks can share."""
     has_stages: bool = True
-    """Whether a pipeline can cut its layers."""
+    """Whether a pipeline can cut its layers into stages."""
     reads_images: bool = False
-    """Whether a sample is decoded from pictures."""
+    """Whether a sample is decoded from images."""
     packs: bool = False
-    """Whether samples are cut from one stream of tokens, so that all ranks are fed alike."""
+    """Whether samples are cut from one stream of tokens, so that all ranks get sequences of one length."""
     recomputes: tuple[Checkpointing, ...] = CHECKPOINTING
-    """What of its activations can be recomputed, to whose profit in memory."""
+    """Recomputation modes that save memory."""
     auto: str | None = ""
-    """What follows Transformers' `AutoModel` in the name of the class with the loss that is priced; None where
-    Transformers builds no such model."""
+    """Suffix of the `AutoModel` class of Transformers that returns the priced loss. It is empty where none does, and
+    None where Transformers builds no such model."""
     blocks: tuple[str, ...] = ("layers",)
-    """What a model calls its lists of layers."""
+    """Names of the attributes in which a model holds its lists of layers."""
 
 
 _IMAGES = "ForImageClassification"
@@ -64,13 +64,13 @@ _NETWORKS = {
     "detr": "ForObjectDetection",
     "wav2vec2": "ForPreTraining",
 }
-"""What follows `AutoModel` of the networks that Transformers builds."""
+"""Suffix of the `AutoModel` class, for the networks that Transformers builds."""
 _DECODER = Family(transformer.build, adapts=True, splits_sequence=True, packs=True, auto="ForCausalLM")
 _DIFFUSION = Family(
     diffusion.build, diffusion.NEEDS, recomputes=("none", "full"), auto=None, blocks=("transformer_blocks",)
 )
-"""Lists of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py, cogvideox_transformer_3d.py,
-transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
+"""The names in `blocks` are those of diffusers: models/transformers/dit_transformer_2d.py, pixart_transformer_2d.py,
+cogvideox_transformer_3d.py, transformer_flux.py, transformer_sd3.py, transformer_wan.py."""
 _NETWORK = Family(cnn.build, recomputes=("none",), auto=None)
 
 FAMILIES: Mapping[str, Family] = {
@@ -119,4 +119,4 @@ FAMILIES: Mapping[str, Family] = {
 """Every family by name."""
 
 ADAPTED = tuple(name for name, family in FAMILIES.items() if family.adapts)
-"""Families that LoRA trains."""
+"""Families that LoRA can train."""

@@ -1,8 +1,11 @@
-"""Rectified-flow transformers: FLUX.1, whose first layers keep image and text apart and attend over both, and whose
-last layers treat them alike, with attention and MLP side by side (Esser et al., arXiv 2403.03206, section 4; sizes of
-black-forest-labs/flux, src/flux/util.py).
+"""Rectified-flow transformers: FLUX.1 and Stable Diffusion 3.
 
-Images become latents, and texts states, before training; the frozen networks that make them are no part of the step.
+The first layers of FLUX.1 keep image and text in separate streams and attend over both; its last layers treat them
+alike, with attention and MLP side by side (Esser et al., arXiv 2403.03206, section 4; sizes of black-forest-labs/flux,
+src/flux/util.py).
+
+Images become latents, and texts become encoder states, before training; the frozen networks that make them are not part
+of the step.
 """
 
 from __future__ import annotations
@@ -22,11 +25,18 @@ NEEDS = ("double_layers", "width", "attention_heads", "image_tokens", "text_toke
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph: `double_layers` layers of two streams, `dual_layers` of which attend twice, `single_layers` of one,
-    `image_tokens` patches of `patch_values` numbers and `text_tokens` states of `text_width`, beside a pooled state of
-    `pooled_width`; `query_key_norm` (1) and `rotates` (1) say what becomes of queries and keys, `text_ends` (0) that
-    nothing reads the text behind the last of the two streams, `guided` (0) that the strength of guidance, with which
-    the model was distilled, is embedded like the time. Data parallel only."""
+    """Build the graph, data parallel only.
+
+    Dimensions of `Model.extra`; defaults are in brackets:
+
+    - `double_layers` layers of two streams, `dual_layers` (0) of which attend twice, and `single_layers` (0) of one
+      stream.
+    - `image_tokens` patches of `patch_values` numbers, `text_tokens` states of `text_width`, and a pooled state of
+      `pooled_width`.
+    - `query_key_norm` (1) and `rotates` (1): whether queries and keys are normed and rotated.
+    - `text_ends` (0): 1 if nothing reads the text after the last layer of two streams.
+    - `guided` (0): 1 if the guidance strength, with which the model was distilled, is embedded like the time.
+    """
     extra = workload.model.extra
     width, text, image = int(extra["width"]), extra["text_tokens"], extra["image_tokens"]
 
@@ -80,9 +90,12 @@ def _double(
     attends_twice: bool = False,
     text_ends: bool = False,
 ) -> None:
-    """A layer of two streams; in one that attends twice the image also attends to itself alone, with scales of its own
-    (diffusers, models/normalization.py: SD35AdaLayerNormZeroX), and one where the text ends computes nothing of it
-    behind queries, keys and values (models/attention.py: JointTransformerBlock, `context_pre_only`)."""
+    """Write a layer of two streams.
+
+    If it `attends_twice`, the image also attends to itself alone, with its own scales (diffusers,
+    models/normalization.py: SD35AdaLayerNormZeroX). If `text_ends`, the text is not computed beyond queries, keys and
+    values (models/attention.py: JointTransformerBlock, `context_pre_only`).
+    """
     width, heads = int(extra["width"]), int(extra["attention_heads"])
     if attends_twice:
         modulated.vector(walk, width, 3 * width)
@@ -121,8 +134,10 @@ def _single(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
 
 
 def _positions(walk: Walk, extra: Mapping[str, float], tokens: float) -> None:
-    """Queries and keys are normed by head and rotated, where the model does so: FLUX does both, SD3 neither,
-    and SD3.5 norms them (diffusers, models/transformers/transformer_sd3.py: `qk_norm`)."""
+    """Write the norms by head and the rotation of queries and keys, where the model has them.
+
+    FLUX has both, SD3 neither, and SD3.5 the norms (diffusers, models/transformers/transformer_sd3.py: `qk_norm`).
+    """
     width, heads = int(extra["width"]), int(extra["attention_heads"])
     if extra.get("query_key_norm", 1.0):
         for _ in ("query", "key"):
