@@ -1,11 +1,12 @@
-"""State-space models and hybrids of them with attention: Mamba, Jamba, Zamba, Falcon-H1, Bamba, Nemotron-H, Griffin,
-MiniMax, Qwen3-Next, LFM2, RWKV.
+"""State-space models and their hybrids with attention.
 
-`Model.pattern` says of every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
-`+mlp`; mixers are those of `mixers.MIXERS`, `attention`, `local` (attention in a window of `extra.window`), and
-`parallel` (attention and Mamba-2 of the same input: Falcon-H1, arXiv 2507.22448). `shared` is Zamba's (arXiv
-2405.16712): one layer of attention and MLP, of which `extra.shared_blocks` copies serve every place where it stands,
-over the hidden state beside the embedding, with a dense layer of its own at each place.
+Mamba, Jamba, Zamba, Falcon-H1, Bamba, Nemotron-H, Griffin, MiniMax, Qwen3-Next, LFM2 and RWKV.
+
+`Model.pattern` says for every layer what mixes its tokens and what follows: `mamba`, `mamba+mlp`, `attention+moe`,
+`+mlp`. Mixers are those of `mixers.MIXERS`, `attention`, `local` (attention in a window of `extra.window`), and
+`parallel` (attention and Mamba-2 on the same input: Falcon-H1, arXiv 2507.22448). `shared` is Zamba's (arXiv
+2405.16712): one layer of attention and MLP over the hidden state and the embedding side by side. All its places in the
+model share `extra.shared_blocks` copies of its weights; each place has its own dense layer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph: a block for each kind of layer in `Model.pattern`, and the usual embedding and head."""
+    """Build the graph: a block for each kind of layer in `Model.pattern`, and the usual embedding and head."""
     rank = Rank.of(shards, workload.sequence_length)
     pattern = workload.model.pattern
     blocks = []
@@ -48,7 +49,7 @@ def _layer(kind: str, workload: Workload, rank: Rank, repeat: int) -> Block:
 
 
 def _attend(mixer: str, places: int) -> Attend | None:
-    """What builds the first half of a layer."""
+    """Return the function that builds the first half of a layer; None for the usual attention."""
 
     def build(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
         if not mixer:
@@ -64,8 +65,11 @@ def _attend(mixer: str, places: int) -> Attend | None:
 
 
 def _shared(workload: Workload, rank: Rank, places: int) -> Part:
-    """Zamba's shared layer at one of its `places`, with its share of the weights, the adapters of rank
-    `extra.mlp_adapter` and `extra.attention_adapter` that each place has for itself, and the Mamba layer behind."""
+    """Build Zamba's shared layer at one of its `places`, and the Mamba layer after it.
+
+    The part holds its share of the shared weights. Each place has its own adapters, of rank `extra.mlp_adapter` and
+    `extra.attention_adapter`.
+    """
     model, extra = workload.model, workload.model.extra
     t, h, f = rank.tensor, float(model.hidden), model.ffn_hidden / rank.tensor
     heads, width = model.heads / t, model.heads / t * model.head_dim
@@ -95,7 +99,7 @@ def _shared(workload: Workload, rank: Rank, places: int) -> Part:
 
 
 def needs(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """The dimensions of `Model.extra` that the layers of a pattern cannot do without."""
+    """Return the names of the dimensions of `Model.extra` that the layers of a pattern need."""
     names: list[str] = []
     for kind in dict.fromkeys(pattern):
         mixer, _, follower = kind.partition("+")

@@ -1,6 +1,7 @@
-"""Shared pieces of model families: each returns the operators of one layer part, forward and backward.
+"""Building blocks of all model families: functions that return the operators of one part of a layer.
 
-Shapes follow the legend of `tilecast.spec`; every dimension may be a column over shards, shape (S,).
+The operators are those of the forward and the backward pass. Shapes follow the legend of `tilecast.spec`; every
+dimension may be a column over shards, (S,).
 """
 
 from __future__ import annotations
@@ -28,10 +29,22 @@ def linear(
     input_gradient: bool = True,
     cast: tuple[Floats | float, Floats | float] = (1.0, 1.0),
 ) -> list[Op]:
-    """A dense layer: Y[tokens, outputs] = X[tokens, inputs] W. Backward is two GEMMs of the same FLOPs, the
-    gradients of X and of W, plus a reduction over tokens for the bias; without `trainable` a weight has a gradient
-    unless the job's weights are frozen. In FP8 the shares `cast` of the input and of the
-    output's gradient are quantized here: a norm writes its output so, and tensor ranks gather what each has cast."""
+    """Return the operators of a dense layer: Y[tokens, outputs] = X[tokens, inputs] W.
+
+    Backward is two GEMMs of the same FLOPs, for the gradients of X and of W, plus a reduction over tokens for the bias.
+
+    Args:
+        name: beginning of the operators' names.
+        numerics: how tensors are stored and kernels are fused.
+        tokens: rows of X.
+        inputs: columns of X.
+        outputs: columns of Y.
+        bias: whether there is a bias.
+        trainable: whether the weight has a gradient; by default it has one unless the job's weights are frozen.
+        input_gradient: whether X has a gradient.
+        cast: shares of the input and of the output's gradient that are quantized here in FP8. They are below 1 where a
+            norm writes its output in FP8, or where tensor-parallel ranks gather what each has cast.
+    """
 
     def gemm(
         label: str, m: Floats | float, n: Floats | float, k: Floats | float, phase: Phase, *, adds: bool = False
@@ -60,8 +73,11 @@ def products(
     *shapes: tuple[str, Floats | float, Floats | float, Floats | float],
     selective: bool = True,
 ) -> list[Op]:
-    """`batch` products of matrices [m, k] and [k, n] for each label, m, n and k of `shapes`: the first is the forward
-    pass, which selective checkpointing recomputes where it is `selective`, the others are its gradients."""
+    """Return the operators of `batch` products of matrices [m, k] and [k, n] for each of `shapes`.
+
+    A shape is (label, m, n, k). The first one is the forward pass, which selective recomputation runs again if
+    `selective`; the others are its gradients.
+    """
     return [
         Op(
             f"{name}{label}",
@@ -76,7 +92,7 @@ def products(
 def rowwise(
     name: str, numerics: Numerics, kind: str, rows: Floats, cols: Floats | float, *, launches: float = 1.0
 ) -> list[Op]:
-    """A kernel over rows of `cols` elements, and its gradient in so many `launches`."""
+    """Return a kernel over rows of `cols` elements, and its gradient, which is launched as `launches` kernels."""
     ops = [Op(name, KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=0.0))]
     if numerics.training:
         backward = KernelTable.of(kind, numerics.vector, rows=rows, cols=cols, backward=1.0)
@@ -85,9 +101,12 @@ def rowwise(
 
 
 def quantized(name: str, numerics: Numerics, elements: Floats, phase: Phase) -> list[Op]:
-    """The cast of an operand to FP8 where products run in it: 16 bits are read and, in training, two copies written, by
-    rows for this product and by columns for the gradient (Transformer Engine, pytorch/tensor/float8_tensor.py and
-    mxfp8_tensor.py: rowwise and columnwise usage; torchao, float8/float8_linear.py casts both operands)."""
+    """Return the cast of an operand to FP8, if products run in FP8.
+
+    Per element 16 bits are read. Training writes two copies, by rows for this product and by columns for the gradient
+    (Transformer Engine, pytorch/tensor/float8_tensor.py and mxfp8_tensor.py: rowwise and columnwise usage; torchao,
+    float8/float8_linear.py casts both operands).
+    """
     if numerics.matrix != "fp8" or not np.any(elements):
         return []
     copies = 1.0 if numerics.training else 0.5
@@ -106,8 +125,11 @@ def elementwise(
     launches: Floats | float = 1.0,
     count: float = 1.0,
 ) -> list[Op]:
-    """A kernel over `elements` that reads and writes that many tensors of the activation's type, and `mask_bytes` of a
-    dropout mask per element besides, which the forward pass draws."""
+    """Return a kernel over `elements` that reads `reads` tensors and writes `writes` tensors.
+
+    The tensors have the type of activations. A dropout mask adds `mask_bytes` per element, which the forward pass draws
+    and writes, and the backward pass reads.
+    """
     table = KernelTable.of(
         "elementwise",
         numerics.vector,
@@ -128,8 +150,11 @@ def convolution(
     trainable: bool = True,
     input_gradient: bool = True,
 ) -> list[Op]:
-    """A convolution of those dimensions (of `conv` but its direction), forward and its gradients, between copies of
-    layout where its kernels need them. A transposed one computes what the other's gradient of the input does."""
+    """Return the operators of a convolution: forward, gradients, and copies of layout where its kernels need them.
+
+    `dims` are the dimensions of kind `conv` except its direction. The forward pass of a transposed convolution is the
+    input gradient of the plain one, and the reverse.
+    """
     ops = fused_away("layout", _layout_copies(name, numerics, dims, input_gradient + trainable))
     kind = "direct_conv" if _lacks_tensor_kernel(numerics, dims) else "conv"
 
@@ -147,18 +172,21 @@ def convolution(
 
 
 WORD = 8
-"""Channels of 16 bits that tensor cores read at once; tensors of another number are copied to padded ones."""
+"""Channels of 16 bits that tensor cores read at once. Tensors whose channels are no multiple of it are copied to padded
+ones."""
 FIRST_CHANNELS = 4
-"""Images of this many channels have kernels of their own."""
+"""Images of at most this many channels have special kernels that read them without padding."""
 TUNED_GROUPS = 32
-"""Grouped convolutions over channels-last images have kernels on tensor cores for multiples of this many groups, as
-ResNeXt has; others run on the CUDA cores."""
+"""Grouped convolutions over channels-last images have tensor-core kernels if the number of groups is a multiple of
+this, as in ResNeXt; others run on the CUDA cores."""
 
 
 def _layout_copies(name: str, numerics: Numerics, dims: Mapping[str, Floats | float], gradients: int) -> list[Op]:
-    """The copies around a convolution on tensor cores, whose kernels read and write channels last and whole words.
-    Each of its kernels is one call of the library, which copies what it reads and what it writes; depthwise
-    convolutions do not run there."""
+    """Return the copies around a convolution on tensor cores.
+
+    Its kernels read and write channels last and whole words. Each of them is one call of the library, which copies what
+    it reads and what it writes. Depthwise convolutions do not run on tensor cores and need no copies.
+    """
     if numerics.matrix == "fp32" or _is_depthwise(dims):
         return []
     inputs = dims["batch"] * dims["c_in"] * dims["in_d"] * dims["in_h"] * dims["in_w"]
@@ -192,14 +220,16 @@ def _is_depthwise(dims: Mapping[str, Floats | float]) -> bool:
 
 
 def channel_norm(name: str, numerics: Numerics, elements: Floats, *, flat: bool = True) -> list[Op]:
-    """Batch, instance or group norm of images, or of volumes (not `flat`): one pass for the statistics and one to
-    normalise; backward likewise."""
+    """Return batch, instance or group norm of images, or of volumes if not `flat`.
+
+    One pass computes the statistics and one normalises; backward likewise.
+    """
     ops = pointwise(name, numerics, elements, reads=2.0, absorbed=False, backward=(4.0, 1.0))
     return ops if flat else _as_chain(name, numerics, elements, "channelnorm", "norm", ops)
 
 
 def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -> list[Op]:
-    """Maximum or mean over windows of `before` elements, of which `ratio` remain."""
+    """Return maximum or mean pooling over `before` elements, of which the share `ratio` remains."""
     ops = elementwise(name, numerics, before, 1.0, ratio)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, before, 2 * ratio, 1.0, phase="backward")
@@ -207,8 +237,10 @@ def pool(name: str, numerics: Numerics, before: Floats, ratio: Floats | float) -
 
 
 def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool) -> list[Op]:
-    """Layer norm or RMS norm over rows of `cols` elements. Backward is two kernels: the input's gradient,
-    and the reduction for weight and bias."""
+    """Return layer norm or RMS norm over rows of `cols` elements.
+
+    Backward is two kernels: one for the gradient of the input, and the reduction for weight and bias.
+    """
     kind: Composed = "rmsnorm" if rms else "layernorm"
     ops = []
     if numerics.autocast:
@@ -220,7 +252,7 @@ def norm(name: str, numerics: Numerics, rows: Floats, cols: float, *, rms: bool)
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """An operator written in element-wise ones: tensors read and written, and kernels, of each pass."""
+    """An operator written as element-wise kernels: tensors read, tensors written, and kernels of each pass."""
 
     forward: tuple[float, float, int]
     backward: tuple[float, float, int]
@@ -237,16 +269,23 @@ CHAINS: Mapping[Composed, Composition] = {
     "tanh-gelu": _GELU,
     "dropout": Composition((4.25, 4.25, 5), (3.0, 2.0, 2), wide=False),
 }
-"""Counted from the formulas and their derivatives. A norm of layers or channels: mean, squared difference, its mean,
-product, sum (TensorFlow, nn_impl.py: moments, batch_normalization); of root mean squares: conversion, square, mean,
-product, conversion, product with the weight (Hugging Face, LlamaRMSNorm). GELU in its tanh form: power, product, sum,
-product, tanh, sum, product, product. Dropout: draw in FP32, compare, convert, scale, multiply."""
+"""Operators that a framework may compose of element-wise kernels, counted from the formulas and their derivatives.
+
+Layer and channel norm: mean, squared difference, its mean, product, sum (TensorFlow, nn_impl.py: moments,
+batch_normalization). RMS norm: conversion, square, mean, product, conversion, product with the weight (Hugging Face,
+LlamaRMSNorm). GELU in its tanh form: power, product, sum, product, tanh, sum, product, product. Dropout: draw in FP32,
+compare, convert, scale, multiply.
+"""
 
 
 def _as_chain(
     name: str, numerics: Numerics, elements: Floats, kind: Composed, fusing: PassName, whole: list[Op]
 ) -> list[Op]:
-    """An operator as the chain that its framework writes, and `whole` where a pass fuses that."""
+    """Return an operator as the chain of kernels that its framework composes.
+
+    The fusion pass `fusing` replaces the chain with `whole`. `whole` is also the answer where the framework does not
+    compose the operator.
+    """
     if kind not in numerics.composed:
         return whole
     chain = CHAINS[kind]
@@ -277,8 +316,11 @@ def pointwise(
     backward: tuple[Floats | float, Floats | float] = (2.0, 1.0),
     kind: Composed | None = None,
 ) -> list[Op]:
-    """An activation, dropout, residual … forward and backward. Eager code runs `kernels` kernels for it, each a full
-    pass; a chain that fusion absorbs (`absorbed`) leaves one of them. `kind` is what a framework may compose."""
+    """Return an activation, dropout, residual sum or the like, forward and backward.
+
+    Eager code runs `kernels` kernels for it, each a full pass over memory; of a chain that fusion absorbs (`absorbed`)
+    one kernel remains. `kind` names the operator if a framework may compose it (`CHAINS`).
+    """
     ops = elementwise(name, numerics, elements, reads, writes, mask_bytes=mask_bytes)
     if numerics.training:
         ops += elementwise(f"{name}.gradient", numerics, elements, *backward, mask_bytes=mask_bytes, phase="backward")
@@ -304,10 +346,26 @@ def attention(
     biased: bool = False,
     wide_softmax: bool = False,
 ) -> list[Op]:
-    """Scaled dot-product attention: one fused kernel, or two batched GEMMs around scale, mask, softmax and
-    dropout over the score matrix of batch · heads · seq_q · seq_kv elements. `head_dim` is the width of a query and a
-    key, `value_dim` that of a value where it differs. The scores may be `biased` by a trained table, and the softmax
-    `wide`: in FP32, its answer cast to 16 bits for the second product."""
+    """Return scaled dot-product attention as one fused kernel, or unfused.
+
+    Unfused attention is two batched GEMMs around scale, mask, softmax and dropout over the score matrix of batch x
+    heads x seq_q x seq_kv elements.
+
+    Args:
+        name: beginning of the operators' names.
+        numerics: how tensors are stored, and whether attention is fused (`flash`).
+        batch: sequences.
+        heads: heads of the queries.
+        kv_heads: heads of the keys and values.
+        seq_q: queries of a sequence.
+        seq_kv: keys of a sequence.
+        head_dim: width of a query and a key.
+        causal: whether a causal mask applies.
+        dropout: whether scores are dropped out in training.
+        value_dim: width of a value where it is not `head_dim`.
+        biased: whether a trained table of biases is added to the scores.
+        wide_softmax: whether the softmax is in FP32, and its result is cast to 16 bits for the second product.
+    """
     values = head_dim if value_dim is None else value_dim
     if numerics.flash:
         dims: dict[str, Floats | float] = {
@@ -346,8 +404,11 @@ def attention(
 def _fused_attention(
     name: str, numerics: Numerics, dims: Mapping[str, Floats | float], head_dim: float, values: float
 ) -> list[Op]:
-    """Attention in one kernel. It has one width with the same FLOPs: of two products forward one is as wide as the
-    values, of five backward two are."""
+    """Return attention in one fused kernel.
+
+    The kernel has a single width, chosen for the same FLOPs: of two products forward one is as wide as the values, of
+    five products backward two are.
+    """
     forward = KernelTable.of("attention", numerics.vector, **dims, head_dim=(head_dim + values) / 2, backward=0.0)
     ops = [Op(name, forward, selective=True)]
     if numerics.training:
@@ -360,8 +421,10 @@ def _fused_attention(
 def _softmax(
     name: str, numerics: Numerics, rows: Floats, cols: Floats, masks: int, *, biased: bool, wide: bool
 ) -> tuple[list[Op], Op]:
-    """What runs between the two products of unfused attention, over rows · cols scores: scale and mask in `masks`
-    kernels, bias, softmax and its casts; and the gradient of the softmax."""
+    """Return the operators between the two products of unfused attention, and the gradient of the softmax.
+
+    They run over rows x cols scores: scale and mask in `masks` kernels, bias, softmax and its casts.
+    """
     scores = rows * cols
     scale_mask = pointwise(f"{name}.scale-mask", numerics, scores, kernels=masks, absorbed=False, backward=(1.0, 1.0))
     ops = fused_away("elementwise", _selective(scale_mask))
@@ -369,7 +432,7 @@ def _softmax(
     if biased:
         added = pointwise(f"{name}.bias", whole, scores, absorbed=False, backward=(1.0, 0.0))
         ops += fused_away("elementwise", _selective(added))
-    # A wide softmax reads its scores, and writes their gradient, in 16 bits: the traffic of fewer rows in FP32.
+    # A wide softmax reads scores and writes their gradient in 16 bits, so it moves as much as fewer rows in FP32.
     shares = (0.75, 5 / 6) if wide and not biased else (1.0, 1.0)
     softmax = KernelTable.of("softmax", whole.vector, rows=rows * shares[0], cols=cols, backward=0.0)
     ops.append(Op(f"{name}.softmax", softmax, selective=True))
@@ -381,11 +444,11 @@ def _softmax(
 
 
 def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> list[Op]:
-    """Softmax cross-entropy over `cols` classes, pass by pass over the logits.
+    """Return the softmax cross-entropy over `cols` classes, one operator per pass over the logits.
 
-    A compiler reads the logits twice (maximum, sum), and once more to write their gradient. Eager frameworks copy
-    them to FP32, normalise the copy into a second one (two reads, one write), fill the gradient of the picked
-    entries, turn it into that of the logits, and convert it back.
+    A compiler reads the logits twice (maximum, sum), and once more to write their gradient. Eager frameworks copy them
+    to FP32, normalise the copy into a second one (two reads, one write), fill the gradient of the picked entries, turn
+    it into that of the logits, and convert it back.
     """
     e = numerics.element
 
@@ -405,13 +468,15 @@ def cross_entropy(name: str, numerics: Numerics, rows: Floats, cols: Floats) -> 
 
 
 def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, float]:
-    """What a loss keeps of each logit until its backward pass, and what it needs besides while that runs.
+    """Return the bytes that a loss keeps of each logit until its backward pass, and needs besides during it.
 
-    Eager frameworks keep a normalised copy of the logits in FP32, and the logits where a model has `returned` them to
-    the training loop, which holds them; two gradients in FP32 come on top, that of the picked entries and that of the
-    logits. Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
-    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type.
-    Of logits in chunks the gradients of one chunk are there at a time.
+    Eager frameworks keep a normalised copy of the logits in FP32. They also keep the logits if the model has `returned`
+    them to the training loop, which holds them. Backward, two gradients in FP32 are added: that of the picked entries
+    and that of the logits.
+
+    Megatron's `parallel` loss keeps the softmax in FP32, turns it into the gradient in place, and converts that
+    (tensor_parallel/cross_entropy.py). A `fused` loss keeps the logits, and writes their gradient in their type. If the
+    logits are cut into chunks, the gradients of only one chunk exist at a time.
     """
     if not numerics.training:
         return numerics.element, 4.0
@@ -423,20 +488,20 @@ def logit_bytes(numerics: Numerics, *, returned: bool = True) -> tuple[float, fl
 
 
 def embedding(name: str, numerics: Numerics, rows: Floats, cols: float) -> list[Op]:
-    """A table look-up and, backward, the scatter-add of its gradient."""
+    """Return a table look-up and, backward, the scatter-add of its gradient."""
     return rowwise(name, numerics, "embedding", rows, cols, launches=4.0)
 
 
 def fused_away(name: PassName, ops: Iterable[Op]) -> list[Op]:
-    """The same operators, which that pass removes."""
+    """Return the operators, marked as removed by the fusion pass `name`."""
     return [replace(op, unless=name) for op in ops]
 
 
 def fused_into(name: PassName, eager: Iterable[Op], fused: Iterable[Op]) -> list[Op]:
-    """Operators of eager execution, and what that pass puts in their place."""
+    """Return the eager operators, and those that the fusion pass `name` replaces them with."""
     return fused_away(name, eager) + [replace(op, only=name) for op in fused]
 
 
 def _selective(ops: Iterable[Op]) -> list[Op]:
-    """The same operators, the forward ones marked as recomputed by selective checkpointing."""
+    """Return the operators, with the forward ones marked for selective recomputation."""
     return [replace(op, selective=op.phase == "forward") for op in ops]

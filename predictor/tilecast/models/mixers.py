@@ -1,14 +1,15 @@
-"""What stands in attention's place in state-space and hybrid models: state-space layers, linear attention, gated
-recurrences and short convolutions, as halves of a transformer's layer.
+"""Half layers that replace attention in state-space and hybrid models.
+
+They are state-space layers, linear attention, gated recurrences and short convolutions.
 
 Sources: Mamba, arXiv 2312.00752 (section 3.3: one fused scan that reads its inputs and writes its output once, and
 computes the states again in the backward pass); Mamba-2, arXiv 2405.21060 (section 6: the scan as matrix products
-inside chunks and a recurrence over chunks); Lightning Attention-2, arXiv 2401.04658 (the same without decay by
-token); Gated DeltaNet, arXiv 2412.06464 (section 3.3: two further products for each chunk); Griffin, arXiv 2402.19427
-(section 2.4); RWKV, arXiv 2305.13048 (section 3); LFM2's short convolutions as transformers writes them.
+inside chunks and a recurrence over chunks); Lightning Attention-2, arXiv 2401.04658 (the same without decay by token);
+Gated DeltaNet, arXiv 2412.06464 (section 3.3: two further products for each chunk); Griffin, arXiv 2402.19427 (section
+2.4); RWKV, arXiv 2305.13048 (section 3); LFM2's short convolutions as transformers writes them.
 
-Scans are priced by the memory they move; the exponentials of Mamba's (one for each element and state) are not.
-Tensor parallelism splits channels and heads as Megatron's Mamba layers do (arXiv 2406.07887, section 3).
+Scans are priced by the memory they move. The exponentials of Mamba's scan, one for each element and state, are not
+priced. Tensor parallelism splits channels and heads as Megatron's Mamba layers do (arXiv 2406.07887, section 3).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from tilecast.spec import Floats, Workload
 
 @dataclass(slots=True)
 class Mixer:
-    """A half layer under construction, behind its norm: operators, parameters of a rank, (S,), and the bytes kept for
-    the backward pass, (S,)."""
+    """A half layer under construction, after its norm.
+
+    It collects operators, the parameters of a rank, (S,), and the bytes that are kept for the backward pass, (S,).
+    """
 
     name: str
     workload: Workload
@@ -52,38 +55,41 @@ class Mixer:
         return self.rank.tokens
 
     def linear(self, label: str, inputs: Floats | float, outputs: Floats | float) -> None:
-        """A dense layer over the tokens; its input is kept by whoever wrote it."""
+        """Add a dense layer over the tokens; its input counts as kept where it is written."""
         name = f"{self.name}.{label}"
         self.ops += layers.linear(name, self.numerics, self.tokens, inputs, outputs)
         self.parameters = self.parameters + inputs * outputs
         self.linears.append(Linear(name, self.tokens, inputs, outputs))
 
     def written(self, width: Floats | float) -> None:
-        """A tensor of that width for each token stays until the backward pass."""
+        """Keep a tensor of `width` numbers per token until the backward pass."""
         self.activation_bytes = self.activation_bytes + self.numerics.element * self.tokens * width
 
     def pass_over(self, label: str, width: Floats | float, *, reads: float = 1.0, kernels: int = 1) -> None:
-        """An element-wise pass over that width of each token."""
+        """Add an element-wise pass over `width` numbers per token."""
         name = f"{self.name}.{label}"
         self.ops += layers.pointwise(name, self.numerics, self.tokens * width, reads=reads, kernels=kernels,
                                      backward=(reads + 1.0, reads))  # fmt: skip
 
     def convolve(self, width: Floats | float, kernel: float) -> None:
-        """A causal depthwise convolution over the tokens, with a bias and an activation in one kernel."""
+        """Add a causal depthwise convolution over the tokens, with a bias and an activation in the same kernel."""
         self.pass_over("convolution", width)
         self.parameters = self.parameters + width * (kernel + 1.0)
         self.written(width)
 
     def normed(self, width: Floats | float) -> None:
-        """A norm over that width of each token."""
+        """Add a norm over `width` numbers per token."""
         self.ops += layers.norm(f"{self.name}.inner-norm", self.numerics, self.tokens, width, rms=True)  # type: ignore[arg-type]
         self.parameters = self.parameters + width
         self.written(width)
 
     def chunked(self, chunk: float, heads: Floats, groups: Floats, state: float, value: float, delta: bool) -> None:
-        """A linear recurrence over `heads` states of `state` x `value`, as products inside chunks: keys with queries of
-        each group, those scores with the values, the chunk's own state, and what the state before adds to its output.
-        `delta` solves for what each token changes, which takes two products more."""
+        """Add a linear recurrence over `heads` states of `state` x `value` numbers, as products inside chunks.
+
+        The products are keys with the queries of each group, those scores with the values, the chunk's own state, and
+        what the previous state adds to the chunk's output. With `delta`, two more products solve for what each token
+        changes.
+        """
         chunk = min(chunk, self.rank.sequence)
         chunks = self.tokens / chunk
         shapes = [
@@ -107,7 +113,7 @@ class Mixer:
         self.ops += layers.pointwise(f"{self.name}.carry", replace(self.numerics, element=4.0), states)
 
     def part(self) -> Part:
-        """The half layer, with the sum behind it and the exchanges of tensor parallelism."""
+        """Return the half layer, with the residual sum after it and the transfers of tensor parallelism."""
         h, outer = self.workload.model.hidden, self.rank.outer_tokens
         ops = [*self.ops, *residual(f"{self.name}.residual", self.numerics, outer * h, dropout=False)]
         transfers = tensor_transfers(self.name, self.workload, self.rank)
@@ -116,7 +122,7 @@ class Mixer:
 
 
 def _mamba(mix: Mixer) -> None:
-    """Mamba: `inner` channels, each with `state` numbers; step sizes out of a vector of `step_rank`."""
+    """Write Mamba: `inner` channels with `state` numbers each, and step sizes from a vector of `step_rank`."""
     extra, h = mix.workload.model.extra, float(mix.workload.model.hidden)
     inner, state, rank = extra["inner"] / mix.rank.tensor, extra["state"], extra["step_rank"]
     mix.linear("input", h, 2 * inner)
@@ -132,8 +138,10 @@ def _mamba(mix: Mixer) -> None:
 
 
 def _mamba2(mix: Mixer) -> None:
-    """Mamba-2: `inner` channels in heads of `inner_head` that share a step size and, in `groups`, inputs and outputs of
-    `state` numbers."""
+    """Write Mamba-2: `inner` channels in heads of `inner_head`.
+
+    The channels of a head share a step size; in each of `groups` they share inputs and outputs of `state` numbers.
+    """
     extra, h, t = mix.workload.model.extra, float(mix.workload.model.hidden), mix.rank.tensor
     inner, width = extra["inner"] / t, extra["inner_head"]
     heads, groups, state = inner / width, np.maximum(extra["groups"] / t, 1.0), extra["state"]
@@ -150,7 +158,7 @@ def _mamba2(mix: Mixer) -> None:
 
 
 def _linear_attention(mix: Mixer) -> None:
-    """Lightning attention: queries, keys and values of every head, and a gate behind their norm."""
+    """Write Lightning attention: queries, keys and values of every head, and a gate after their norm."""
     model, h = mix.workload.model, float(mix.workload.model.hidden)
     heads = model.heads / mix.rank.tensor
     width = heads * model.head_dim
@@ -165,7 +173,10 @@ def _linear_attention(mix: Mixer) -> None:
 
 
 def _delta(mix: Mixer) -> None:
-    """Gated DeltaNet: `key_heads` of width `state`, values of `inner` channels in heads of `inner_head`."""
+    """Write Gated DeltaNet.
+
+    It has `key_heads` of width `state`, and values of `inner` channels in heads of `inner_head`.
+    """
     extra, h, t = mix.workload.model.extra, float(mix.workload.model.hidden), mix.rank.tensor
     values, width, state = extra["inner"] / t, extra["inner_head"], extra["state"]
     heads, keys = values / width, extra["key_heads"] / t
@@ -182,8 +193,11 @@ def _delta(mix: Mixer) -> None:
 
 
 def _recurrent(mix: Mixer) -> None:
-    """The recurrent block of Griffin: two branches of `inner` channels, one through a convolution and a gated linear
-    recurrence whose gates are block-diagonal by head."""
+    """Write the recurrent block of Griffin.
+
+    It has two branches of `inner` channels. One passes a convolution and a gated linear recurrence, whose gates are
+    block-diagonal by head.
+    """
     model, h = mix.workload.model, float(mix.workload.model.hidden)
     inner = model.extra["inner"] / mix.rank.tensor
     mix.linear("input", h, 2 * inner)
@@ -198,7 +212,7 @@ def _recurrent(mix: Mixer) -> None:
 
 
 def _short_convolution(mix: Mixer) -> None:
-    """A convolution over few tokens between two gates, as wide as the hidden state."""
+    """Write a convolution over few tokens between two gates, as wide as the hidden state."""
     h, width = float(mix.workload.model.hidden), mix.workload.model.hidden / mix.rank.tensor
     mix.linear("input", h, 3 * width)
     mix.written(3 * width)
@@ -209,8 +223,10 @@ def _short_convolution(mix: Mixer) -> None:
 
 
 def _rwkv(mix: Mixer) -> None:
-    """RWKV: receptance, keys and values of tokens mixed with the one before, a scan, and the receptance that gates the
-    MLP behind it."""
+    """Write RWKV: receptance, keys and values, a scan, and the receptance that gates the MLP after it.
+
+    Receptance, keys and values are computed from each token mixed with the previous one.
+    """
     h, inner = float(mix.workload.model.hidden), mix.workload.model.extra["inner"] / mix.rank.tensor
     mix.pass_over("shift", h, reads=2.0, kernels=3)
     mix.written(3 * h)
@@ -232,11 +248,11 @@ MIXERS: Mapping[str, Callable[[Mixer], None]] = {
     "convolution": _short_convolution,
     "rwkv": _rwkv,
 }
-"""What writes each kind of mixer."""
+"""Functions that write each kind of mixer, by name."""
 
 
 def mix(kind: str, name: str, workload: Workload, rank: Rank) -> Part:
-    """The half layer of a kind of `MIXERS`."""
+    """Build the half layer of a kind of mixer in `MIXERS`."""
     mixer = Mixer(name, workload, rank)
     MIXERS[kind](mixer)
     return mixer.part()

@@ -15,7 +15,7 @@ from tilecast.spec import Floats, Model, Workload
 
 
 def mlp(workload: Workload, rank: Rank) -> Part:
-    """A dense MLP, gated where the model's is."""
+    """Build a dense MLP, gated if the model's MLPs are."""
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     f = model.extra.get("dense_ffn_hidden", model.ffn_hidden)
@@ -44,17 +44,22 @@ def mlp(workload: Workload, rank: Rank) -> Part:
 
 
 def _mlp_tensors(model: Model, numerics: Numerics) -> int:
-    """Tensors of the MLP's width that are kept: the activation's input and output; with a gate its two inputs, their
-    product, and where it is not one kernel the activated one."""
+    """Return how many tensors of the MLP's width are kept.
+
+    Without a gate these are the activation's input and output. With a gate they are its two inputs, their product and,
+    unless the gate is one kernel, the activated input.
+    """
     if not model.gated_mlp:
         return 2
     return 3 if numerics.fused_gate else 4
 
 
 def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
-    """A router, then `top_k` of the experts for every token, and the shared MLP for all. Experts are whole (their
-    tensor-parallel size is one, as Megatron folds them over tensor and data ranks), so a rank computes `top_k` experts
-    for its part of the tokens when the router is balanced."""
+    """Build a router, the `top_k` experts that each token visits, and the shared MLP that all tokens visit.
+
+    Experts are whole: their tensor-parallel size is one, as Megatron folds them over tensor and data ranks. With a
+    balanced router, a rank therefore computes `top_k` experts for its part of the tokens.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, f, t = numerics.element, model.hidden, model.ffn_hidden, rank.tensor
     outer = rank.outer_tokens
@@ -88,8 +93,9 @@ def expert_mlp(workload: Workload, rank: Rank, experts: int) -> Part:
     ops += residual("experts.residual", numerics, outer * h, model.dropout and workload.training)
     wide = _mlp_tensors(model, numerics)
     narrow = numerics.product_input
-    # What an expert's products read, as they read it, its activation's inputs, and what a kept copy of its output is
-    # for, the gradient of the weights: hand-written kernels multiply them in before the second product.
+    # Kept per slot: the inputs of an expert's products in the type that these read, the inputs of its activation, and
+    # a copy of its output for the gradient of the tokens' weights. Hand-written kernels need no such copy, since they
+    # multiply these weights in before the second product.
     slot = narrow * (h + f) + e * (wide - 1) * f + (0.0 if workload.fused_kernels else e * h)
     activation_bytes = (2 * e + numerics.norm_extra) * outer * h + slots * slot + e * tokens * wide * shared
     selected = e * slots * (h + f) + e * tokens * shared
@@ -107,12 +113,13 @@ def _activation(name: str, workload: Workload, numerics: Numerics, elements: Flo
     model = workload.model
     if model.gated_mlp:
         one = layers.pointwise(name, numerics, elements, reads=2.0, backward=(3.0, 2.0))
-        # Eager code activates the gate and multiplies, backward a kernel for either factor and one for the activation.
+        # Eager code runs a kernel for the gate's activation and one for the product; backward, one for each factor and
+        # one for the activation.
         apart = layers.pointwise(name, numerics, elements, reads=3.0, writes=2.0, backward=(6.0, 3.0))
         apart = [replace(op, launches=2.0 if op.phase == "forward" else 3.0) for op in apart]
         ops = layers.fused_into("elementwise", apart, one)
         if model.extra.get("activation_clamp") and workload.execution not in ("compiled", "xla"):
-            # Both inputs limited, one after the other, and joined again; backward a mask for each, and the same copies.
+            # Clamps the two inputs one after the other and joins them; backward, a mask for each and the same copies.
             ops += layers.pointwise(f"{name}.clamp", numerics, elements, reads=4.0, writes=4.0, backward=(6.0, 4.0))
         return ops
     kind: Composed = "tanh-gelu" if model.extra.get("tanh_gelu") else "gelu"

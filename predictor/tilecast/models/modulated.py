@@ -1,5 +1,7 @@
-"""Pieces of diffusion transformers: norms and sums that a vector of time and text modulates (Peebles and Xie, arXiv
-2212.09748, section 3.2; Esser et al., arXiv 2403.03206, section 4)."""
+"""Parts of diffusion transformers: norms and sums that a vector of time and text modulates.
+
+Peebles and Xie, arXiv 2212.09748, section 3.2; Esser et al., arXiv 2403.03206, section 4.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 TIME_WIDTH = 256
-"""Sines and cosines of a time step."""
+"""Number of sines and cosines that encode a time step."""
 
 
 def block(
     name: str, repeat: int, tokens: float, write: Callable[[Walk], None], workload: Workload, shards: Shards
 ) -> Block:
-    """What `write` writes over so many tokens of a sample, `repeat` times. Full recomputation keeps what the block
-    reads."""
+    """Return the block that `write` writes over `tokens` tokens of a sample, repeated `repeat` times.
+
+    Full recomputation keeps the block's input.
+    """
     width, batch = int(workload.model.extra["width"]), shards.micro_batch.astype(float)
     walk = Walk(Numerics.of(workload), batch, width, (1, 1, 1))
     write(walk)
@@ -38,19 +42,19 @@ def block(
 
 
 def vector(walk: Walk, inputs: int, outputs: int) -> None:
-    """A dense layer over the vector that says time and text, behind its activation."""
+    """Write an activation and a dense layer over the vector that encodes time and text."""
     walk.ops += layers.pointwise("silu", walk.numerics, walk.batch * inputs)
     attention.linear(walk, 1.0, inputs, outputs)
 
 
 def table(walk: Walk, rows: int, width: int) -> None:
-    """A learned table of so many rows, which is added to the scales that all blocks share."""
+    """Write a learned table of `rows` rows, which is added to the scales that all blocks share."""
     walk.ops += layers.pointwise("scale-shift", walk.numerics, walk.batch * rows * width, backward=(1.0, 1.0))
     walk.parameters += rows * width
 
 
 def modulated(walk: Walk, tokens: float, width: int, *, weights: bool = False) -> None:
-    """A norm, with `weights` or without, then a scale and an offset from the vector."""
+    """Write a norm, with `weights` or without, then a scale and an offset from the vector."""
     elements = walk.batch * tokens * width
     walk.keep(2 * elements)
     walk.ops += layers.norm("layer-norm", walk.numerics, walk.batch * tokens, float(width), rms=False)
@@ -59,15 +63,18 @@ def modulated(walk: Walk, tokens: float, width: int, *, weights: bool = False) -
 
 
 def gated_sum(walk: Walk, tokens: float, width: int) -> None:
-    """The sum with the input of a part, whose output the vector scales."""
+    """Write the residual sum of a part, whose output is scaled by the vector."""
     elements = walk.batch * tokens * width
     walk.keep(elements)
     walk.ops += layers.pointwise("gate", walk.numerics, elements, reads=2.0, kernels=2, backward=(2.0, 1.0))
 
 
 def query_key_norm(walk: Walk, tokens: float, width: int, *, groups: int, rms: bool) -> None:
-    """Queries or keys are normed in `groups` parts of a token: its heads, or one for all of them. An RMS norm in
-    PyTorch's operators keeps what it normed beside its input (diffusers, models/normalization.py)."""
+    """Write the norm of queries or of keys, over each of `groups` parts of a token.
+
+    The parts are the token's heads, or one for all of them. An RMS norm in PyTorch's operators keeps what it normed
+    besides its input (diffusers, models/normalization.py).
+    """
     elements = walk.batch * tokens * width
     walk.keep((2.0 if rms else 1.0) * elements)
     walk.ops += layers.norm("query-key-norm", walk.numerics, elements * groups / width, width / groups, rms=rms)
@@ -75,18 +82,21 @@ def query_key_norm(walk: Walk, tokens: float, width: int, *, groups: int, rms: b
 
 
 def rotary(walk: Walk, tokens: float, width: int) -> None:
-    """Queries and keys, `tokens` in all, are rotated by their positions, of which alone the gradient needs a copy."""
+    """Write the rotation of queries and keys, `tokens` in all, by their positions.
+
+    The gradient needs only the positions, so no activation is kept.
+    """
     walk.ops += layers.pointwise("rotary", walk.numerics, walk.batch * tokens * width, kernels=3, backward=(1.0, 1.0))
 
 
 def loss(walk: Walk, elements: float) -> None:
-    """The squared error of so many numbers a sample."""
+    """Write the squared error of `elements` numbers per sample."""
     if walk.numerics.training:
         walk.ops += layers.pointwise("loss", walk.numerics, walk.batch * elements, reads=2.0, kernels=3)
 
 
 def gelu(walk: Walk, tokens: float, width: int) -> None:
-    """A GELU over `width` numbers of each token."""
+    """Write a GELU over `width` numbers per token."""
     elements = walk.batch * tokens * width
     walk.keep(elements)
     walk.ops += layers.pointwise("gelu", walk.numerics, elements)

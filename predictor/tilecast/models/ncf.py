@@ -1,5 +1,7 @@
-"""Neural collaborative filtering: embeddings of a user and an item, multiplied in one branch and read by dense layers
-in the other (He et al., arXiv 1708.05031, section 3.4)."""
+"""Neural collaborative filtering (He et al., arXiv 1708.05031, section 3.4).
+
+Embeddings of a user and an item are multiplied in one branch and read by dense layers in the other.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of one block, data parallel only; a sample is a pair of user and item.
+    """Build the graph of one block, data parallel only; a sample is a pair of user and item.
 
-    `Model.extra`: `users` and `items`, the `factors` of the product, and the inputs `dense1` ... `dense3` of the dense
-    layers, which end in `factors` outputs; their embeddings are half as wide as `dense1`.
+    `Model.extra` holds `users` and `items`, the `factors` of the product, and the inputs `dense1` ... `dense3` of the
+    dense layers, which end in `factors` outputs. The embeddings of the dense branch are half as wide as `dense1`.
     """
     extra, numerics = workload.model.extra, Numerics.of(workload)
     pairs = shards.micro_batch.astype(float)

@@ -1,4 +1,4 @@
-"""How tensors are stored and kernels are cut, as a workload and its framework decide."""
+"""How tensors are stored and kernels are fused, as a workload and its framework decide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tilecast.spec import Workload
 
 
 def _accumulates(workload: Workload, vector: str) -> bool:
-    """Whether products add gradients of weights to FP32 buffers: hand-written kernels of frameworks that keep such."""
+    """Return whether products add gradients of weights to FP32 buffers.
+
+    Hand-written kernels do, in frameworks that keep such buffers.
+    """
     framework = frameworks.of(workload)
     fused = framework.fused_accumulation or (workload.fused_kernels and workload.framework is None)
     return vector != "fp32" and fused and framework.has_fp32_gradients(workload)
@@ -18,40 +21,40 @@ def _accumulates(workload: Workload, vector: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How tensors are stored and kernels are cut: what every layer part needs to know of the workload."""
+    """How tensors are stored and kernels are fused: what every part of a layer needs to know of the workload."""
 
     matrix: str
     """Precision of the matrix units."""
     vector: str
-    """Precision of everything else: activations of FP8 and TF32 jobs stay in BF16 and FP32."""
+    """Precision of everything else. Activations of FP8 jobs stay in BF16, those of TF32 jobs in FP32."""
     element: float
     """Bytes of one activation."""
     autocast: bool
-    """Whether norms run in FP32 between casts: automatic mixed precision."""
+    """Whether norms run in FP32 between casts, as in automatic mixed precision."""
     composed: frozenset[Composed]
-    """Operators that are chains of element-wise ones, unless a compiler fuses them (`CHAINS`)."""
+    """Operators that run as chains of element-wise kernels, unless a compiler fuses them (`layers.CHAINS`)."""
     promotes: bool
-    """Whether tensors of FP32 arise among those of 16 bits: eager mixed precision makes them of norms, of softmax, and
-    of sums with FP32 weights, and casts what a product reads."""
+    """Whether FP32 tensors arise among those of 16 bits. Eager mixed precision makes them in norms, softmax, and sums
+    with FP32 weights, and casts what a product reads."""
     channels_last: bool
-    """Whether images lie pixel by pixel, as the convolutions of tensor cores read them. Others run between copies."""
+    """Whether images are stored channels last, as convolutions on tensor cores read them; others run between copies."""
     flash: bool
     """Whether attention is one fused kernel."""
     fused_gate: bool
-    """Whether the gate of an MLP is one kernel, which keeps its two inputs and no activated copy of one."""
+    """Whether the gate of an MLP is one kernel, which keeps its two inputs but no activated copy of one."""
     loss: Loss
-    """What the cross-entropy keeps: `logit_bytes`."""
+    """Kind of cross-entropy, which decides what it keeps: `layers.logit_bytes`."""
     loss_chunks: float
-    """Into how many chunks the loss cuts the logits."""
+    """Number of chunks that the loss cuts the logits into."""
     product_input: float
-    """Bytes of an element of a matrix product's input as it is kept for the gradient of the weight."""
+    """Bytes per element of a matrix product's input, as it is kept for the gradient of the weight."""
     frozen_input: float
-    """Bytes that a product with a frozen weight keeps of each element of its input because the weight is quantized."""
+    """Bytes per element of its input that a product with a frozen weight keeps because the weight is quantized."""
     norm_extra: float
-    """Bytes that a norm keeps of each element besides its input and its output."""
+    """Bytes per element that a norm keeps besides its input and its output."""
     score_extra: float
-    """Bytes that an unfused softmax keeps of each score beside what it keeps without autocast: its output is in FP32,
-    and the product behind it reads a cast of that, or of what dropout made of it."""
+    """Bytes per score that an unfused softmax keeps in addition under autocast: its output is in FP32, and the product
+    after it reads a cast of that, or of the dropout's output."""
     saves_operators: bool
     """Whether selective recomputation keeps attention and every second product, not all but attention."""
     training: bool
@@ -62,8 +65,11 @@ class Numerics:
 
     @property
     def unquantized(self) -> Numerics:
-        """The same for products that stay in 16 bits in an FP8 job: the router's and the head's (Megatron-Core,
-        transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's filter skips `output`)."""
+        """The numerics of products that stay in 16 bits in an FP8 job: those of the router and of the head.
+
+        Sources: Megatron-Core, transformer/moe/router.py, and tensor_parallel/layers.py for output_layer; torchao's
+        filter skips `output`.
+        """
         return replace(self, matrix=self.vector) if self.matrix == "fp8" else self
 
     @classmethod
@@ -71,7 +77,7 @@ class Numerics:
         passes, framework = fuse.passes(workload), frameworks.of(workload)
         vector = {"fp8": "bf16", "tf32": "fp32"}.get(workload.precision, workload.precision)
         element = 4.0 if vector == "fp32" else 2.0
-        # Kernels of one's own are Transformer Engine's, where the job is in FP8.
+        # In an FP8 job, hand-written kernels (`fused_kernels`) are those of Transformer Engine.
         keeps_fp8 = workload.precision == "fp8" and (framework.fp8_inputs or workload.fused_kernels)
         quantizes = workload.lora_rank > 0 and workload.frozen_bits < 16 and workload.training
         autocasts = workload.is_mixed and workload.training and framework.weights == "autocast"
@@ -99,15 +105,18 @@ class Numerics:
 
 
 def _loss(workload: Workload, usual: Loss) -> Loss:
-    """The loss of a workload: a compiler's or a hand-written one where it has such, else the framework's."""
+    """Return the loss of a workload: a compiler's or a hand-written one if it has such, else the framework's."""
     if "loss" in fuse.passes(workload):
         return "fused"
     return "parallel" if workload.fused_kernels and usual == "eager" else usual
 
 
 def _norm_extra(workload: Workload, framework: Framework) -> float:
-    """Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in
-    PyTorch's operators keeps an FP32 copy and the normalised input in place of its input: four more."""
+    """Return the bytes per element that a norm keeps besides its input and its output.
+
+    Autocast keeps the residual stream, and so a norm's input, in FP32: two bytes more. An RMS norm written in PyTorch's
+    operators keeps an FP32 copy and the normalised input in place of its input: four bytes more.
+    """
     if not (workload.is_mixed and workload.training) or "norm" in fuse.passes(workload):
         return 0.0
     if workload.model.rms_norm and "rmsnorm" in framework.composed:

@@ -1,4 +1,4 @@
-"""The parts of a transformer's layer on one rank: what a rank holds and sends, whatever the part computes."""
+"""Parts of a transformer layer on one rank: what a rank holds and sends for them, whatever they compute."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats, Model, Workload
 
 NORMED = (0.0, 1.0)
-"""What of a product's operands is cast to FP8 where a norm comes before it (Transformer Engine, LayerNormLinear; a
-compiler writes the norm's output so)."""
+"""The `cast` of `layers.linear` after a norm, which writes its output in FP8 itself (Transformer Engine,
+LayerNormLinear; a compiler does the same)."""
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What one rank sees of a micro-batch, as columns over shards, each (S,)."""
+    """The part of a micro-batch that one rank sees, as columns over shards, (S,) each."""
 
     micro_batch: Floats
     tensor: Floats
@@ -56,26 +56,29 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A dense layer that an adapter can stand beside: rows, inputs and outputs on one rank, each (S,) or one number."""
+    """A dense layer that an adapter can be added to: rows, inputs and outputs on one rank, each (S,) or one number."""
 
     name: str
     rows: Floats
     inputs: Floats | float
     outputs: Floats | float
     modules: float = 1.0
-    """Over how many modules, each with a weight of the same size, the outputs spread."""
+    """Number of modules that the outputs are spread over, each with a weight of the same size."""
 
 
 def nothing() -> Floats:
-    """Zero on every shard."""
+    """Return zero for every shard."""
     return np.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Half a layer: operators, transfers, and what it keeps for the backward pass (`activation_bytes`, of which the
-    attention scores are `scores`; or `selected` where attention and every second product are kept, arXiv 2410.06511,
-    section 2.3), columns of shape (S,)."""
+    """Half a layer: its operators, transfers, parameters and kept activations, columns of shape (S,).
+
+    `activation_bytes` is kept for the backward pass; `scores` is the share of it that attention scores take. `selected`
+    is kept instead where selective recomputation keeps attention and every second product (arXiv 2410.06511, section
+    2.3).
+    """
 
     ops: list[Op]
     transfers: list[Transfer]
@@ -85,21 +88,24 @@ class Part:
     expert_parameters: Floats = field(default_factory=nothing)
     selected: Floats = field(default_factory=nothing)
     linears: tuple[Linear, ...] = ()
-    """Where adapters go."""
+    """Dense layers that adapters can be added to."""
 
     @classmethod
     def keeping(cls, activation_bytes: Floats) -> Part:
-        """What layers keep besides their parts: so many bytes, (S,)."""
+        """Return a part for `activation_bytes`, (S,), that a layer keeps besides its other parts."""
         return cls([], [], nothing(), activation_bytes)
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Several parts as one."""
+        """Return several parts as one."""
         return cls(*(reduce(add, (getattr(part, item.name) for part in parts)) for item in fields(cls)))
 
 
 def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
-    """Keys and values of all context ranks, gathered forward; again with their gradients backward."""
+    """Return the transfers of keys and values between context-parallel ranks.
+
+    All ranks' keys and values are gathered forward, and again with their gradients backward.
+    """
     return (
         Transfer(f"{name}.keys", "all_gather", "context", keys, "forward"),
         Transfer(f"{name}.keys.gradient", "all_gather", "context", 2 * keys, "backward"),
@@ -107,8 +113,11 @@ def key_transfers(name: str, keys: Floats) -> tuple[Transfer, Transfer]:
 
 
 def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> list[Op]:
-    """Dropout and the residual addition. The gradient of an addition is free; that of dropout is a pass, and
-    where two branches meet their gradients are summed."""
+    """Return dropout and the residual addition.
+
+    The gradient of an addition is free, that of dropout is one pass. Where two branches meet, their gradients are
+    summed.
+    """
     sum_ = layers.pointwise(name, numerics, elements, reads=2.0, backward=(2.0, 1.0))
     if not dropout:
         return sum_
@@ -120,15 +129,17 @@ def residual(name: str, numerics: Numerics, elements: Floats, dropout: bool) -> 
 
 
 def frozen_parameters(workload: Workload, parameters: Floats) -> Floats:
-    """Which parameters of a block without adapters have no gradient: all under LoRA, else none, (S,)."""
+    """Return the parameters without gradient of a block without adapters: all under LoRA, else none, (S,)."""
     return parameters if workload.lora_rank else np.zeros(1)
 
 
 def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer]:
-    """What Megatron's tensor parallelism exchanges around half a layer: one all-reduce forward and one
-    backward, or with sequence parallelism an all-gather and a reduce-scatter each way, and one more gather
-    backward for the weight gradient's input. What a product reads in FP8 is gathered so (Transformer Engine,
-    module/layernorm_linear.py and module/base.py: grad_output_preprocess)."""
+    """Return what Megatron's tensor parallelism exchanges around half a layer.
+
+    That is one all-reduce forward and one backward. With sequence parallelism it is an all-gather and a reduce-scatter
+    each way, and one more all-gather backward for the weight gradient's input. Inputs of products in FP8 are gathered
+    in FP8 (Transformer Engine, module/layernorm_linear.py and module/base.py: grad_output_preprocess).
+    """
     numerics = Numerics.of(workload)
     size = numerics.element * rank.tokens * workload.model.hidden
     plain = np.where(rank.sequence_parallel > 0, 0.0, size)
@@ -149,5 +160,5 @@ def tensor_transfers(name: str, workload: Workload, rank: Rank) -> list[Transfer
 
 
 def norm_parameters(model: Model) -> float:
-    """Parameters of one norm over the hidden state: a weight, and where it is no RMS norm a bias."""
+    """Return the parameters of one norm over the hidden state: a weight, and a bias unless it is an RMS norm."""
     return float(model.hidden if model.rms_norm else 2 * model.hidden)
