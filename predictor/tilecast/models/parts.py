@@ -75,9 +75,8 @@ def nothing() -> Floats:
 class Part:
     """Half a layer: its operators, transfers, parameters and kept activations, columns of shape (S,).
 
-    `activation_bytes` is kept for the backward pass; `scores` is the share of it that attention scores take. `selected`
-    is kept instead where selective recomputation keeps attention and every second product (arXiv 2410.06511, section
-    2.3).
+    `activation_bytes` is kept for the backward pass, and `scores` of it belong to attention scores. `selected` is kept
+    instead where selective recomputation keeps attention and every second product (arXiv 2410.06511, section 2.3).
     """
 
     ops: list[Op]

@@ -1,15 +1,16 @@
 """Recommenders: DLRM and DCN v2, Wide & Deep, a variational autoencoder of a user's items, and SIM.
 
-Embedding tables are read row by row: per sample `lookups` rows of `width` numbers on average, a share `distinct` (1) of
-them unlike each other in a batch, which become one vector for each of `tables`. With `spread_tables` every rank holds a
-share of the tables and answers for the samples of all ranks (hybrid parallelism): keys go to the tables and vectors
-back in an all-to-all, gradients the same way, and only the rows that were read are updated. Where a framework shards
-tables by rows (`Framework.table_sharding`) each rank holds a part of the vectors of all ranks' samples. Otherwise
-tables are copied on every rank and have whole gradients.
+Embedding tables are read row by row. A sample reads `lookups` rows of `width` numbers on average, which become one
+vector for each of `tables`; a share `distinct` (1) of the rows that a batch reads differ from each other.
 
-Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4,
-low rank); Cheng et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639
-(section 3), with the interest evolution of Zhou et al., arXiv 1809.03672 (section 4).
+With `spread_tables` every rank holds a share of the tables and serves the samples of all ranks (hybrid parallelism). An
+all-to-all sends keys to the tables and vectors back, gradients go the same way, and only the rows that were read are
+updated. Where a framework shards tables by rows (`Framework.table_sharding`), each rank holds a part of the vectors of
+all ranks' samples. Without `spread_tables`, tables are copied on every rank and have whole gradients.
+
+Sources: Naumov et al., arXiv 1906.00091 (figures 1 and 4); Wang et al., arXiv 2008.13535 (section 3.4, low rank); Cheng
+et al., arXiv 1606.07792; Liang et al., arXiv 1802.05814 (section 2); Pi et al., arXiv 2006.05639 (section 3), with the
+interest evolution of Zhou et al., arXiv 1809.03672 (section 4).
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from tilecast.spec import Floats, Workload
 
 _KEY_BYTES = 8.0
 _SORT_PASSES = 4.0
-"""Passes of a radix sort over the 32 bits in which rows are numbered, a byte each."""
+"""Passes of a radix sort over the 32 bits of row numbers, one byte per pass."""
 _GATE_KERNELS = 10.0
-"""Kernels for the gates of a GRU written out: three sums, two sigmoids, a tanh, three products and a difference."""
+"""Kernels for the gates of a GRU without cuDNN: three sums, two sigmoids, a tanh, three products and a difference."""
 _MOMENTS: Mapping[str, float] = {"momentum": 1.0, "adam": 2.0, "adamw": 2.0, "lamb": 2.0}
-"""Numbers that optimizers hold beside each weight, which an update of rows reads and writes besides the gradient; plain
-SGD adds gradients to the rows at once."""
+"""Numbers that an optimizer holds beside each weight. An update of rows reads and writes them besides the gradient;
+plain SGD adds gradients to the rows directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommender:
-    """How a family is written, and the dimensions of `Model.extra` without which it cannot be, besides `_TABLES`."""
+    """The function that writes a family, and the dimensions of `Model.extra` that it needs besides `_TABLES`."""
 
     write: Callable[[Walk, Mapping[str, float]], None]
     needs: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ _TABLES = ("table_weights", "tables", "lookups", "width")
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of one block, data parallel but for the tables that are spread."""
+    """Build the graph of one block, data parallel except for tables that are spread."""
     extra = workload.model.extra
     batch = shards.micro_batch.astype(float)
     walk = Walk(Numerics.of(workload), batch, int(extra.get("dense_features", 0)), (1, 1, 1))
@@ -57,7 +58,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
     NETWORKS[workload.model.family].write(walk, extra)
     has_rows = bool(extra.get("spread_tables"))
     row_wise = has_rows and frameworks.of(workload).table_sharding == "row-wise"
-    # Row-wise a rank's part of the vectors, and the gradients that it scatters, are those of all ranks' samples.
+    # With row-wise tables, a rank holds its part of the vectors, and scatters their gradients, for all ranks' samples.
     others = 2.0 * (shards.expert - 1) if row_wise else 0.0
     walk.keep(batch * (1.0 + others) * extra["tables"] * extra["width"])
     if walk.numerics.training:
@@ -78,17 +79,19 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _table_weights(extra: Mapping[str, float]) -> float:
-    """Weights of all tables, with the wide ones where those are spread as the others are."""
+    """Return the weights of all tables, the wide ones among them if tables are spread."""
     return extra["table_weights"] + (extra.get("wide_weights", 0.0) if extra.get("spread_tables") else 0.0)
 
 
 def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]]:
-    """Look-ups and their way back, and what ranks exchange for them. A rank answers as many keys as it asks, since all
-    of them hold equal shares of the tables."""
+    """Return the look-ups, their gradients, and the transfers of both between ranks.
+
+    All ranks hold equal shares of the tables, so a rank answers as many keys as it requests.
+    """
     extra, numerics = workload.model.extra, Numerics.of(workload)
     width, read, made = extra["width"], batch * extra["lookups"], batch * extra["tables"]
     differing = read * extra.get("distinct", 1.0)
-    # Rows come from memory once, however often a batch asks for them, and one row is written for each table.
+    # Each row comes from memory once, however often a batch requests it, and one row is written for each table.
     ops = [Op("tables", KernelTable.of("embedding", "fp32", rows=(differing + made) / 2, cols=width, backward=0.0))]
     exchanged = [("keys", _KEY_BYTES * read, "forward"), ("vectors", numerics.element * made * width, "forward")]
     if numerics.training:
@@ -111,8 +114,11 @@ def _tables(workload: Workload, batch: Floats) -> tuple[list[Op], list[Transfer]
 
 
 def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = False, dropout: bool = False) -> None:
-    """Dense layers of `name`1, `name`2 … outputs with ReLU, the last without where it is the network's `output`, and
-    with `dropout` behind each, which keeps what it read besides what the next layer reads."""
+    """Write dense layers of `name`1, `name`2, ... outputs, each with a ReLU.
+
+    The last layer has no ReLU if it is the network's `output`. With `dropout`, each layer has one after it, whose input
+    is kept besides the input of the next layer.
+    """
     number = 1
     while f"{name}{number}" in extra:
         walk.dense(int(extra[f"{name}{number}"]))
@@ -125,8 +131,11 @@ def _dense(walk: Walk, extra: Mapping[str, float], name: str, *, output: bool = 
 
 
 def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Dense features through `bottom` layers to the width of the tables' vectors; products of all pairs of vectors, or
-    `cross_layers` of rank `cross_rank` over all of them side by side; `top` layers."""
+    """Write DLRM or DCN v2.
+
+    Dense features pass `bottom` layers, which end in the width of the tables' vectors. Then follow the products of all
+    pairs of vectors, or `cross_layers` of rank `cross_rank` over all vectors side by side, and `top` layers.
+    """
     _dense(walk, extra, "bottom")
     vectors = extra["tables"] + 1
     inputs = vectors * extra["width"]
@@ -145,8 +154,11 @@ def dlrm(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def wide_and_deep(walk: Walk, extra: Mapping[str, float]) -> None:
-    """Vectors and dense features side by side through `deep` layers; beside them one weight for each key of `wide`
-    look-ups, `wide_weights` in all, which are a table like the others."""
+    """Write Wide & Deep.
+
+    Vectors and dense features side by side pass `deep` layers. Beside them stands one weight for each key of `wide`
+    look-ups, from `wide_weights` in all, which are a table like the others.
+    """
     walk.concatenate(int(extra["tables"] * extra["width"] + extra.get("dense_features", 0.0)))
     _dense(walk, extra, "deep", dropout=True)
     walk.dense(1)
@@ -157,8 +169,11 @@ def wide_and_deep(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def autoencoder(walk: Walk, extra: Mapping[str, float]) -> None:
-    """A bag of a user's items (the look-ups) through a dense layer to mean and variance of `latent` numbers, a sample
-    of those, and back to a multinomial over all `items`."""
+    """Write a variational autoencoder of a user's items.
+
+    A bag of the items (the look-ups) passes a dense layer to mean and variance of `latent` numbers; a sample of those
+    is decoded to a multinomial over all `items`.
+    """
     walk.channels = int(extra["width"])
     walk.activate("tanh")
     walk.dense(2 * int(extra["latent"]))
@@ -172,12 +187,15 @@ def autoencoder(walk: Walk, extra: Mapping[str, float]) -> None:
 
 
 def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
-    """SIM: the target item attends to `long` items of the user's history, and to the best `chosen` of them; over the
-    last `short` ones run a GRU, attention and a GRU of `state` cells (interest evolution), with an auxiliary network
-    before each next item; dense layers `first` and `second` classify after either stage."""
+    """Write SIM.
+
+    The target item attends to `long` items of the user's history, and to the best `chosen` of them. A GRU, attention
+    and a GRU of `state` cells run over the last `short` items (interest evolution), with an auxiliary network before
+    each next item. Dense layers `first` and `second` classify after the first and the second stage.
+    """
     item, batch = 2 * extra["width"], walk.batch
-    # Items stand beside their categories, and what lies before a short history is masked; items that the user did not
-    # choose are one more short history.
+    # Each item is joined with its category, and the padding of histories is masked. Items that the user did not choose
+    # are one more short history.
     for count in (extra["long"], extra["chosen"], extra["short"], extra["short"]):
         walk.concatenate(int(count * item))
         walk.keep(walk.elements)
@@ -194,7 +212,7 @@ def search_interest(walk: Walk, extra: Mapping[str, float]) -> None:
         walk.ops += ops
         walk.parameters += parameters
         walk.keep(activation_bytes)
-    # The second's update gate is scaled by attention, which cuDNN does not know: its gates are kernels of their own.
+    # Attention scales the update gate of the second GRU, which cuDNN does not support: its gates are separate kernels.
     gates = _GATE_KERNELS * extra["short"]
     for phase in ("forward", "backward") if walk.numerics.training else ("forward",):
         walk.ops += layers.elementwise("gates", walk.numerics, batch * state, 2.0, 1.0, count=gates, phase=phase)
@@ -219,5 +237,5 @@ NETWORKS: Mapping[str, Recommender] = {
 
 
 def needs(family: str) -> tuple[str, ...]:
-    """Names of the dimensions that a family cannot do without."""
+    """Return the names of the dimensions that a family needs."""
     return (*_TABLES, *NETWORKS[family].needs)

@@ -1,8 +1,8 @@
 """Recurrent layers: LSTM and GRU as cuDNN runs them.
 
-What a step takes from the layer's input is one matrix product for all steps; what it takes from the step before is one
-for each, of a micro-batch's rows only, and waits for the one before (Appleyard et al., arXiv 1604.01946, section 3).
-The gradient of the recurrent weights is one product for all steps again.
+The products with the layer's input are one matrix product for all steps. The products with the previous state are one
+for each step: each has only a micro-batch's rows, and waits for the previous one (Appleyard et al., arXiv 1604.01946,
+section 3). The gradient of the recurrent weights is one product for all steps again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Floats
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3}
-"""Products with the input, and with the state, of each kind of cell."""
+"""Number of gates of each kind of cell: each has a product with the input and one with the state."""
 
 
 def recurrent(
@@ -29,8 +29,10 @@ def recurrent(
     cell: str = "lstm",
     directions: int = 1,
 ) -> tuple[list[Op], float, Floats]:
-    """A layer of `hidden` cells over `steps`: its operators, its parameters (two biases, as cuDNN holds them), and the
-    elements that it keeps until its backward pass, (S,)."""
+    """Return the operators, the parameters and the kept elements of a layer of `hidden` cells over `steps`.
+
+    The parameters include two biases, as cuDNN holds them. The elements are kept until the backward pass, (S,).
+    """
     gates = GATES[cell]
     width = gates * hidden
     ops: list[Op] = []
@@ -44,7 +46,7 @@ def recurrent(
 
 
 def _steps(name: str, numerics: Numerics, batch: Floats, steps: float, hidden: float, width: float) -> list[Op]:
-    """The chain of products with the state, each followed by one kernel for the gates."""
+    """Return the chain of products with the state, each followed by one kernel for the gates."""
 
     def product(m: Floats | float, n: float, k: Floats | float) -> KernelTable:
         return KernelTable.of("gemm", numerics.matrix, batch=1.0, m=m, n=n, k=k)

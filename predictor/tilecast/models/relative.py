@@ -1,6 +1,8 @@
-"""Encoders whose attention scores count relative positions as products of their own, unfused: DeBERTa (He et al., arXiv
-2006.03654, section 3.1: content to position and position to content) and XLNet (Yang et al., arXiv 1906.08237,
-section 2.3; Dai et al., arXiv 1901.02860, section 3.3)."""
+"""Encoders whose attention computes scores of relative positions as separate products, unfused.
+
+DeBERTa (He et al., arXiv 2006.03654, section 3.1: content to position and position to content) and XLNet (Yang et al.,
+arXiv 1906.08237, section 2.3; Dai et al., arXiv 1901.02860, section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from tilecast.spec import Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of the encoder. Each layer has `extra.position_projections` dense layers over the embeddings of
-    `extra.relative_positions` (0: as many as there are tokens, twice, computed rather than learned), and
-    `extra.position_scores` products of scores beside the usual one."""
+    """Build the graph of the encoder.
+
+    Each layer has `extra.position_projections` dense layers over the embeddings of `extra.relative_positions`, and
+    `extra.position_scores` products of scores beside the usual one. With 0 `relative_positions` there are twice as many
+    as tokens, computed rather than learned.
+    """
     plain = replace(workload, attention="eager")
     model, extra = plain.model, plain.model.extra
     rank = Rank.of(shards, plain.sequence_length)
@@ -31,7 +36,7 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """The usual attention, and what relative positions add."""
+    """Build the usual attention, with the operators and parameters that relative positions add."""
     part = attention(name, workload, rank, key_rank=key_rank, causal=causal)
     model, numerics = workload.model, Numerics.of(workload)
     h, width = float(model.hidden), model.heads * model.head_dim / rank.tensor

@@ -1,5 +1,8 @@
-"""Segment Anything (Kirillov et al., arXiv 2304.02643, appendix A): a vision transformer most of whose layers attend
-inside windows (Li et al., arXiv 2203.16527), and a small decoder of masks."""
+"""Segment Anything (Kirillov et al., arXiv 2304.02643, appendix A).
+
+A vision transformer, most of whose layers attend inside windows (Li et al., arXiv 2203.16527), and a small decoder of
+masks.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,18 @@ from tilecast.models.numerics import Numerics
 from tilecast.spec import Workload
 
 _WIDTH, _HEADS, _INNER, _DEPTH = 256, 8, 2048, 2
-"""Of the decoder, in every published size."""
+"""Width, heads, width of the MLP, and layers of the decoder in every published size."""
 _PROMPTS = 7.0
-"""Tokens of the decoder: one for the mask's quality, four for masks, and a point between two corners' padding."""
+"""Tokens of the decoder: one for the mask's quality, four for masks, and two for the prompt, a point and its
+padding."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph: `layers` layers, of which `extra.global_layers` see the whole image of `extra.image` pixels and the
-    others windows of `extra.window` x `extra.window` patches, to which the image is padded; then the decoder."""
+    """Build the graph of the vision transformer and the decoder.
+
+    Of the `layers` layers `extra.global_layers` see the whole image of `extra.image` pixels a side. The others see
+    windows of `extra.window` x `extra.window` patches, to which the image is padded.
+    """
     model = replace(workload.model, causal=False, extra={**workload.model.extra, "class_tokens": 0.0})
     side, window = vision.grid(model)[0], int(model.extra["window"])
     workload = replace(workload, model=model)
@@ -49,8 +56,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _decoder(workload: Workload, shards: Shards, side: int) -> Block:
-    """The neck of two convolutions, and the decoder: layers in which prompts and pixels look at each other, then masks
-    at four times the side."""
+    """Build the neck of two convolutions and the decoder.
+
+    In the decoder's layers prompts and pixels attend to each other. Masks have four times the side of the patches'
+    grid.
+    """
     walk = Walk(Numerics.of(workload), shards.micro_batch.astype(float), workload.model.hidden, (1, side, side))
     walk.reached = True
     for kernel in (1, 3):
@@ -81,7 +91,7 @@ def _decoder(workload: Workload, shards: Shards, side: int) -> Block:
 
 
 def _look(walk: Walk, queries: float, keys: float) -> None:
-    """Attention of half the width, and the norm behind it."""
+    """Write attention at half the width, and the norm after it."""
     half = _WIDTH // 2
     attention.linear(walk, queries, _WIDTH, half)
     for _ in ("key", "value"):

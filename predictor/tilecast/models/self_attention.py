@@ -1,4 +1,4 @@
-"""Multi-head attention on one rank, of tokens to themselves or to those of an encoder."""
+"""Multi-head attention on one rank, among its own tokens or to those of an encoder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from tilecast.spec import Floats, Model, Workload
 
 
 def memory_width(model: Model) -> float:
-    """Width of the tokens that cross-attention reads."""
+    """Return the width of the tokens that cross-attention reads."""
     return model.extra.get("memory_width", model.hidden)
 
 
 def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tuple[list[Op], list[Linear]]:
-    """Norm and products that make queries, keys and values, and what is turned and transposed of them."""
+    """Return the norm and products that make queries, keys and values, with rotation and transposes.
+
+    The second result lists the dense layers that adapters can be added to.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     h, t, tokens = model.hidden, rank.tensor, rank.tokens
     width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -38,8 +41,8 @@ def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tup
         ]
     if model.rotary:
         rotated = tokens * (width + kv_width) / t
-        # Eager: the halves turned and joined, two products and their sum (Hugging Face, apply_rotary_pos_emb), as many
-        # bytes as a complex product in FP32 between casts (torchtitan); its gradient alike.
+        # Eager code swaps and joins the halves, and sums two products (Hugging Face, apply_rotary_pos_emb). That moves
+        # as many bytes as a complex product in FP32 between casts (torchtitan), and so does the gradient.
         ops += layers.pointwise(f"{name}.rotary", numerics, rotated, kernels=5, backward=(1.0, 1.0))
     if not numerics.flash:
         ops += layers.pointwise(f"{name}.transpose", numerics, tokens * width / t, kernels=3, backward=(1.0, 1.0))
@@ -47,7 +50,10 @@ def _projected(name: str, workload: Workload, rank: Rank, key_rank: Rank) -> tup
 
 
 def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """Multi-head attention with as many key and value heads as the model has, of `rank` to the tokens of `key_rank`."""
+    """Build multi-head attention of the tokens of `rank` to those of `key_rank`.
+
+    It has as many heads of keys and values as the model states.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     width = model.heads * model.head_dim
@@ -80,9 +86,12 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     score = heads * tokens * key_rank.sequence * ((2 * e + 1 if dropout else e) + numerics.score_extra)
     narrow = numerics.product_input
     activation_bytes = (
-        (e + numerics.norm_extra + narrow) * outer * h  # the norm's input and the projection's
-        + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
-        + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again as the product reads it
+        (e + numerics.norm_extra + narrow) * outer * h  # inputs of the norm and of the projection
+        + e
+        * tokens
+        * (2 * width + 2 * kv_heads * t * model.head_dim)
+        / t  # q, k, v and the input of the output projection
+        + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
     )
@@ -98,13 +107,13 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
         transfers += key_transfers(name, keys * rank.context)
     linears = [Linear(f"{name}.output", tokens, width / t, float(h)), *linears]
     hidden = np.zeros(1) if numerics.flash else score
-    selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and what attention wrote
+    selected = e * tokens * (2 * width / t + kv_heads * model.head_dim) + statistic  # q, v and the output of attention
     return Part(ops, transfers, parameters, activation_bytes, hidden, np.zeros(1), selected, tuple(linears))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Sequences of a rank as its attention kernel sees them: how many, their queries and their keys, each (S,)."""
+    """Sequences of a rank as its attention kernel sees them: their number, and the queries and keys of each, (S,)."""
 
     batch: Floats
     queries: Floats
@@ -112,13 +121,15 @@ class Span:
 
     @classmethod
     def of(cls, workload: Workload, rank: Rank, key_rank: Rank, causal: bool) -> Span:
-        """What the queries of `rank` see of the tokens of `key_rank`.
+        """Return what the queries of `rank` see of the tokens of `key_rank`.
 
-        Under context parallelism ranks hold one early and one late piece of a causal sequence (zig-zag), so that all
-        see half of it: as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence. A fused kernel skips what a
-        window or a chunk hides: it is given pieces of that length, whose queries see as many keys on average as they
-        do in truth (without a causal mask a window reaches as far ahead as back). An unfused one computes the whole
-        matrix and masks it.
+        Under context parallelism each rank holds one early and one late piece of a causal sequence (zig-zag), so that
+        all ranks see half of it. That is as if their queries ended a prefix of (1 + 1/c) / 2 of the sequence, with c
+        context-parallel ranks.
+
+        A fused kernel skips what a window or a chunk hides. It is priced on pieces of that length, whose queries see as
+        many keys on average as the real ones; without a causal mask a window reaches as far ahead as back. An unfused
+        kernel computes the whole matrix and masks it.
         """
         queries = rank.sequence / rank.context
         chunk, window = (workload.model.extra.get(key, 0.0) for key in ("attention_chunk", "sliding_window"))
@@ -129,7 +140,7 @@ class Span:
             keys = window - window * window / (4 * rank.sequence)
             return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
         if is_skipping and 0 < window < rank.sequence:
-            # The first queries of a sequence see less than a window: w - w (w - 1) / 2s keys on average.
+            # The first queries of a sequence see less than a window w: all see w - w (w - 1) / 2s keys on average.
             keys = window - window * (window - 1) / (2 * rank.sequence) + (window - 1) / 2
             return cls(rank.micro_batch * queries / window, np.full(1, window), np.full(1, keys))
         share = (1 + 1 / rank.context) / 2 if causal else np.ones_like(rank.context)

@@ -1,5 +1,7 @@
-"""Transformers over spectrograms: Whisper (Radford et al., arXiv 2212.04356, section 2.2), alone or as the ear of a
-language model."""
+"""Transformers over spectrograms: Whisper (Radford et al., arXiv 2212.04356, section 2.2).
+
+The encoder also serves alone, as the tower of a language model.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ _KERNEL, _STRIDES = 3, (1, 2)
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of the encoder: two convolutions over twice `extra.frames` columns of `extra.bands`, then `layers`
-    layers over `frames` tokens."""
+    """Build the graph of the encoder.
+
+    Two convolutions read 2 x `extra.frames` columns of `extra.bands` numbers; then `layers` layers run over `frames`
+    tokens.
+    """
     heard = replace(workload, sequence_length=int(workload.model.extra["frames"]))
     rank = Rank.of(shards, heard.sequence_length)
     blocks = transformer.stack("layer", heard, rank, heard.model.layers, causal=False)
@@ -29,8 +34,11 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """The graph of encoder and decoder; `extra.decoder_layers` of the `layers` decode the workload's sequence, and have
-    the `positions`."""
+    """Build the graph of encoder and decoder.
+
+    Of the `layers`, `extra.decoder_layers` (half by default) decode the workload's sequence. `positions` are those of
+    the decoder.
+    """
     model = workload.model
     decoding = int(model.extra.get("decoder_layers", model.layers // 2))
     heard, target = Rank.of(shards, model.extra["frames"]), Rank.of(shards, workload.sequence_length)
@@ -43,12 +51,15 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 
 def _columns(workload: Workload) -> float:
-    """Numbers of a sample's spectrogram."""
+    """Return how many numbers the spectrogram of a sample has."""
     return 2.0 * workload.model.extra["frames"] * workload.model.extra["bands"]
 
 
 def _stem(workload: Workload, shards: Shards) -> Block:
-    """Two convolutions over time, each behind a GELU, of which the second halves the columns; positions are added."""
+    """Build two convolutions over time, each followed by a GELU, and the sum with positions.
+
+    The second convolution halves the number of columns.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     width, frames = float(model.hidden), model.extra["frames"]
     batch = shards.micro_batch.astype(float)

@@ -1,5 +1,8 @@
-"""Encoders of images and of sound beside a language model (LLaVA, arXiv 2304.08485, section 4.1) or beside another
-encoder (CLIP, arXiv 2103.00020, section 2.3): they run for every sample before the model's own first layer."""
+"""Encoders of images and of sound beside a language model or beside another encoder.
+
+A language model as in LLaVA (arXiv 2304.08485, section 4.1), another encoder as in CLIP (arXiv 2103.00020, section
+2.3). They run for every sample before the model's own first layer.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from tilecast.spec import Workload
 
 
 def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Workload, Shards], Graph]) -> Graph:
-    """The graph of a model with its towers before it, built by `build`. A tower's layers run one after the other, all
-    on the first pipeline stage."""
+    """Return the graph of a model with its towers before it; `build` builds each tower.
+
+    A tower's layers run one after the other, all on the first pipeline stage.
+    """
     blocks: list[Block] = []
     host = graph.host_bytes_per_sample
     for place, tower in enumerate(workload.model.towers):
@@ -34,9 +39,12 @@ def beside(graph: Graph, workload: Workload, shards: Shards, build: Callable[[Wo
 
 
 def _projector(workload: Workload, shards: Shards) -> Block:
-    """What turns a tower's tokens into the language model's: two dense layers, from `projector_inputs` to `projector`
-    and on to `projector_outputs` (0: one), over `projector_tokens` of a sample; `projectors` (1) alike, which read
-    different layers of the tower (DeepStack, arXiv 2406.04334)."""
+    """Build the projector from a tower's tokens to the language model's.
+
+    Two dense layers run over `projector_tokens` of a sample, from width `projector_inputs` to `projector` and on to
+    `projector_outputs` (0: only the first layer). There are `projectors` (1) such projectors, which read different
+    layers of the tower (DeepStack, arXiv 2406.04334).
+    """
     extra, numerics = workload.model.extra, Numerics.of(workload)
     inputs, inner = extra["projector_inputs"], extra["projector"]
     rows = shards.micro_batch.astype(float) * extra["projector_tokens"]
@@ -57,9 +65,11 @@ def _projector(workload: Workload, shards: Shards) -> Block:
 
 
 def build_queries(workload: Workload, shards: Shards) -> Graph:
-    """The graph of an encoder of `extra.queries` (32) learned queries, which in every `extra.memory_every`-th layer
-    look at `extra.memory_tokens` (257) of `extra.memory_width`: the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597,
-    section 3.1)."""
+    """Build the graph of the Q-Former of BLIP-2 (Li et al., arXiv 2301.12597, section 3.1).
+
+    It is an encoder of `extra.queries` (32) learned queries. In every `extra.memory_every`-th (2) layer they attend to
+    `extra.memory_tokens` (257) tokens of width `extra.memory_width`.
+    """
     model, extra = workload.model, workload.model.extra
     queries = Rank.of(shards, extra.get("queries", 32.0))
     memory = Rank.of(shards, extra.get("memory_tokens", 257.0))

@@ -1,18 +1,23 @@
-"""Transformers as graphs: decoders (GPT, LLaMA …), encoders (BERT …), encoder-decoders (T5 …) and mixtures
-of experts, all from the same layer.
+"""Transformers as graphs: decoders, encoders, encoder-decoders and mixtures of experts, all from the same layer.
+
+Decoders are GPT, LLaMA and the like, encoders BERT, encoder-decoders T5.
 
 Sources: FLOPs and activation bytes per layer follow Korthikanti et al., arXiv 2205.05198 (section 4, table 2),
-generalised to grouped-query attention, gated MLPs, any MLP width and any element size; tensor parallelism is
-Megatron's (arXiv 1909.08053), with the sequence-parallel variant of 2205.05198; experts follow Switch
-Transformers (arXiv 2101.03961) with expert parallelism over data-parallel ranks; adapters follow LoRA (arXiv
-2106.09685).
+generalised to grouped-query attention, gated MLPs, any MLP width and any element size. Tensor parallelism is Megatron's
+(arXiv 1909.08053), with the sequence-parallel variant of 2205.05198. Experts follow Switch Transformers (arXiv
+2101.03961) with expert parallelism over data-parallel ranks. Adapters follow LoRA (arXiv 2106.09685).
 
-`Model.extra` of every transformer: `experts` of which each token visits `top_k`, in every `moe_every`-th layer after
-the first `first_dense`, the other layers with an MLP of width `dense_ffn_hidden`; `shared_ffn_hidden`, an MLP beside
-the experts that all tokens visit; for attention that does not reach everywhere `sliding_window` or `attention_chunk`
-tokens, where every `global_every`-th layer sees all (none if it is not stated); `global_projections` further dense
-layers that make the queries, keys and values of an encoder's tokens that see all (Longformer, arXiv 2004.05150, section
-3.1); `activation_clamp`, the limit of an activation's inputs; and `tanh_gelu` where GELU is its tanh form.
+`Model.extra` of every transformer:
+
+- `experts`, of which each token visits `top_k`, in every `moe_every`-th layer after the first `first_dense`; the other
+  layers have an MLP of width `dense_ffn_hidden`.
+- `shared_ffn_hidden`: width of an MLP beside the experts that all tokens visit.
+- `sliding_window` or `attention_chunk`: tokens that local attention reaches. Every `global_every`-th layer sees all
+  tokens; none does if it is not stated.
+- `global_projections`: further dense layers that make queries, keys and values of those of an encoder's tokens that see
+  all others (Longformer, arXiv 2004.05150, section 3.1).
+- `activation_clamp`: limit of an activation's inputs.
+- `tanh_gelu`: whether GELU has its tanh form.
 """
 
 from __future__ import annotations
@@ -34,19 +39,22 @@ from tilecast.models.self_attention import attention, memory_width
 from tilecast.spec import Workload
 
 MOST_LAYERS = 4096
-"""Of deeper stacks only the number of layers is kept, not where each kind stands."""
+"""Most layers of a stack whose positions by kind are kept; of deeper ones only the numbers of layers are."""
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a decoder or encoder, dense or with experts."""
+    """Build the graph of a decoder or encoder, dense or with experts."""
     model = workload.model
     rank = Rank.of(shards, workload.sequence_length)
     return graph(workload, rank, rank, stack("layer", workload, rank, model.layers, causal=model.causal))
 
 
 def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
-    """The graph of an encoder-decoder. `extra.decoder_layers` of the layers decode (half by default); the encoder reads
-    `extra.encoder_length` and the decoder `extra.decoder_length` tokens (default: the sequence length)."""
+    """Build the graph of an encoder-decoder.
+
+    `extra.decoder_layers` of the layers decode (half by default). The encoder reads `extra.encoder_length` tokens and
+    the decoder `extra.decoder_length` (the sequence length by default).
+    """
     model = workload.model
     encoder = Rank.of(shards, model.extra.get("encoder_length", workload.sequence_length))
     decoder = Rank.of(shards, model.extra.get("decoder_length", workload.sequence_length))
@@ -58,10 +66,10 @@ def build_encoder_decoder(workload: Workload, shards: Shards) -> Graph:
 
 
 class Attend(Protocol):
-    """Builds the attention half of a layer."""
+    """A function that builds the attention half of a layer."""
 
     def __call__(self, name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-        """The part named `name` whose queries are those of `rank` and whose keys those of `key_rank`."""
+        """Build the part named `name`, with the queries of `rank` and the keys of `key_rank`."""
 
 
 def stack(
@@ -75,8 +83,11 @@ def stack(
     attend: Attend | None = None,
     start: int = 0,
 ) -> tuple[Block, ...]:
-    """`depth` layers as blocks of equal ones: with experts or without, attending locally or to everything. The first
-    of them is the model's layer `start`."""
+    """Return `depth` layers as blocks of equal layers.
+
+    Layers differ in having experts or a dense MLP, and in attending locally or to everything. The first of them is the
+    model's layer `start`, which only counts for their positions.
+    """
     extra = workload.model.extra
     experts = int(extra.get("experts", 0))
     every, dense = int(extra.get("moe_every", 1)), min(int(extra.get("first_dense", 0)), depth)
@@ -116,7 +127,10 @@ def _seeing_all(workload: Workload) -> Workload:
 
 
 def graph(workload: Workload, first: Rank, last: Rank, layers_: tuple[Block, ...]) -> Graph:
-    """The usual embedding, these layers, and the usual head; `first` and `last` are what those two see."""
+    """Return the graph of the usual embedding, some layers and the usual head.
+
+    `first` is what a rank sees at the embedding, `last` what it sees at the head.
+    """
     return Graph(
         first=(embedding(workload, first),),
         layers=layers_,
@@ -139,8 +153,11 @@ def layer(
     attend: Attend | None = None,
     feeds: bool = True,
 ) -> Block:
-    """One transformer layer on one rank: self-attention, cross-attention where there is a `memory` to
-    attend to, then where it `feeds` an MLP or experts. `attend` builds another self-attention than the usual one."""
+    """Build one transformer layer on one rank.
+
+    It has self-attention, cross-attention if there is a `memory` to attend to, and, if it `feeds`, an MLP or experts.
+    `attend` builds the self-attention if that is not the usual one.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     parts = [(attend or attention)("attention", workload, rank, key_rank=rank, causal=causal)]
     if memory is not None:
@@ -188,7 +205,10 @@ def layer(
 
 
 def embedding(workload: Workload, rank: Rank) -> Block:
-    """Token and position embeddings, with what follows before the first layer. Frozen ones have no backward pass."""
+    """Build token and position embeddings, with what follows before the first layer.
+
+    Frozen embeddings have no backward pass.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     numerics = replace(numerics, training=numerics.training and not numerics.frozen)
     e, h = numerics.element, model.hidden
@@ -216,8 +236,11 @@ def embedding(workload: Workload, rank: Rank) -> Block:
 
 
 def _head(workload: Workload, rank: Rank) -> Block:
-    """The final norm, the output projection on `extra.head_share` of the tokens (all by default) and the loss; or,
-    with `extra.classes`, a classifier on one pooled token of each sample."""
+    """Build the final norm, the output projection and the loss.
+
+    The projection runs on `extra.head_share` of the tokens (all by default). With `extra.classes` it is a classifier on
+    one pooled token of each sample.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     classes = model.extra.get("classes", 0.0)

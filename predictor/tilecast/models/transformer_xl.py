@@ -1,8 +1,9 @@
-"""Transformer-XL: segments with a memory of the one before, and attention by relative position (Dai et al., arXiv
-1901.02860, section 3); adaptive softmax after Grave et al., arXiv 1609.04309.
+"""Transformer-XL: segments with a memory of the previous one, and attention by relative position.
+
+Sources: Dai et al., arXiv 1901.02860, section 3; adaptive softmax after Grave et al., arXiv 1609.04309.
 
 The passes over the score matrix are those of the authors' algorithm in an eager framework (appendix B: the relative
-shift); no fused attention kernel adds position scores of its own.
+shift), since no fused attention kernel adds such position scores.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from tilecast.spec import Model, Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of the decoder, whose queries see `extra.memory_length` tokens of the segment before besides their own.
+    """Build the graph of the decoder.
 
-    `extra.cutoff1` ... `cutoff3` are the ranks of words at which the adaptive softmax starts a new cluster, each of an
-    embedding `extra.shrink` times narrower (1); without them the softmax is over all words. `extra.attention_dropout`
-    says whether scores are dropped out.
+    Its queries see `extra.memory_length` tokens of the previous segment besides their own. `extra.cutoff1` ...
+    `cutoff3` are the ranks of words at which the adaptive softmax starts a new cluster, each with an embedding
+    `extra.shrink` (1) times narrower; without them the softmax is over all words. `extra.attention_dropout` says
+    whether scores are dropped out.
     """
     workload = replace(workload, attention="eager")
     rank = Rank.of(shards, workload.sequence_length)
@@ -34,7 +36,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, causal: bool) -> Part:
-    """Attention on one rank. The projections also run over the memory, and their query third over it is thrown away."""
+    """Build attention on one rank.
+
+    The projections also run over the memory; the query third of their output for it is thrown away.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     e, h = numerics.element, model.hidden
     heads = model.heads / rank.tensor
@@ -46,13 +51,13 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
     dropped = bool(model.extra.get("attention_dropout")) and workload.training
 
     ops = layers.norm(f"{name}.norm", numerics, outer, h, rms=model.rms_norm)
-    # The memory and the segment side by side, once for the layer and once for the next segment's memory.
+    # Memory and segment are joined twice: for the layer, and for the memory of the next segment.
     ops += layers.elementwise(f"{name}.memory", numerics, read * h, 1, 1, count=2)
     ops += layers.linear(f"{name}.qkv", numerics, read, h, 3 * width)
     ops += layers.linear(f"{name}.positions", numerics, np.full(1, keys), h, width, input_gradient=False)
-    # Queries with the bias of contents and with that of positions; backward, two sums over tokens and one of both.
+    # The bias of contents and that of positions are added to queries; backward, two sums over tokens and one of both.
     ops += layers.pointwise(f"{name}.query-biases", numerics, tokens * width, kernels=2, backward=(2.0, 0.5))
-    # All samples share the positions' keys: one product of a head for the whole micro-batch.
+    # All samples share the keys of positions: each head has one product for the whole micro-batch.
     rows, head_dim = rank.micro_batch * rank.sequence, float(model.head_dim)
     ops += layers.products(
         f"{name}.position-scores",
@@ -62,7 +67,7 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
         (".query-gradient", rows, head_dim, keys),
         (".key-gradient", keys, head_dim, rows),
     )
-    # The shift is a padded copy; backward its zeros are filled, its slice copied, and its product wants another order.
+    # The shift is a padded copy; backward, zeros are filled, the slice is copied, and the product needs another order.
     ops += layers.pointwise(f"{name}.shift", numerics, scores, absorbed=False, backward=(2.0, 3.0))
     ops += layers.elementwise(f"{name}.add-positions", numerics, scores, 2, 1)
     ops += layers.attention(
@@ -89,7 +94,7 @@ def _relative_attention(name: str, workload: Workload, rank: Rank, *, key_rank: 
 
 
 def _clusters(model: Model) -> list[tuple[float, float, float]]:
-    """Words, embedding width and share of the tokens of each cluster, the most frequent words first.
+    """Return words, embedding width and share of the tokens of each cluster, the most frequent words first.
 
     By Zipf's law the r-th word of V has a share of 1 / (r (ln V + 0.5772)) of all tokens.
     """
@@ -103,7 +108,7 @@ def _clusters(model: Model) -> list[tuple[float, float, float]]:
 
 
 def _embedding(workload: Workload, rank: Rank) -> Block:
-    """The token embedding: a table for each cluster, and where tables are narrower the projections back."""
+    """Build the token embedding: a table for each cluster and, if tables are narrower, the projections back."""
     model, numerics = workload.model, Numerics.of(workload)
     h = model.hidden
     ops: list[Op] = []
@@ -123,8 +128,11 @@ def _embedding(workload: Workload, rank: Rank) -> Block:
 
 
 def _head(workload: Workload, rank: Rank) -> Block:
-    """The loss: one product with the most frequent words and one column for each further cluster, and for the tokens of
-    such a cluster a second product with its words. Its weights are the embedding's."""
+    """Build the adaptive softmax and its loss.
+
+    One product covers the most frequent words and one column for each further cluster. The tokens of such a cluster
+    have a second product with its words. The weights of the words are the embedding's.
+    """
     model, numerics = workload.model, Numerics.of(workload)
     e, h, t = numerics.element, model.hidden, rank.tensor
     first, *tails = _clusters(model)
@@ -139,12 +147,12 @@ def _head(workload: Workload, rank: Rank) -> Block:
         ops += layers.linear("head.logits", numerics, rows, width, cols, bias=True)
         if workload.training:
             ops += layers.cross_entropy("head.loss", numerics, rows, cols)
-        # Backward, one cluster after the other.
+        # Backward runs one cluster after the other, so that only the largest one needs scratch memory.
         logits, largest = logits + rows * cols, np.maximum(largest, rows * cols)
     if workload.training:
-        # Logarithms of probabilities are in FP32. Of one softmax they are negated before the target is picked. Of
-        # several, each cluster's rows are copied out of the first product's; backward each fills a gradient of the
-        # whole with zeros and adds its rows, and the gradients are summed.
+        # Logarithms of probabilities are in FP32. With one softmax they are negated before the target is picked. With
+        # several, each cluster's rows are copied from those of the first product. Backward, each cluster fills a
+        # gradient of the whole with zeros and adds its rows, and the gradients are summed.
         moved = 2.0 * len(tails) + 2.0 if tails else 1.0
         exact = replace(numerics, vector="fp32", element=4.0)
         ops += layers.pointwise("head.pick", exact, rank.tokens * (first[0] / t), backward=(moved, moved))

@@ -18,10 +18,13 @@ from tilecast.spec import Floats, Model, Workload
 
 
 def build(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a vision transformer: patches of `extra.patch` pixels of an image of `extra.image` (by
-    `extra.image_width`) become tokens, beside `extra.class_tokens` (1), read by a classifier of `extra.classes` (1000)
-    or, with `extra.pooling`, by one more layer. Positions are learned unless `extra.learned_positions` is 0;
-    `extra.seen_share` of the patches are not masked. The workload's own sequence length is not used."""
+    """Build the graph of a vision transformer.
+
+    Patches of `extra.patch` pixels a side, from an image of `extra.image` (by `extra.image_width`) pixels, become
+    tokens beside `extra.class_tokens` (1). A classifier of `extra.classes` (1000) reads them, after one more layer with
+    `extra.pooling`. Positions are learned unless `extra.learned_positions` is 0; the share `extra.seen_share` (1) of
+    the patches is not masked. The workload's own sequence length is not used.
+    """
     model = _classifier(workload.model)
     rows, columns = grid(model)
     added = int(model.extra.get("class_tokens", 1.0))
@@ -36,7 +39,10 @@ def build(workload: Workload, shards: Shards) -> Graph:
 
 
 def grid(model: Model) -> tuple[int, int]:
-    """Rows and columns of patches of an image; they overlap where `extra.patch_stride` is smaller than they are."""
+    """Return the rows and columns of patches of an image.
+
+    Patches overlap if `extra.patch_stride` is smaller than they are.
+    """
     patch = model.extra["patch"]
     stride = model.extra.get("patch_stride", patch)
     sides = model.extra["image"], model.extra.get("image_width", model.extra["image"])
@@ -45,9 +51,12 @@ def grid(model: Model) -> tuple[int, int]:
 
 
 def build_swin(workload: Workload, shards: Shards) -> Graph:
-    """The graph of a Swin transformer: four stages of `extra.stage1` ... `stage4` layers, whose attention stays inside
-    windows of `extra.window` x `extra.window` tokens, to which an image is padded and which are no larger than it;
-    from stage to stage four tokens merge into one of twice the width. `hidden` and `heads` are the first stage's."""
+    """Build the graph of a Swin transformer.
+
+    Four stages have `extra.stage1` ... `stage4` layers. Their attention stays inside windows of `extra.window` x
+    `extra.window` tokens; the image is padded to whole windows, and no window is larger than it. From stage to stage
+    four tokens merge into one of twice the width. `hidden` and `heads` are those of the first stage.
+    """
     model = _classifier(workload.model)
     whole = grid(model)
     workload = replace(workload, model=model, attention="eager")
@@ -85,8 +94,11 @@ def _over_images(graph: Graph, embedding: Block, model: Model) -> Graph:
 
 
 def patches(workload: Workload, shards: Shards, learned: int) -> Block:
-    """A convolution of kernel `patch`, over `extra.patch_depth` (1) images at once, and `learned` further parameters
-    (positions, class token, norm)."""
+    """Build the embedding of patches, a convolution of kernel `extra.patch`.
+
+    It reads `extra.patch_depth` (1) images at once, and holds `learned` further parameters (positions, class token,
+    norm).
+    """
     model, numerics = workload.model, Numerics.of(workload)
     image, patch = model.extra["image"], model.extra["patch"]
     width, channels = model.extra.get("image_width", image), model.extra.get("image_channels", 3.0)
@@ -111,7 +123,10 @@ def patches(workload: Workload, shards: Shards, learned: int) -> Block:
 
 
 def _merge(name: str, workload: Workload, shards: Shards) -> Block:
-    """Patch merging into tokens of the stage's width: a norm and a dense layer over four tokens side by side."""
+    """Build the merging of patches into tokens of the stage's width.
+
+    It is a norm and a dense layer over four tokens side by side.
+    """
     numerics, width = Numerics.of(workload), workload.model.hidden
     tokens = shards.micro_batch.astype(float) * workload.sequence_length
     inputs = 2 * width
