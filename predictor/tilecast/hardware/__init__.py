@@ -1,7 +1,7 @@
 """Facts about GPUs and links, read from the TOML files beside this one.
 
-Every number carries its unit in its key and its source in the same file. Loading checks them: an unknown
-key, a missing one or an implausible value fails with the file's name.
+Every number has its unit in its key and its source in the same file. Loading checks the files: an unknown key, a
+missing one or an implausible value fails with the file's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def load_gpu(path: Path | Traversable) -> Gpu:
-    """A GPU from a TOML file of the `GpuFile` schema.
+    """Read a GPU from a TOML file of the `GpuFile` schema.
 
     Raises:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
@@ -37,25 +37,30 @@ def load_gpu(path: Path | Traversable) -> Gpu:
 
 @cache
 def gpus() -> Mapping[str, Gpu]:
-    """Every GPU that ships with Tilecast, by name."""
+    """Return every GPU that ships with Tilecast, by name."""
     gpus = [load_gpu(path) for path in shipped.entries("tilecast.hardware", "gpus")]
     return {gpu.name: gpu for gpu in gpus}
 
 
 LINKS = "TILECAST_LINKS"
-"""The variable that names a folder of link files."""
+"""Environment variable that names a folder of link files."""
 _link_folder = ""
 
 
 def use_links(folder: str) -> None:
-    """Take the link files of that folder besides those that ship; of none if it is empty. A program says so once, where
-    it starts; a folder that is none is an error where a link is asked for."""
+    """Use the link files of a folder besides those that ship with Tilecast.
+
+    An empty `folder` means none. A program calls this once, where it starts. That the folder does not exist is an error
+    only when a link is looked up.
+    """
     global _link_folder
     _link_folder = folder
 
 
 def links() -> Mapping[str, Link]:
-    """Every link by name: those that ship with Tilecast, and the TOML files of the folder of `use_links`, which win.
+    """Return every link by name.
+
+    Links ship with Tilecast or come from the TOML files in the folder of `use_links`, which win.
 
     Raises:
         SpecError: the folder or a file in it cannot be read, or breaks the `LinkFile` schema.
@@ -84,10 +89,10 @@ def _links(folder: str) -> Mapping[str, Link]:
 
 
 def gpu_facts(name: str) -> GpuFile:
-    """The shipped file of a GPU, sources among it; of a slice that of the whole.
+    """Return the shipped file of a GPU, with its sources; for a slice, the file of the whole GPU.
 
     Raises:
-        SpecError: no shipped GPU answers to the name.
+        SpecError: no shipped GPU has the name.
     """
     return read_facts(
         files("tilecast.hardware").joinpath("gpus", f"{find_gpu(name).name.partition(MIG_INFIX)[0]}.toml"), GpuFile
@@ -95,7 +100,7 @@ def gpu_facts(name: str) -> GpuFile:
 
 
 def link_facts(name: str) -> LinkFile:
-    """The file of a link, sources among it, shipped or from the folder of `use_links`.
+    """Return the file of a link, with its sources, shipped or from the folder of `use_links`.
 
     Raises:
         SpecError: there is no such link.
@@ -104,7 +109,7 @@ def link_facts(name: str) -> LinkFile:
 
 
 def load_link(path: Path | Traversable) -> Link:
-    """A link from a TOML file of the `LinkFile` schema.
+    """Read a link from a TOML file of the `LinkFile` schema.
 
     Raises:
         SpecError: the file cannot be read, is not TOML, or breaks the schema; the message names the key.
@@ -114,7 +119,7 @@ def load_link(path: Path | Traversable) -> Link:
 
 @cache
 def digest() -> str:
-    """SHA-256 of every file of facts beside this one: GPUs, links, protocols, instance types."""
+    """Return the SHA-256 of every file of facts beside this one: GPUs, links, protocols, MIG, instance types."""
     root = files("tilecast.hardware")
     paths = [
         root.joinpath("protocols.toml"),
@@ -145,12 +150,15 @@ def _mig() -> Mapping[str, tuple[MigProfile, ...]]:
 
 
 def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
-    """The slices that a whole GPU can be cut into, smallest first; none where it cannot, or no facts are at hand."""
+    """Return the slices that a whole GPU can be cut into, smallest first.
+
+    It is empty if the GPU cannot be cut, or if Tilecast has no facts about its slices.
+    """
     return () if gpu.mig else _mig().get(gpu.name, ())
 
 
 def find_slice(gpu: Gpu, profile: str) -> Gpu:
-    """The slice of that profile, for instance `1g.10gb`.
+    """Return the slice of a GPU with a profile, for instance `1g.10gb`.
 
     Raises:
         SpecError: the GPU has no such profile.
@@ -163,10 +171,10 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name or product string; of `GPU-MIG-PROFILE` the slice.
+    """Return the GPU with a name or product string; for `GPU-MIG-PROFILE`, the slice.
 
     Raises:
-        SpecError: no shipped GPU answers to it; the message offers the nearest names.
+        SpecError: no shipped GPU has the name; the message offers the nearest names.
     """
     whole, cut, profile = name.lower().partition(MIG_INFIX)
     if cut:
@@ -183,11 +191,11 @@ def find_gpu(name: str) -> Gpu:
 
 
 _CLOSE = 0.7
-"""How alike two names have to be, by difflib's ratio: 4090 is an RTX 4090, an MI300X is no B300."""
+"""Least similarity of two names, by difflib's ratio, to suggest one: 4090 is an RTX 4090, an MI300X is no B300."""
 
 
 def find_link(name: str) -> Link:
-    """The link of that name.
+    """Return the link with a name.
 
     Raises:
         SpecError: there is no such link.

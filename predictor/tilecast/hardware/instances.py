@@ -1,4 +1,4 @@
-"""Instance types of the clouds, as data: which GPUs a node has, its network, its list price.
+"""Instance types of the clouds, as data: the GPUs of a node, its network and its list price.
 
 The files are `hardware/nodes/*.toml`; each names its sources.
 """
@@ -19,19 +19,19 @@ GIGABIT_BYTES_PER_S = 1e9 / 8
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One instance type."""
+    """An instance type of a cloud."""
 
     name: str
     gpu: str
     gpus: int
-    """Of the whole node; where one name stands for several sizes, of the largest."""
+    """GPUs of the whole node; if one name covers several sizes, of the largest."""
     inter: Link | None
-    """None where no source is at hand."""
+    """Link between nodes; None if no source states it."""
     price_per_hour: float | None
-    """List price of the whole node, on demand; None where no source is at hand."""
+    """On-demand list price of the whole node; None if no source states it."""
     currency: str
     any_size: bool = False
-    """Whether the name stands for nodes of fewer GPUs too, which then have another network."""
+    """Whether the name also covers nodes of fewer GPUs, which have another network."""
 
     @property
     def price_per_gpu_hour(self) -> float | None:
@@ -40,7 +40,7 @@ class NodeType:
 
 @cache
 def node_types() -> Mapping[str, NodeType]:
-    """Every instance type that ships with Tilecast, by name."""
+    """Return every instance type that ships with Tilecast, by name."""
     types: dict[str, NodeType] = {}
     for table in _tables().values():
         for row in table.get("nodes", ()):
@@ -63,7 +63,7 @@ def _network(row: Mapping[str, Any]) -> Link | None:
 
 
 def find_type(name: str) -> NodeType | None:
-    """The instance type of that name, in whatever case a cluster writes it; None where no file has it."""
+    """Return the instance type with a name, in whatever case a cluster writes it; None if no file has it."""
     return node_types().get(name) or _folded().get(name.casefold())
 
 
@@ -73,8 +73,10 @@ def _folded() -> Mapping[str, NodeType]:
 
 
 def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
-    """The type of a machine that has GPUs as an extra (Google's N1): its price is the machine's and theirs; None where
-    either is not known."""
+    """Return the type of a machine that has GPUs as an extra (Google's N1).
+
+    Its price is that of the machine plus those of its GPUs. None if either is not known.
+    """
     for table in _tables().values():
         machine, extra = table.get("machines", {}).get(name), table.get("extra_gpus", {}).get(gpu.name)
         if machine is not None and extra is not None:
@@ -83,21 +85,24 @@ def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 
 
 def usual_type(gpu: Gpu) -> NodeType | None:
-    """The instance type that stands for a GPU of which nothing but the name is known: one with as many GPUs as the
-    maker's own system, or as many of them as there is, first one with a price; None where nobody rents the GPU."""
+    """Return the instance type that is assumed for a GPU of which only the name is known.
+
+    It has as many GPUs as the maker's own system, or the largest number below that; types with a price come first. None
+    if no cloud offers the GPU.
+    """
     most = default_gpus_per_node(gpu)
     types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
     return max(types, key=lambda kind: (kind.gpus, kind.price_per_hour is not None), default=None)
 
 
 def ethernet(gbit_per_s: float) -> Link:
-    """Ethernet of that rate per node, with the overheads of the shipped 10 Gb/s link."""
+    """Return Ethernet of a rate per node, with the overheads of the shipped 10 Gb/s link."""
     rate = gbit_per_s * GIGABIT_BYTES_PER_S
     return replace(find_link("ethernet-10"), name=f"ethernet-{gbit_per_s:g}", bandwidth_bytes_per_s=rate)
 
 
 def network(name: str) -> Link:
-    """The link between nodes of that name; `ethernet-N` is Ethernet of N Gb/s where no file describes it.
+    """Return the link between nodes with a name; `ethernet-N` is Ethernet of N Gb/s if no file describes it.
 
     Raises:
         SpecError: there is no such link.
@@ -109,7 +114,7 @@ def network(name: str) -> Link:
 
 
 def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
-    """The network assumed for nodes of which nothing but the GPU is known."""
+    """Return the network that is assumed for nodes of which only the GPU is known."""
     rows = _tables()["defaults.toml"]["network"]
     fitting = (
         row
@@ -120,7 +125,7 @@ def default_network(gpu: Gpu, gpus_per_node: int) -> Link:
 
 
 def default_gpus_per_node(gpu: Gpu) -> int:
-    """GPUs of a node where nothing but the GPU is known: those of the maker's own system, else 8."""
+    """Return the GPUs of a node of which only the GPU is known: those of the maker's own system, else 8."""
     return next(
         (row["gpus_per_node"] for row in _tables()["defaults.toml"]["network"] if gpu.name in row.get("gpus", ())), 8
     )

@@ -10,12 +10,12 @@ from tilecast.spec import Precision, SpecError
 from tilecast.transfer import JobRuns
 
 LIMITED: tuple[Precision, ...] = ("tf32", "fp16", "bf16")
-"""Precisions whose tensor cores GeForce products hold back where they accumulate in FP32."""
+"""Precisions in which the tensor cores of GeForce products are slowed down when they accumulate in FP32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU model. Rates are dense, per second, and those of the data sheet unless named sustained."""
+    """A GPU model. Rates are dense, per second, and those of the data sheet unless named sustained."""
 
     name: str
     product: str
@@ -29,28 +29,28 @@ class Gpu:
     boost_clock_hz: float
     tdp_w: float
     peak_flops: Mapping[str, float]
-    """FLOP/s by precision; a precision that the GPU cannot run is absent."""
+    """FLOP/s by precision; precisions that the GPU cannot run are absent."""
     sustained_ratio: Mapping[str, float]
-    """Share of `peak_flops` that power or clock limits leave under sustained load; 1 where not stated. `attention`, if
-    stated, is that of fused attention, which reaches less of the peak and so meets the limit later."""
+    """Share of `peak_flops` that power or clock limits leave under sustained load; 1 if not stated. `attention`, if
+    stated, is the share of fused attention, which reaches less of the peak and so meets the limit later."""
     intra_link: str
-    """Name of the link between GPUs of one node that this product usually has."""
+    """Name of the link that usually joins GPUs of this product inside a node."""
     fp16_accumulate_flops: float = 0.0
-    """Peak of its tensor cores in FP16 that accumulate in FP16 too, where FP32 accumulation is held back to less; 0
-    where both are alike."""
+    """Peak of the tensor cores in FP16 with FP16 accumulation, if they are slower with FP32 accumulation; 0 if both are
+    equal."""
     bridge: str = ""
-    """Name of the link that NVLink bridges make between some of them; empty where the product takes none."""
+    """Name of the link that NVLink bridges make between some of the GPUs; empty if the product takes none."""
     aliases: tuple[str, ...] = ()
     """Product strings as drivers, labels and tables write them, normalised by `normalise`."""
     mig: str = ""
-    """The MIG profile of a slice; empty for a whole GPU. A job runs on one slice: slices do not reach each other."""
+    """MIG profile of a slice; empty for a whole GPU. A job runs on one slice, since slices cannot reach each other."""
     share: float = 1.0
-    """Of the whole GPU, what a slice takes."""
+    """Share of the whole GPU that a slice takes."""
     instances: int = 1
-    """How many such slices fit on the whole GPU."""
+    """Number of such slices that fit on the whole GPU."""
 
     def peak(self, precision: str) -> float:
-        """Dense peak in FLOP/s.
+        """Return the dense peak in FLOP/s.
 
         Raises:
             SpecError: the GPU has no such precision.
@@ -61,7 +61,10 @@ class Gpu:
         return self.peak_flops[precision]
 
     def unlimited(self) -> Gpu:
-        """The GPU without the limit on FP32 accumulation: what its tensor cores are fed for."""
+        """Return the GPU without the limit on FP32 accumulation.
+
+        The chip is built to feed its tensor cores at these rates.
+        """
         if not self.fp16_accumulate_flops:
             return self
         factor = self.fp16_accumulate_flops / self.peak("fp16")
@@ -74,26 +77,28 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A slice that a GPU can be cut into (Multi-Instance GPU)."""
+    """A profile of Multi-Instance GPU: a slice that a GPU can be cut into."""
 
     name: str
     sms: int
     memory_bytes: float
     compute_share: float
-    """Of the GPU's compute slices."""
+    """Share of the GPU's compute slices."""
     memory_share: float
-    """Of its memory slices, and so of bandwidth and L2."""
+    """Share of the GPU's memory slices, and so of its bandwidth and L2."""
     instances: int
-    """How many fit on one GPU."""
+    """Number of such slices that fit on one GPU."""
 
     @property
     def share(self) -> float:
-        """Of the GPU, what nobody else can use: the larger of both shares."""
+        """Share of the GPU that nobody else can use: the larger of both shares."""
         return max(self.compute_share, self.memory_share)
 
     def slice(self, gpu: Gpu) -> Gpu:
-        """The slice as a GPU of its own. Clocks are those of the whole; rates follow the multiprocessors and the memory
-        slices."""
+        """Return the slice as a GPU of its own.
+
+        Its clocks are those of the whole GPU; its rates follow the number of multiprocessors and of memory slices.
+        """
         sms = self.sms / gpu.sm_count
         return replace(
             gpu,
@@ -115,17 +120,18 @@ class MigProfile:
 
 
 MIG_INFIX = "-mig-"
-"""Between the GPU and the profile in a slice's name, as in the product strings of GPU Feature Discovery."""
+"""Separator of GPU and profile in a slice's name, as in the product strings of GPU Feature Discovery."""
 
 PROTOCOLS = ("ll", "ll128", "simple")
-"""NCCL's ways to move bytes: with a flag in every 8 bytes, in every 128 bytes, or in plain chunks."""
+"""NCCL's protocols to move bytes: with a flag in every 8 bytes, with one in every 128 bytes, or in plain chunks."""
 MESSAGE = "message"
-"""How a message from one rank to another moves besides; where a link does not state it, it is as a collective."""
+"""Name of the further protocol by which a message from one rank to another can move. A link that does not state it
+moves messages like collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What a protocol costs on a link: once, for each hop, and its share of the rate that bulk data reach."""
+    """Costs of a protocol on a link: at the start, for each hop, and the share of the rate that bulk data reach."""
 
     start_s: float
     hop_s: float
@@ -134,7 +140,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A tier of a network: so many nodes share a switch whose uplinks carry 1/oversubscription of their rate."""
+    """A tier of a network: `nodes` nodes share a switch whose uplinks carry 1/oversubscription of their rate."""
 
     nodes: int
     oversubscription: float
@@ -142,8 +148,11 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way between GPUs. Inside a node the bandwidth is one direction of one GPU; between nodes
-    (`per_node`) it is one direction of all network interfaces of one node together."""
+    """A way between GPUs, inside a node or between nodes (`per_node`).
+
+    Inside a node the bandwidth is one direction of one GPU. Between nodes it is one direction of all network interfaces
+    of one node together.
+    """
 
     name: str
     kind: str
@@ -151,28 +160,28 @@ class Link:
     efficiency: float
     """Share of the bandwidth that bulk data reach."""
     protocols: Mapping[str, Protocol]
-    """By name, those of `PROTOCOLS` and `MESSAGE` that NCCL uses on the link."""
+    """Protocols that NCCL uses on the link, by the names in `PROTOCOLS` and `MESSAGE`."""
     peer_s: float
     """Cost of each further peer that a rank exchanges messages with."""
     own_share: float = 0.0
-    """Cost of the part that stays on the rank (1/n of the buffer) against as many bytes on the link."""
+    """Cost of the part that stays on the rank (1/n of the buffer), relative to as many bytes on the link."""
     per_node: bool = False
     nics: int = 1
     """Network interfaces of one node."""
     gpu_nics: int = 1
-    """How many of them one GPU can drive."""
+    """Network interfaces that one GPU can drive."""
     switched: bool = True
     """Whether all pairs have the full bandwidth at once (NVSwitch), or share a bus (PCIe)."""
     wired: tuple[tuple[float, float], ...] = ()
-    """Where GPUs are wired to each other without a switch: how many of them, and the share of the bandwidth that so
-    many have among themselves, in rising order. Between the points the share is interpolated."""
+    """For GPUs wired to each other without a switch: numbers of GPUs, in rising order, and the share of the bandwidth
+    that so many have among themselves. Between the points the share is interpolated."""
     domain: int = 0
-    """GPUs that the link joins, where these are not just those of a node: fewer (NVLink bridges), or those of several
-    nodes (NVLink domains of a rack); 0 means those of a node. Of a bus, the GPUs of each island that it joins."""
+    """Number of GPUs that the link joins, if not just those of a node: fewer (NVLink bridges), or those of several
+    nodes (NVLink domains of a rack). 0 means those of a node. For a bus, the GPUs of each island that it joins."""
     beyond: Link | None = None
-    """The link between such domains."""
+    """Link between such domains."""
     reduction_bytes_per_s: float = 0.0
-    """Rate of each GPU at an all-reduce in the switch (NVLS); 0 where there is none."""
+    """Rate of each GPU in an all-reduce in the switch (NVLS); 0 if there is none."""
     reduction_start_s: float = 0.0
     tiers: tuple[Tier, ...] = ()
     spread: float = 0.0
@@ -181,7 +190,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Nodes of one kind that a job may use: what is priced."""
+    """Nodes of one kind that a job may use, with all facts that a price depends on."""
 
     name: str
     gpu: Gpu
@@ -195,16 +204,16 @@ class Pool:
     price_per_gpu_hour: float | None = None
     currency: str = "USD"
     layers: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where each fact came from: override, the vendor of a label, instance type, default. Pools of one kind are equal
-    whoever told it."""
+    """Source of each fact: override, the vendor of a label, instance type, default. Pools compare equal whatever these
+    are."""
     free_gpus: int | None = None
-    """GPUs that nothing uses now; None where that is not known. It decides no ranking."""
+    """GPUs that nothing uses now; None if that is not known. It does not affect the ranking."""
     calibration: Calibration = field(default_factory=Calibration)
-    """What the cluster's own runs teach about forecasts on this pool."""
+    """Corrections of forecasts on this pool, learned from the cluster's own runs."""
     own: JobRuns = field(default_factory=JobRuns)
-    """What the job's own runs, here or elsewhere, teach about its forecasts."""
+    """The job's own runs, here or elsewhere, which correct its forecasts."""
     usual_gpus_per_node: int = 0
-    """GPUs of a whole node, where the pool was said to have a part of one; 0 where its nodes are what they are."""
+    """GPUs of a whole node, if the pool was declared to have a part of one; 0 if its nodes are whole."""
 
     @property
     def is_part(self) -> bool:

@@ -1,4 +1,4 @@
-"""The TOML files of facts: their schemas, and the values in SI units that they hold."""
+"""Schemas of the TOML files of facts, and their conversion into values in SI units."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GpuFile(_Facts):
     sources: dict[str, str]
 
     def gpu(self) -> Gpu:
-        """The same facts in SI units."""
+        """Return the facts as a GPU in SI units."""
         return Gpu(
             name=self.name,
             product=self.product,
@@ -154,11 +154,13 @@ class LinkFile(_Facts):
         return wired
 
     def link(self, known: Mapping[str, Link]) -> Link:
-        """The same facts in SI units; the link beyond a domain is among those that are known.
+        """Return the facts as a link in SI units.
+
+        `known` holds the links that `beyond` may name.
 
         Raises:
-            SpecError: the table of protocols or the link beyond the domain is unknown, or that link is this one or
-                has another beyond itself.
+            SpecError: the table of protocols or the link beyond the domain is unknown, or that link is this one or has
+                another beyond itself, or a protocol's share of the bandwidth exceeds all of it.
         """
         if self.beyond and (self.beyond == self.name or (self.beyond in known and known[self.beyond].beyond)):
             raise chained(self)
@@ -196,7 +198,7 @@ class LinkFile(_Facts):
 
 
 def normalise(product: str) -> str:
-    """A product string without the spelling differences of drivers, labels and tables.
+    """Return a product string without the spelling differences of drivers, labels and tables.
 
     >>> normalise("NVIDIA A100-SXM4-80GB") == normalise("nvidia-a100_sxm4_80gb")
     True
@@ -207,7 +209,7 @@ def normalise(product: str) -> str:
 
 
 def chained(item: LinkFile) -> SpecError:
-    """The error of a link whose `beyond` is itself or has another beyond it."""
+    """Return the error of a link whose `beyond` is the link itself or has another beyond it."""
     problem = f"{item.beyond!r} is the link itself or has another beyond it"
     return SpecError(f"{item.name}: beyond", problem, "name a link that has none beyond it")
 
@@ -216,10 +218,10 @@ NamedT = TypeVar("NamedT")
 
 
 def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
-    """The row of that name.
+    """Return the row of a table with a name.
 
     Raises:
-        SpecError: there is none; the message lists those that there are.
+        SpecError: there is none; the message lists the names that exist.
     """
     if name not in table:
         raise SpecError(field, f"unknown {field.split()[-1]} {name!r}", f"known: {', '.join(table)}")
@@ -228,13 +230,13 @@ def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
 
 @cache
 def protocols() -> Mapping[str, ConstantsFile]:
-    """The tables of `protocols.toml`, by name."""
+    """Return the tables of `protocols.toml`, by name."""
     table = shipped.table("tilecast.hardware", "protocols.toml")
     return {name: ConstantsFile.model_validate(row) for name, row in table.items()}
 
 
 def read_facts(path: Path | Traversable, schema: type[FileT]) -> FileT:
-    """A TOML file, checked against its schema.
+    """Read a TOML file and check it against its schema.
 
     Raises:
         SpecError: it cannot be read, is not TOML, or breaks the schema; the message names the key.

@@ -1,5 +1,7 @@
-"""Models from the `config.json` of the Hugging Face Hub: of transformers, of diffusers, of timm, and of the authors of
-Mamba. The tables in `types/` say which key holds which dimension; this reads them, and nothing else of the file.
+"""Models from the `config.json` of the Hugging Face Hub.
+
+Configs of transformers, of diffusers, of timm, and of the authors of Mamba can be read. The tables in `types/` say
+which key holds which dimension; nothing else of the file is read.
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ from tilecast.spec import Model, SpecError
 
 
 def supported() -> tuple[str, ...]:
-    """Every `model_type` that can be read, and every `_class_name` of diffusers, in alphabetical order."""
+    """Return every `model_type` that can be read, and every `_class_name` of diffusers, in alphabetical order."""
     return tuple(sorted(name for name in _tables() if not name.startswith("*")))
 
 
 def expressions_of(kind: str) -> tuple[str, ...]:
-    """The expressions that read a config of that type."""
+    """Return the expressions that read a config of a type."""
     return tuple(_tables()[kind]["read"].values())
 
 
 def defaults(kind: str) -> Mapping[str, Any]:
-    """The keys that transformers fills in where a config of that type leaves them out."""
+    """Return the keys that transformers fills in where a config of a type leaves them out, with their values."""
     return _defaults().get(kind, {})
 
 
 def is_config(document: Mapping[str, Any]) -> bool:
-    """Whether a document is such a config rather than a Kubernetes object."""
+    """Return whether a document is a model's config rather than a Kubernetes object."""
     return "kind" not in document and any(key in document for key in _SIGNS)
 
 
@@ -38,22 +40,22 @@ _SIGNS = ("model_type", "_class_name", "ssm_cfg", "architectures", "architecture
 
 
 def without_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the number of its labels in place of their names, which can be many thousands."""
+    """Return the config with the number of its labels in place of their names, which can be many thousands."""
     labels = config.get("id2label")
     items = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
     return {"num_labels": len(labels), **items} if isinstance(labels, Mapping) else items
 
 
 def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
-    """The model that a config describes, with the head that its `architectures` names.
+    """Return the model that a config describes, with the head that its `architectures` names.
 
     Args:
         config: the file's content.
-        field: what errors call it.
+        field: name of the file in errors.
 
     Raises:
-        SpecError: the type is not supported, or a key is missing or impossible; where a preset has its dimensions, the
-            error names it.
+        SpecError: the type is not supported, or a key is missing or impossible; if a preset has the config's
+            dimensions, the error names it.
     """
     try:
         if "architecture" in config and "model_type" not in config:
@@ -71,7 +73,7 @@ def model(config: Mapping[str, Any], field: str = "config.json") -> Model:
 
 
 def _of_timm(config: Mapping[str, Any], field: str) -> Model:
-    """The preset that a config of timm names."""
+    """Return the preset that a config of timm names."""
     name = str(config["architecture"])
     if models.is_preset(name):
         return models.preset(name)
@@ -83,7 +85,9 @@ def _of_timm(config: Mapping[str, Any], field: str) -> Model:
 
 
 def _kind(config: Mapping[str, Any], field: str) -> str:
-    """The table of a config: of its `model_type`, of its class where it has none, or one for what its keys look like.
+    """Return the name of the table that reads a config.
+
+    It is that of its `model_type`, that of its class if it states no type, or a general one that fits its keys.
 
     Raises:
         SpecError: there is none.
@@ -105,19 +109,19 @@ def _kind(config: Mapping[str, Any], field: str) -> str:
 
 @cache
 def _refused() -> Mapping[str, str]:
-    """Why types are not read, of those that people ask for."""
+    """Return why frequently requested types are not read."""
     return shipped.table("tilecast.models.huggingface", "refused.toml")
 
 
 def _of_class(name: str) -> str:
-    """The type whose name a class begins with, the longest such; none: empty."""
+    """Return the type whose name a class begins with, the longest such, or an empty string."""
     spelled = _letters(name)
     return max((kind for letters, kind in _spelled().items() if spelled.startswith(letters)), key=len, default="")
 
 
 @cache
 def _spelled() -> Mapping[str, str]:
-    """Every type by its letters and digits alone."""
+    """Return every type by the letters and digits of its name alone."""
     return {_letters(kind): kind for kind in supported()}
 
 
@@ -126,7 +130,7 @@ def _letters(name: str) -> str:
 
 
 def _likely(config: Mapping[str, Any]) -> str:
-    """The general table that fits the keys of a decoder whose type is not known; none: empty."""
+    """Return the general table that fits the keys of a decoder of unknown type, or an empty string."""
     if (named := heads.task(config)) and not named.endswith(("ForCausalLM", "LMHeadModel")):
         return ""
     if config.get("kv_lora_rank"):
@@ -139,7 +143,7 @@ def _likely(config: Mapping[str, Any]) -> str:
 
 
 def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, Any]) -> Model:
-    """The model of a table's type, and its towers."""
+    """Return the model that a type's table reads from a config, with its towers."""
     table = _tables()[kind]
     if "within" in table:
         key = table["within"]
@@ -166,10 +170,10 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
 
 
 def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
-    """A file that states no dimension at all is not meant as the default of its type.
+    """Check that a file states at least one dimension; without any, the defaults of its type are not what it means.
 
     Raises:
-        SpecError: it is such a file.
+        SpecError: it states none.
     """
     read = _tables()[kind]["read"]
     asked = [name for name in models.needs(_tables()[kind]["family"]) if name in read]
@@ -178,7 +182,10 @@ def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
 
 
 def _language(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
-    """The language model of a model of several networks; without one of its own key, the file itself is it."""
+    """Return the language model among several networks.
+
+    It is read from a key of its own or, if the table says so, from the file itself.
+    """
     usual = table["language_type"]
     key = parts.place(table["language"], config)
     if key == ".":
@@ -193,13 +200,16 @@ def _language(kind: str, table: Mapping[str, Any], config: Mapping[str, Any], pa
 
 
 _GENERAL = ("*", "*moe", "*latent")
-"""Tables for models of no known type."""
+"""Tables for models of unknown types."""
 _INHERITED = ("tie_word_embeddings",)
 
 
 def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) -> Model | None:
-    """The tower of a part of a config of type `whole`: of its own type where that is a single network's, else of the
-    usual one; None where it is of a type that is not known."""
+    """Return the tower that a part of a config of type `whole` describes.
+
+    It is read by its own type if that is one of a single network, else by the usual one, `kind`. None if its type is
+    not known.
+    """
     stated = config.get("model_type")
     if isinstance(stated, str) and stated and stated != kind and stated != whole:
         if parts.is_single(_tables().get(stated)):
@@ -210,7 +220,7 @@ def _read_tower(kind: str, config: Mapping[str, Any], path: str, whole: object) 
 
 
 def _single(kind: str, config: Mapping[str, Any], path: str) -> Model:
-    """The model of one network."""
+    """Return the model of a single network."""
     table = dict(_tables()[kind])
     read, defaults = table.pop("read"), _defaults().get(kind, {})
     scope = reading.Scope(config, defaults)
@@ -258,13 +268,13 @@ def _sentence(text: str) -> str:
 
 @cache
 def _tables() -> Mapping[str, Mapping[str, Any]]:
-    """The table of each type, with what it continues filled in."""
+    """Return the table of each type, filled in from the table that it continues."""
     return {name: _filled(name) for name in _raw()}
 
 
 @cache
 def _raw() -> Mapping[str, Mapping[str, Any]]:
-    """The table of each type as it is written."""
+    """Return the table of each type as it is written."""
     tables: dict[str, dict[str, Any]] = {}
     for part in shipped.tables("tilecast.models.huggingface", "types").values():
         tables |= part
@@ -279,8 +289,10 @@ def _filled(name: str) -> dict[str, Any]:
 
 @cache
 def _defaults() -> Mapping[str, Mapping[str, Any]]:
-    """What transformers fills in where a config leaves a key out, by type; a type that it does not have has those of
-    the type that its table continues."""
+    """Return what transformers fills in where a config leaves a key out, by type.
+
+    A type without an entry takes that of the type that its table continues.
+    """
     stated = shipped.table("tilecast.models.huggingface", "defaults.toml")
     tables = {}
     for name in supported():
@@ -292,8 +304,11 @@ def _defaults() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _presets(config: Mapping[str, Any]) -> list[str]:
-    """Presets that a config may be of: by the name in it, or by layers, width, heads and words, all numbers of it or of
-    its `text_config`; a network within a larger one is not that one."""
+    """Return the names of presets that a config may describe.
+
+    That is the preset which the config names, or those whose layers, width, heads and words are all among the numbers
+    of the config or of its `text_config`. Numbers of other networks within it do not count.
+    """
     stated = str(config.get("_name_or_path", "")).rstrip("/")
     if stated and models.is_preset(stated):
         return [models.preset(stated).name]

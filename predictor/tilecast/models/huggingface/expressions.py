@@ -1,9 +1,12 @@
-"""The expressions with which the tables say where a config holds a dimension: Python's syntax over the config's keys.
+"""The expressions with which tables say where a config holds a dimension: Python's syntax over the config's keys.
 
-`a.b` is a key of a nested mapping and `a[0]` an item of a list; `a | b` is the first of two that is there (not absent,
-not null), which binds as loosely as in Python, so sums and products stand in it unbracketed; `x if c else y` asks
-whether `c` is set and not 0. `count(list, word)` counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up
-to a multiple. Arithmetic with something absent is absent.
+- `a.b` is a key of a nested mapping and `a[0]` an item of a list.
+- `a | b` is the first of the two that is there (not absent, not null). It binds as loosely as in Python, so that sums
+  and products need no brackets in it.
+- `x if c else y` asks whether `c` is set and not 0.
+- `count(list, word)` counts an item, `len` and `sum` are Python's, and `up(x, n)` rounds up to a multiple.
+
+The result of arithmetic with an absent value is absent.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from functools import cache
 from typing import Any, TypeAlias
 
 Value: TypeAlias = Any
-"""What JSON holds; None where a key is absent."""
+"""Any value of JSON; None if a key is absent."""
 
 
 def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
-    """The value of an expression over a config; None if what it needs is absent.
+    """Return the value of an expression over a config; None if a value that it needs is absent.
 
     Raises:
         TypeError: the config holds a text, a list or a mapping where the expression computes with a number.
@@ -29,7 +32,7 @@ def evaluate(expression: str, config: Mapping[str, Any]) -> Value:
 
 
 def first_key(expression: str) -> str:
-    """The key that an expression names first, as a path for messages: `attn_config.kv_n_heads`, `cutoffs.0`."""
+    """Return the key that an expression names first, as a path for messages: `attn_config.kv_n_heads`, `cutoffs.0`."""
     for node in ast.walk(_parsed(expression)):
         if isinstance(node, ast.IfExp):
             return first_key(ast.unparse(node.body)) if not isinstance(node.body, ast.Constant) else _path(node.test)
@@ -40,7 +43,7 @@ def first_key(expression: str) -> str:
 
 @cache
 def lone_keys(expression: str) -> tuple[str, ...]:
-    """Those of an expression's alternatives that are keys of the config, in order."""
+    """Return those alternatives of an expression that are plain keys of the config, in order."""
     keys: list[str] = []
     node = _parsed(expression)
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -113,7 +116,11 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _number(function: Callable[[Any, Any], Any], *operands: Value) -> Value:
-    """The result of an operation on numbers; None if one of them is absent or cannot be divided by."""
+    """Return the result of an operation on numbers; None if one is absent, or on division by zero or overflow.
+
+    Raises:
+        TypeError: an operand is no number.
+    """
     if any(value is None for value in operands):
         return None
     if any(not isinstance(value, int | float) for value in operands):

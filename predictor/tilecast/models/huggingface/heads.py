@@ -1,4 +1,4 @@
-"""The head that a config asks for: what its class computes behind the last layer."""
+"""The head that a config requests: what its class computes after the last layer."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tilecast.models.families import FAMILIES
 from tilecast.spec import Model
 
 _CLASSES = 2
-"""Classes of a classifier whose config does not list them; only what differs from two is written."""
+"""Classes of a classifier whose config does not list them; transformers writes only numbers other than two."""
 _ENCODERS = ("encoder", "albert", "relative-encoder")
 _IMAGES = ("vit", "swin", "convnext", "segformer", "resnet", "efficientnet", "mobilenet-v2")
 
 
 def task(config: Mapping[str, Any]) -> str:
-    """The first of the config's `architectures`; empty if there is none."""
+    """Return the first of the config's `architectures`, or an empty string."""
     listed = config.get("architectures")
     named = str(listed[0]) if isinstance(listed, Sequence) and not isinstance(listed, str) and listed else ""
     return _OTHERWISE.get(named, named)
 
 
 _OTHERWISE = {"NomicBertForPreTraining": "NomicBertForMaskedLM"}
-"""Classes of a model's own code by the class of transformers that computes the same."""
+"""Class of transformers that computes the same, by class of a model's own code."""
 
 
 def _labels(config: Mapping[str, Any]) -> int:
-    """How many labels a config lists or counts; 0 if it does neither."""
+    """Return how many labels a config lists or counts, or 0."""
     labels, number = config.get("id2label"), config.get("num_labels")
     if isinstance(labels, Mapping):
         return len(labels)
@@ -34,12 +34,15 @@ def _labels(config: Mapping[str, Any]) -> int:
 
 
 _MOST = 2**20
-"""Most labels that a classifier has."""
+"""Most labels of a classifier."""
 
 
 def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
-    """What the head of the first of the config's `architectures` computes, beside a table of dimensions. Heads score
-    every token, also those that masked-language-model training does not ask for."""
+    """Return the dimensions of the head that the first of the config's `architectures` computes.
+
+    `table` holds the other dimensions. Heads score every token, also those that training of a masked language model
+    does not need.
+    """
     family, named = table["family"], task(config)
     stated = _labels(config)
     classes = float(stated or _CLASSES)
@@ -60,12 +63,16 @@ def of(config: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, float]:
 
 _OF_TEXT = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2": ("ForCTC",)}
-"""Heads by family whose class a config names, where another one is usual for its type; of others those of text."""
+"""Heads, by family, whose class replaces the usual one of a type where a config names it. Other families have those of
+`_OF_TEXT`."""
 
 
 def auto(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
-    """What follows `AutoModel` in the class with the head of a config's first architecture: the `usual` of its type, or
-    that of the family where that is None; none where the type has none, nor for what a teacher's answers train."""
+    """Return the suffix of the `AutoModel` class with the head of a config's first architecture.
+
+    It defaults to the `usual` one of the config's type. `usual` is returned as it is where neither it nor, if it is
+    None, the family names a class. It is empty for models that train on a teacher's answers.
+    """
     if not (FAMILIES[model.family].auto if usual is None else usual):
         return usual
     if task(config).endswith("WithTeacher"):

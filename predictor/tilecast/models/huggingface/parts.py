@@ -15,24 +15,27 @@ _PROJECTOR = ("projector", "projector_inputs", "projector_outputs", "projector_t
 
 
 def place(alternatives: str, config: Mapping[str, Any]) -> str:
-    """The first of the keys `a | b` that the config has, or a dot for the config itself; the first, if it has none."""
+    """Return the first of the keys in `a | b` under which a config has a part; a dot means the config itself.
+
+    If it has none of them, return the first key.
+    """
     keys = alternatives.split(" | ")
     return next((key for key in keys if key == "." or isinstance(config.get(key), Mapping)), keys[0])
 
 
 def named_tower(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The config of the published encoder that LLaVA's own files name, if it is one of `towers.toml`."""
+    """Return the config of the published encoder that LLaVA's own files name, or None if `towers.toml` lacks it."""
     known = shipped.table("tilecast.models.huggingface", "towers.toml")
     return known.get(str(config.get("mm_vision_tower")))
 
 
 def is_single(table: Mapping[str, Any] | None) -> bool:
-    """Whether a table is one of a single network."""
+    """Return whether a table describes a single network."""
     return table is not None and not {"language", "within"} & set(table)
 
 
 def is_alike(one: str, other: str) -> bool:
-    """Whether the names of two types begin alike, as those of a model and of its parts do."""
+    """Return whether the names of two types begin alike, as those of a model and its parts do."""
     return one.replace("-", "_").split("_")[0] == other.replace("-", "_").split("_")[0]
 
 
@@ -43,7 +46,7 @@ def towers(
     path: str,
     read: Callable[[str, Mapping[str, Any], str, object], Model | None],
 ) -> Model:
-    """The model with the towers that tables name, and notes on those that cannot be read."""
+    """Return the model with the towers that tables name, and with notes on those that cannot be read."""
     parts, notes = list(model.towers), list(model.notes)
     for table in tables:
         if "when" in table and not evaluate(table["when"], config):
@@ -66,7 +69,7 @@ def towers(
 
 
 def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Mapping[str, Any], path: str) -> Model:
-    """A tower with the projector of its table."""
+    """Return a tower with the projector of its table."""
     if "projector" not in table:
         return tower
     scope = {"tower": {"hidden": tower.hidden, "tokens": tokens(tower)}, "language": {"hidden": model.hidden},
@@ -81,7 +84,7 @@ def _projected(tower: Model, model: Model, table: Mapping[str, Any], config: Map
 
 
 def tokens(tower: Model) -> float:
-    """Tokens of a sample that a tower hands on, without those of classes."""
+    """Return how many tokens of a sample a tower hands on, class tokens excluded."""
     if "frames" in tower.extra:
         return tower.extra["frames"]
     if tower.family == "wav2vec2":
@@ -91,15 +94,16 @@ def tokens(tower: Model) -> float:
 
 
 _SAMPLES = 320
-"""Values of sound to a token of wav2vec 2.0 (arXiv 2006.11477, section 4.2: 20 ms at 16 kHz)."""
+"""Values of sound per token of wav2vec 2.0 (arXiv 2006.11477, section 4.2: 20 ms at 16 kHz)."""
 _MERGED = 8
-"""How many times wider Swin's last stage is than its first, and how many times fewer tokens each side has."""
+"""Factor by which Swin's last stage is wider than its first, and has fewer tokens a side."""
 
 
 def crossed(model: Model, config: Mapping[str, Any], path: str) -> Model:
-    """A decoder whose layers look at the tokens of its tower besides (transformers, VisionEncoderDecoderModel): an
-    encoder-decoder whose encoder is the tower. Where they differ in width and the decoder does not say that it reads
-    the tower's, a dense layer stands between them.
+    """Return an encoder-decoder made of a decoder and its tower (transformers, VisionEncoderDecoderModel).
+
+    The decoder's layers also attend to the tokens of the tower, which becomes the encoder. If their widths differ and
+    the decoder does not state that it reads the tower's, a dense layer stands between them.
 
     Raises:
         SpecError: the tower is of a type that is not known, or its tokens are not.

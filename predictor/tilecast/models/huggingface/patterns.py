@@ -1,5 +1,7 @@
-"""What each layer of a hybrid is made of, by type: functions from a config, with its defaults, to the words of
-`tilecast.models.hybrid`. Rules are those of the configuration classes of transformers.
+"""The kinds of layers of hybrid models, by type.
+
+Functions turn a config, with its defaults, into the words of `tilecast.models.hybrid`. Their rules are those of the
+configuration classes of transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ def _all(word: str) -> Callable[[Config, int], Pattern]:
 
 
 def _listed(config: Config, layers: int, words: Mapping[str, str], *keys: str) -> Pattern | None:
-    """The words of a list of kinds of layers under the first of the keys that has one.
+    """Return the words for a list of kinds of layers, from the first of the keys that has one, or None.
+
+    A list shorter than `layers` is repeated.
 
     Raises:
         SpecError: a kind is not known.
@@ -34,13 +38,13 @@ def _listed(config: Config, layers: int, words: Mapping[str, str], *keys: str) -
 
 
 def _whole(config: Config, key: str, otherwise: int) -> int:
-    """A positive whole number under a key."""
+    """Return the positive whole number under a key, or `otherwise`."""
     value = config.get(key)
     return value if isinstance(value, int) and value > 0 else otherwise
 
 
 def _places(config: Config, *keys: str) -> set[int]:
-    """Numbers of layers listed under the first of the keys that has a list."""
+    """Return the numbers of layers listed under the first of the keys that has a list."""
     lists = (config[key] for key in keys if isinstance(config.get(key), list))
     places: list[Any] = next(lists, [])
     return {place for place in places if isinstance(place, int)}
@@ -146,4 +150,4 @@ PATTERNS: Mapping[str, Callable[[Config, int], Pattern]] = {
     "qwen3_next": _qwen,
     "lfm2": _lfm,
 }
-"""The layers of each kind of hybrid."""
+"""Functions that return the pattern of each kind of hybrid, from a config and the number of layers."""

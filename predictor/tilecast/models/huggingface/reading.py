@@ -1,4 +1,4 @@
-"""Dimensions out of a config by the expressions of a table."""
+"""Reading of dimensions from a config by the expressions of a table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SHARES = ("seen_share", "width", "depth")
 """Dimensions that need not be whole numbers."""
 _MOST = {"layers": 1024, "experts": 4096, "vocab": 2**22}
 _LARGEST = 2**20
-"""Largest value of a dimension, where `_MOST` has no other."""
+"""Largest value of a dimension that has no entry in `_MOST`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A config, and what it means where keys are left out."""
+    """A config, and the defaults of the keys that it leaves out."""
 
     config: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Scope:
 
 
 def value(expression: str, config: Mapping[str, Any]) -> Any:
-    """The value of an expression over a config; None where it computes with something that is no number."""
+    """Return the value of an expression over a config; None if it computes with something that is no number."""
     try:
         return evaluate(expression, config)
     except TypeError:
@@ -41,12 +41,14 @@ def value(expression: str, config: Mapping[str, Any]) -> Any:
 
 
 def count(number: object) -> int:
-    """A whole number of at least 1 that a config states; 0 for anything else."""
+    """Return a whole number of at least 1 that a config states, or 0 for anything else."""
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else 0
 
 
 def fill(table: dict[str, Any], read: Mapping[str, str], scope: Scope, path: str) -> None:
-    """Dimensions into a table, in the order of its expressions.
+    """Read dimensions into a table, in the order of its expressions.
+
+    An expression can use dimensions that are already in the table, as `model`.
 
     Raises:
         SpecError: a value is no size, or too large.
@@ -69,8 +71,11 @@ _SIZE = "give a number from 0"
 
 
 def _stated(expression: str, config: Mapping[str, Any]) -> tuple[str, Any]:
-    """The first of an expression's alternatives that is a key of the config and nothing else, and its value: what is
-    stated under an old name goes before the default of the new one. None is the value where no such key is there."""
+    """Return the first key among an expression's alternatives that the config states, and its value.
+
+    Only plain keys count. A value stated under an old name thus goes before the default of the new name. The value is
+    None if no such key is stated.
+    """
     for key in lone_keys(expression):
         if (value := evaluate(key, config)) is not None:
             return key, value
@@ -84,7 +89,10 @@ def _boolean(value: object, where: str) -> bool:
 
 
 def _size(name: str, value: object, field: str) -> float:
-    """A dimension: a whole number within bounds (rates of dropout among them become 0 or 1)."""
+    """Return a dimension: a whole number within bounds.
+
+    Dimensions in `_SHARES` need not be whole. A dropout rate of attention becomes 0 or 1.
+    """
     if not isinstance(value, int | float) or not 0 <= value <= 2**40:
         raise SpecError(field, f"{str(value)[:40]!r} is no size", _SIZE)
     if name == "attention_dropout":
