@@ -226,6 +226,6 @@ class Pool:
 
     @property
     def domain(self) -> int:
-        """GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
+        """Number of GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

@@ -1,4 +1,4 @@
-"""How tensors are stored and kernels are fused, as a workload and its framework decide."""
+"""Types of tensors and fusion of kernels, as a workload and its framework decide them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _accumulates(workload: Workload, vector: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How tensors are stored and kernels are fused: what every part of a layer needs to know of the workload."""
+    """Types of tensors and fusion of kernels: the facts about a workload that every part of a layer needs."""
 
     matrix: str
     """Precision of the matrix units."""

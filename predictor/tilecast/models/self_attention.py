@@ -87,10 +87,7 @@ def attention(name: str, workload: Workload, rank: Rank, *, key_rank: Rank, caus
     narrow = numerics.product_input
     activation_bytes = (
         (e + numerics.norm_extra + narrow) * outer * h  # inputs of the norm and of the projection
-        + e
-        * tokens
-        * (2 * width + 2 * kv_heads * t * model.head_dim)
-        / t  # q, k, v and the input of the output projection
+        + e * tokens * (2 * width + 2 * kv_heads * t * model.head_dim) / t  # q, k, v and the output's input
         + (narrow if narrow < e else 0.0) * tokens * width / t  # the latter again in the type that the product reads
         + (outer * h if dropout else 0.0)
         + (statistic if numerics.flash else score)
