@@ -158,7 +158,7 @@ def mig_profiles(gpu: Gpu) -> tuple[MigProfile, ...]:
 
 
 def find_slice(gpu: Gpu, profile: str) -> Gpu:
-    """Return the slice of a GPU with a profile, for instance `1g.10gb`.
+    """Return the slice of a GPU that a profile describes, for instance `1g.10gb`.
 
     Raises:
         SpecError: the GPU has no such profile.
@@ -171,7 +171,7 @@ def find_slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with a name or product string; for `GPU-MIG-PROFILE`, the slice.
+    """Return the GPU whose name or product string is `name`; for `GPU-MIG-PROFILE`, the slice.
 
     Raises:
         SpecError: no shipped GPU has the name; the message offers the nearest names.
@@ -195,7 +195,7 @@ _CLOSE = 0.7
 
 
 def find_link(name: str) -> Link:
-    """Return the link with a name.
+    """Return the link named `name`.
 
     Raises:
         SpecError: there is no such link.

@@ -63,7 +63,7 @@ def _network(row: Mapping[str, Any]) -> Link | None:
 
 
 def find_type(name: str) -> NodeType | None:
-    """Return the instance type with a name, in whatever case a cluster writes it; None if no file has it."""
+    """Return the instance type named `name`, in whatever case a cluster writes it; None if no file has it."""
     return node_types().get(name) or _folded().get(name.casefold())
 
 
@@ -87,8 +87,8 @@ def with_gpus(name: str, gpu: Gpu, gpus: int) -> NodeType | None:
 def usual_type(gpu: Gpu) -> NodeType | None:
     """Return the instance type that is assumed for a GPU of which only the name is known.
 
-    It has as many GPUs as the maker's own system, or the largest number below that; types with a price come first. None
-    if no cloud offers the GPU.
+    It has as many GPUs as the maker's own system, or the largest number below that. Of several such types, one with a
+    price is preferred. None if no cloud offers the GPU.
     """
     most = default_gpus_per_node(gpu)
     types = [kind for kind in node_types().values() if kind.gpu == gpu.name and kind.gpus <= most]
@@ -102,7 +102,7 @@ def ethernet(gbit_per_s: float) -> Link:
 
 
 def network(name: str) -> Link:
-    """Return the link between nodes with a name; `ethernet-N` is Ethernet of N Gb/s if no file describes it.
+    """Return the link between nodes named `name`; `ethernet-N` is Ethernet of N Gb/s if no file describes it.
 
     Raises:
         SpecError: there is no such link.

@@ -131,7 +131,11 @@ moves messages like collectives."""
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """Costs of a protocol on a link: at the start, for each hop, and the share of the rate that bulk data reach."""
+    """Costs of a protocol on a link, and its share of the rate.
+
+    `start_s` is paid once and `hop_s` for each hop, in seconds; bulk data reach `share` of the rate that they reach on
+    the link.
+    """
 
     start_s: float
     hop_s: float
@@ -226,6 +230,6 @@ class Pool:
 
     @property
     def domain(self) -> int:
-        """Number of GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
+        """GPUs that the link inside nodes joins: those of a node, or of the whole nodes that share an NVLink domain."""
         wide = self.intra.domain if self.intra.switched and self.intra.beyond is None else 0
         return max(wide // self.gpus_per_node, 1) * self.gpus_per_node

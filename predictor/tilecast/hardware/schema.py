@@ -218,7 +218,7 @@ NamedT = TypeVar("NamedT")
 
 
 def named(table: Mapping[str, NamedT], name: str, field: str) -> NamedT:
-    """Return the row of a table with a name.
+    """Return the row named `name` of a table.
 
     Raises:
         SpecError: there is none; the message lists the names that exist.

@@ -286,7 +286,7 @@ def auto(model: Model) -> str | None:
 
 
 def preset(name: str) -> Model:
-    """Return the published model with a name.
+    """Return the published model named `name`.
 
     Case, dashes, spaces and underscores do not matter, nor do the words that measured tables add: framework, data set,
     task phase (`_QUALIFIERS`). Text in brackets counts only if a preset matches it. "... cut to 4 layers" is the same

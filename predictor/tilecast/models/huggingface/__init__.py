@@ -170,10 +170,12 @@ def _read(kind: str, config: Mapping[str, Any], path: str, whole: Mapping[str, A
 
 
 def _check_stated(kind: str, config: Mapping[str, Any], path: str) -> None:
-    """Check that a file states at least one dimension; without any, the defaults of its type are not what it means.
+    """Raise SpecError if a file states none of the dimensions of its type.
+
+    Such a file does not mean the default of its type.
 
     Raises:
-        SpecError: it states none.
+        SpecError: it is such a file.
     """
     read = _tables()[kind]["read"]
     asked = [name for name in models.needs(_tables()[kind]["family"]) if name in read]

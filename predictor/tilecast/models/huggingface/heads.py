@@ -70,8 +70,8 @@ _TASKS = {**dict.fromkeys(_ENCODERS, (*_OF_TEXT, "ForPreTraining")), "wav2vec2":
 def auto(config: Mapping[str, Any], model: Model, usual: str | None) -> str | None:
     """Return the suffix of the `AutoModel` class with the head of a config's first architecture.
 
-    It defaults to the `usual` one of the config's type. `usual` is returned as it is where neither it nor, if it is
-    None, the family names a class. It is empty for models that train on a teacher's answers.
+    It is the `usual` one of the config's type (None: that of the family) if the architecture names no other head of
+    `_TASKS`, or if the type has no such class. It is empty for models that train on a teacher's answers.
     """
     if not (FAMILIES[model.family].auto if usual is None else usual):
         return usual
