@@ -1,1 +1,1 @@
-"""One controller per concern: what it reads from the cache, what an object should say, what it writes."""
+"""Controllers, one per concern: each reads the cache, decides what an object should say, and writes that."""

@@ -1,7 +1,8 @@
-"""Admission: jobs in mode Initial that wait for us in; node choices, and jobs that are let go, out.
+"""Admission: places jobs in mode Initial that wait for Tilecast, and releases them.
 
-A job that waits is handled by a task of its own and let go within `DECIDE_S` and a few writes, advised or not. Only the
-job itself says whether it was let go: a restart, a second operator or an edit meanwhile find the same gate, or none.
+A held job is one that waits for Tilecast (`Job.is_held`). A task of its own handles each held job. It releases the job
+within `DECIDE_S` and the time of a few writes, whether the job was advised or not. Only the job itself says whether it
+was released: after a restart, beside a second operator or after an edit, the operator finds the same gate, or none.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from tilecast_operator.report.job_status import Aspect
 log = logging.getLogger("tilecast")
 
 DECIDE_S = 5.0
-"""How long it may take at most until it is known where a job goes, from when it is first seen; below the ten seconds
-that are promised by what the last writes take."""
+"""Longest time from first seeing a job until its place is decided, in seconds. Ten seconds are promised in total; the
+last writes take the rest."""
 PLAN_S = 3.0
-"""How long a job waits for the plan of the whole queue to have it; then it goes where it is advised by itself."""
+"""Longest wait for the plan of the whole queue to include a job, in seconds; then the job's own advice decides."""
 OWNER_S = 3.0
-"""How long a gated job that asks for nothing itself waits for the TrainingJob that names it."""
+"""Longest wait for what may be seen after a held job, in seconds: the TrainingJob that names a job which asks for
+nothing itself, or the job's queue."""
 MOST_WAIT_S = 5.0
-"""Longest between tries to let a job go."""
+"""Longest wait between two tries to place or release a job, in seconds."""
 WEBHOOK_S = 300.0
-"""How long a job waits at most for a webhook that does not answer, as of a Kueue that is starting: no job can be let go
-meanwhile either."""
+"""Longest wait of a job for a webhook that does not answer, such as that of a Kueue that is starting, in seconds. No
+job can be released meanwhile either."""
 
 OUTCOMES: Mapping[str, str] = {
     patches.PLACED: "the node choice was written into the job before it started",
@@ -79,24 +81,25 @@ OUTCOMES: Mapping[str, str] = {
     "Uninstalled": "Tilecast was about to be uninstalled, and let the job go as it was",
     "OperatorDown": "the operator was down, and the chart's CronJob let the job go as it was; see the operator's log",
 }
-"""Why a job was placed or not, in a sentence; what is not here is the reason of a `Declined`."""
+"""Sentence for each outcome of a job: why it was placed or not. An outcome that is missing here is the reason of a
+`Declined`."""
 _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
-"""Outcomes that the operator gives no job."""
+"""Outcomes that the operator never gives to a job itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What becomes of a job that waits."""
+    """What to do with a held job."""
 
     outcome: str
-    """`PLACED`, or the reason why it is let go as it is."""
+    """`PLACED` or `QUEUED`, or the reason why the job is released as it is."""
     text: str = ""
     placement: Placement | None = None
     advice: Advice | None = None
 
 
 class Admission:
-    """Every job that waits for us. Belongs to one event loop."""
+    """Decides about every held job and releases it. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, placer: Placer, requests: Requests, advice: JobAdvice) -> None:
         self._context = context
@@ -104,23 +107,26 @@ class Admission:
         self._requests = requests
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
-        """By job and uid: what is decided about one job says nothing of the next of its name."""
+        """By key and UID of the job: a decision about one job says nothing about the next job of its name."""
         context.leadership.listen(self._lead)
         self._texts: dict[Key, str] = {}
-        """Why each job was let go, in a sentence."""
+        """Why each job was released, in a sentence."""
         outcomes = OUTCOMES.keys() - _BY_OTHERS if context.settings.jobs else ()
         self._outage = WebhookOutage()
         self.held = HeldTimes(context.metrics, context.clock, outcomes)
 
     async def stop(self) -> None:
-        """Stop everything; what waits then is let go by the next operator that starts."""
+        """Stop all tasks; the next operator that starts releases the jobs that wait then."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def consider(self, key: Key, seen: Stored[Document]) -> None:
-        """Begin to decide about a job, if it waits for us; a replica that does not lead decides nothing."""
+        """Start to decide about a job if it is held.
+
+        Only the leader decides. Jobs that another job created are left alone.
+        """
         job, place = about(seen.value), (key, seen.uid)
         if self._context.leadership.is_leader and job.is_held and not job.is_owned and place not in self._tasks:
             task = asyncio.create_task(self._hold(key, seen.uid), name=f"hold-{key.namespace}/{key.name}")
@@ -128,16 +134,16 @@ class Admission:
             task.add_done_callback(lambda done: self._ended(key, seen.uid, done))
 
     def holds(self, key: Key, uid: str) -> bool:
-        """Whether it is being decided about a job."""
+        """Return whether a decision about a job is under way."""
         return (key, uid) in self._tasks
 
     def forget(self, key: Key) -> None:
-        """Let go of a job that is gone."""
+        """Forget a job that is gone."""
         self._texts.pop(key, None)
         self.held.forget(key)
 
     def applied(self, key: Key, job: Job, mode: training_job.Mode) -> Aspect:
-        """The condition Applied of a TrainingJob with this target."""
+        """Return the condition Applied of a TrainingJob whose target is this job."""
         if mode != "Initial":
             return Aspect("False", f"Mode{mode}", OUTCOMES[f"Mode{mode}"])
         outcome = job.annotations.get(jobs.APPLIED)
@@ -149,7 +155,7 @@ class Admission:
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
     def _lead(self, is_leading: bool) -> None:
-        """Decide about every job that waits, or leave that to the replica that leads now."""
+        """Start to decide about all held jobs as the leader; otherwise leave them to the replica that leads now."""
         if not is_leading:
             for task in self._tasks.values():
                 task.cancel()
@@ -159,6 +165,7 @@ class Admission:
                 self.consider(key, seen)
 
     def _ended(self, key: Key, uid: str, task: asyncio.Task[None]) -> None:
+        """Log the failure of a job's task, and consider the job again."""
         self._tasks.pop((key, uid), None)
         if not self._context.leadership.is_leader:
             return
@@ -169,16 +176,16 @@ class Admission:
             self._context.runtime.add(key)
 
     def _same(self, key: Key, uid: str) -> Document | None:
-        """The job as it is now; None if it is gone, or another of its name is there."""
+        """Return the job as it is now; None if it is gone, or replaced by another job of its name."""
         seen = self._context.cache.jobs.get(key)
         return seen.value if seen is not None and seen.uid == uid else None
 
     async def _hold(self, key: Key, uid: str) -> None:
-        """Decide about a job that waits for us, with the job noted while it is read."""
+        """Place and release a held job, with the job noted in the journal while it is read."""
         await self._context.journal.steps(key, self._place_and_let_go(key, uid))
 
     async def _place_and_let_go(self, key: Key, uid: str) -> None:
-        """Place a job that waits for us, if that is wanted, and let it go in any case."""
+        """Place a held job if that is wanted, and release it in any case."""
         decision = _Decision("TooLate")
         try:
             decision = await self._decide_and_place(key, uid)
@@ -194,7 +201,10 @@ class Admission:
         await self._let_go(key, uid, decision)
 
     async def _decide_and_place(self, key: Key, uid: str) -> _Decision:
-        """What becomes of the job, its node choice written where there is one."""
+        """Decide about a job and write its node choice, if it has one.
+
+        Starts again when the job changes meanwhile and, for up to `WEBHOOK_S`, when a webhook does not answer.
+        """
         now_s = asyncio.get_running_loop().time
         late_s, patient_s, wait_s = now_s() + DECIDE_S, now_s() + WEBHOOK_S, POLL_S
         while True:
@@ -215,7 +225,11 @@ class Admission:
                 await self._renew(key)
 
     async def _place(self, key: Key, document: Document, late_s: float) -> _Decision:
-        """What becomes of the job as it is, decided by some time of the loop's clock; raises as `Placer.write` does."""
+        """Decide about the job as it is in `document`, and write its node choice if it has one.
+
+        The decision must be made by `late_s`, a time of the loop's clock. Raises as `Placer.write` does, and
+        TimeoutError if the decision comes too late.
+        """
         async with asyncio.timeout_at(late_s):
             try:
                 decision = await self._decide(key, document)
@@ -226,10 +240,11 @@ class Admission:
             prepared = await self._placer.prepare(key, document, decision.placement)
         if isinstance(prepared, str):
             return replace(decision, outcome=prepared)
-        # Not ended by the clock: a choice that is written halfway may contradict itself.
+        # No timeout here: a choice that is written halfway may contradict itself.
         return replace(decision, outcome=await self._placer.write(prepared, decision.advice))
 
     async def _decide(self, key: Key, document: Document) -> _Decision:
+        """Decide about a job, and wait for what may be seen later than the job; nothing is written."""
         if (refusal := self._context.set_aside(key)) is not None:
             return _Decision(refusal.reason, text=refusal.message)
         job = await self._advice.read(document)
@@ -256,7 +271,7 @@ class Admission:
         await self._advice.planned.wait(key, PLAN_S)
         answer, choice = await self._advice.answer(job, asked, is_placed=True)
         while isinstance(answer, Declined) and answer.reason == "QueueNotFound" and waited_s < OWNER_S:
-            # At the start a job may be seen before its queue.
+            # After a start of the operator a job may be seen before its queue.
             await asyncio.sleep(POLL_S)
             waited_s += POLL_S
             answer, choice = await self._advice.answer(job, asked, is_placed=True)
@@ -269,7 +284,7 @@ class Admission:
         return _Decision(patches.PLACED, text, placement, answer)
 
     async def _let_go(self, key: Key, uid: str, decision: _Decision) -> None:
-        """Take our gate off, whatever it takes; then say what became of the job."""
+        """Remove our hold from a job, however many tries it takes; then say what became of the job."""
         wait_s = POLL_S
         while True:
             document = self._same(key, uid)
@@ -297,7 +312,10 @@ class Admission:
                 await self._renew(key)
 
     async def _tell(self, key: Key, job: Job, decision: _Decision) -> None:
-        """Say what became of a job that was let go."""
+        """Record what became of a released job and write an Event about it.
+
+        A job that Kueue has yet to admit gets its Event when Kueue has decided.
+        """
         is_chosen = decision.outcome in (patches.PLACED, patches.QUEUED)
         text = decision.text if is_chosen or decision.placement is None else ""
         self._texts[key] = text or OUTCOMES.get(decision.outcome, decision.outcome)
@@ -306,13 +324,13 @@ class Admission:
             await self.tell_outcome(key, job, decision.outcome)
 
     async def tell_outcome(self, key: Key, job: Job, outcome: str, more: str = "") -> None:
-        """Say in an Event where a job runs, or why not where it was advised.
+        """Write an Event that says where a job runs, or why it does not run as advised.
 
         Args:
-            key: of the job.
-            job: as it was seen.
+            key: Key of the job.
+            job: The job as it was seen.
             outcome: `PLACED`, or why not.
-            more: what somebody else says of it.
+            more: What somebody else, such as Kueue, says about it.
         """
         if outcome == patches.PLACED:
             note = Note("Normal", "Placed", self._texts.get(key) or OUTCOMES[outcome])
@@ -325,7 +343,7 @@ class Admission:
         await self._post(key, job, note)
 
     async def tell_requeued(self, key: Key, job: Job, text: str) -> None:
-        """Say in an Event that a job which was placed may run elsewhere."""
+        """Write an Event that says that a placed job may run elsewhere."""
         self._texts[key] = text
         self.held.count(patches.REQUEUED)
         self._context.metrics.requeued.inc()
@@ -339,7 +357,7 @@ class Admission:
             log.warning("%s: Event not written: %s", key, error)
 
     async def _renew(self, key: Key) -> None:
-        """Read the job anew; one that is gone is forgotten."""
+        """Read the job again, and forget it if it is gone."""
         try:
             self._context.cache.jobs.see(await self._context.client.get(key.path))
         except ApiError as error:

@@ -1,4 +1,7 @@
-"""Tells a job why it waits: the searches of its namespace are over their budget, and those of others go first."""
+"""Notices that tell a job why it waits.
+
+The searches of its namespace are over their budget, and those of other namespaces go first.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from tilecast_operator.report import job_status
 from tilecast_operator.report.job_status import Aspect
 
 TELL_AFTER_S = 10.0
-"""How long a job waits before it is told."""
+"""Seconds that a job waits before it gets a notice."""
 AGAIN_S = 2.0
-"""How long one that has waited so long already waits for its answer first: it may be at hand."""
+"""Seconds that a job which has waited for so long already waits for its answer first: the answer may be at hand."""
 QUEUED: Final = "Queued"
 
 
 class BudgetNotices:
-    """Writes that a job which has no answer yet waits for those of other namespaces, once for each job."""
+    """Tells each job that has no answer yet, once, that it waits for jobs of other namespaces."""
 
     def __init__(self, context: SharedContext, advisor: Advisor) -> None:
         self._context = context
@@ -34,8 +37,10 @@ class BudgetNotices:
     async def answer(
         self, key: Key, seen: Stored[View], question: Question, known: Answer | None
     ) -> tuple[Answer, Stored[View]]:
-        """Return the answer to a job, which may be known, and the job as it is by then; raises as `Writer.write_status`
-        does."""
+        """Return the answer to a job, and the job as it is by then.
+
+        `known` is the answer if it is known already. Raises as `Writer.write_status` does.
+        """
         if known is not None:
             return known, seen
         while not seen.value.status:
@@ -47,11 +52,12 @@ class BudgetNotices:
         return await self._advisor.answer(question), seen
 
     def _left_s(self, key: Key) -> float:
-        """How long the job may wait untold."""
+        """Return for how many seconds the job may wait without a notice."""
         waited_s = self._context.answers.open(key.kind).get(key, 0.0)
         return max(TELL_AFTER_S - waited_s, AGAIN_S)
 
     async def _tell(self, key: Key, seen: Stored[View]) -> Stored[View]:
+        """Write the notice if jobs of other namespaces go first; return the job as it is then."""
         used_s = self._advisor.behind_others().get(key.namespace)
         if used_s is None or not self._context.leadership.is_leader:
             return seen
@@ -65,7 +71,7 @@ class BudgetNotices:
 
 
 def queued(text: str, generation: int, now: str) -> TrainingJobStatus:
-    """The status of a job that has no answer yet."""
+    """Return the status of a job that has no answer yet."""
     aspect = Aspect("Unknown", QUEUED, text)
     conditions = [
         job_status.condition(kind, aspect, generation, now, ()) for kind in ("Ready", "RecommendationProvided")

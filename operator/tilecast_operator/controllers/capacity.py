@@ -1,4 +1,7 @@
-"""Capacity: Kueue's quotas and the pods that run in; what is free of each pool, and which jobs that matters to, out."""
+"""Free capacity of each pool, from Kueue's quotas and the pods that run.
+
+A change makes the pools, and the jobs whose recommendation now fits or no longer fits, due again.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from tilecast_operator.free_gpus import Free, Usage
 from tilecast_operator.report.job_status import Aspect, Fit
 
 CAPACITY = Key("Capacity")
-"""The key of everything that says what is free."""
+"""Key under which free capacity is read again."""
 CAPACITY_HOLDS = 6
-"""What is said of a job's capacity stays for so many times `capacity_settle_s`."""
+"""What a job's status says about capacity stays for this many times `capacity_settle_s`."""
 
 NOTHING_TO_FIT = Fit(Aspect("Unknown", "NoRecommendation", "there is no plan that could start"))
 NOT_OBSERVED = Fit(
@@ -31,7 +34,7 @@ STARTED = Fit(Aspect("Unknown", "JobStarted", "the job has started; its forecast
 
 
 class Destination(NamedTuple):
-    """Where a recommendation sends its job."""
+    """Pool and nodes that a recommendation sends its job to."""
 
     pool: str
     nodes: int
@@ -39,14 +42,14 @@ class Destination(NamedTuple):
 
 
 def destination(answer: Answer) -> Destination | None:
-    """Where an answer sends its job; None where there is no plan."""
+    """Return where an answer sends its job; None if there is no plan."""
     best = None if isinstance(answer, Declined) else answer.best
     return None if best is None else Destination(best.pool.name, best.nodes, best.gpus_per_node)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a job shows of its recommendation, and since when."""
+    """What a job's status says about the capacity for its recommendation, and since when."""
 
     place: Destination
     fit: Fit
@@ -54,13 +57,13 @@ class _Shown:
 
 
 class Capacity:
-    """What is free now. Belongs to one event loop."""
+    """Capacity that is free now. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
         self._report: NodesReport | None = None
         self._nodes: dict[str, int] = {}
-        """How many nodes each pool has."""
+        """Number of nodes by pool."""
         self._used: Mapping[str, int] | None = None
         self._free: dict[str, Free] = {}
         self._shown: dict[Key, _Shown] = {}
@@ -70,25 +73,25 @@ class Capacity:
         context.cache.flavors.listen(self._quota_changed)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call this whenever something else is free."""
+        """Call `listener` whenever the free capacity changes."""
         self._listeners.append(listener)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
-        """Take note of the GPUs that pods hold, by node; None where that is not known."""
+        """Record the GPUs that pods hold, by node; None where that is not known."""
         self._used = used
         self._due()
 
     def use(self, report: NodesReport) -> None:
-        """Count for these pools from now on."""
+        """Use these pools from now on."""
         self._report, self._nodes = report, {item.pool.name: item.nodes for item in report.entries}
         self._read(report)
 
     def free(self, pool: str) -> Free | None:
-        """What nobody uses of a pool; None where that is not known."""
+        """Return what nobody uses of a pool; None where that is not known."""
         return self._free.get(pool)
 
     def fit(self, job: Key, place: Destination | None) -> Fit:
-        """Whether a job's recommendation could start now; it is due again when that changes."""
+        """Return whether a job's recommendation could start now; the job is due again when that changes."""
         if place is None:
             self.forget(job)
             return NOTHING_TO_FIT
@@ -101,7 +104,7 @@ class Capacity:
         return fit
 
     def forget(self, job: Key) -> None:
-        """Let go of a job."""
+        """Forget a job."""
         self._shown.pop(job, None)
 
     def _quota_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
@@ -115,7 +118,7 @@ class Capacity:
             self._read(self._report)
 
     def _read(self, report: NodesReport) -> None:
-        """See what is free; jobs that fit and did not, or the other way round, are due, and so are their pools."""
+        """Read what is free; pools that changed, and jobs that now fit or no longer fit, are due."""
         usage = Usage(
             {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
@@ -133,12 +136,15 @@ class Capacity:
                 listener()
         for job, shown in self._shown.items():
             if shown.fit != self._fit(shown.place):
-                # A pool on the brink of being full would else have every job of it written again each time.
+                # Otherwise a pool that is nearly full would have all its jobs written again at each change.
                 hold_s = CAPACITY_HOLDS * self._context.settings.capacity_settle_s
                 self._context.runtime.add(job, max(shown.since_s + hold_s - time.monotonic(), 0.0))
 
     def _fit(self, place: Destination) -> Fit:
-        """Whether a recommendation could start now. It says no numbers, which would change by the minute."""
+        """Return whether a recommendation could start now.
+
+        The text says no number of free GPUs, which would change every minute.
+        """
         there, free = self._nodes.get(place.pool), self._free.get(place.pool)
         if there is not None and place.nodes > there:
             return Fit(Aspect("False", "TooFewNodes", f"the plan needs {place.nodes} nodes and fewer exist now"), False)
