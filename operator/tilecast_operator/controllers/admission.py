@@ -43,13 +43,13 @@ last writes take the rest."""
 PLAN_S = 3.0
 """Longest wait for the plan of the whole queue to include a job, in seconds; then the job's own advice decides."""
 OWNER_S = 3.0
-"""Longest wait for what may be seen after a held job, in seconds: the TrainingJob that names a job which asks for
-nothing itself, or the job's queue."""
+"""Longest wait for what may be seen later than a held job, in seconds. That is the TrainingJob that names a job which
+asks for no advice itself, or the job's queue."""
 MOST_WAIT_S = 5.0
 """Longest wait between two tries to place or release a job, in seconds."""
 WEBHOOK_S = 300.0
-"""Longest wait of a job for a webhook that does not answer, such as that of a Kueue that is starting, in seconds. No
-job can be released meanwhile either."""
+"""Longest time for which placing a job is retried while an admission webhook does not answer, in seconds. Kueue's does
+not while Kueue starts, and no job can be released meanwhile either."""
 
 OUTCOMES: Mapping[str, str] = {
     patches.PLACED: "the node choice was written into the job before it started",
@@ -155,7 +155,7 @@ class Admission:
         return Aspect("True" if outcome == patches.PLACED else "False", outcome, text)
 
     def _lead(self, is_leading: bool) -> None:
-        """Start to decide about all held jobs as the leader; otherwise leave them to the replica that leads now."""
+        """Decide about all held jobs if this replica leads; otherwise cancel the decisions under way."""
         if not is_leading:
             for task in self._tasks.values():
                 task.cancel()

@@ -23,7 +23,8 @@ from tilecast_operator.report.job_status import Aspect
 TELL_AFTER_S = 10.0
 """Seconds that a job waits before it gets a notice."""
 AGAIN_S = 2.0
-"""Seconds that a job which has waited for so long already waits for its answer first: the answer may be at hand."""
+"""Shortest wait for an answer before a notice, in seconds. The answer to a job that has waited for long may be at
+hand."""
 QUEUED: Final = "Queued"
 
 

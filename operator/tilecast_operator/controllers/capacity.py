@@ -1,6 +1,6 @@
 """Free capacity of each pool, from Kueue's quotas and the pods that run.
 
-A change makes the pools, and the jobs whose recommendation now fits or no longer fits, due again.
+When it changes, the pools are reconciled again, and so are jobs whose recommendation now fits or no longer fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tilecast_operator.report.job_status import Aspect, Fit
 CAPACITY = Key("Capacity")
 """Key under which free capacity is read again."""
 CAPACITY_HOLDS = 6
-"""What a job's status says about capacity stays for this many times `capacity_settle_s`."""
+"""Multiple of `capacity_settle_s` for which a job's CapacityAvailable is kept after it changed."""
 
 NOTHING_TO_FIT = Fit(Aspect("Unknown", "NoRecommendation", "there is no plan that could start"))
 NOT_OBSERVED = Fit(
@@ -49,7 +49,7 @@ def destination(answer: Answer) -> Destination | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a job's status says about the capacity for its recommendation, and since when."""
+    """Capacity condition that a job's status shows, for which recommendation, and since when."""
 
     place: Destination
     fit: Fit
@@ -57,7 +57,7 @@ class _Shown:
 
 
 class Capacity:
-    """Capacity that is free now. Belongs to one event loop."""
+    """GPUs that are free now. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -87,11 +87,11 @@ class Capacity:
         self._read(report)
 
     def free(self, pool: str) -> Free | None:
-        """Return what nobody uses of a pool; None where that is not known."""
+        """Return the GPUs of a pool that nobody uses; None where that is not known."""
         return self._free.get(pool)
 
     def fit(self, job: Key, place: Destination | None) -> Fit:
-        """Return whether a job's recommendation could start now; the job is due again when that changes."""
+        """Return whether a job's recommendation could start now; when that changes, the job is reconciled again."""
         if place is None:
             self.forget(job)
             return NOTHING_TO_FIT
@@ -118,7 +118,7 @@ class Capacity:
             self._read(self._report)
 
     def _read(self, report: NodesReport) -> None:
-        """Read what is free; pools that changed, and jobs that now fit or no longer fit, are due."""
+        """Read what is free, and reconcile the pools that changed and the jobs that now fit or no longer fit."""
         usage = Usage(
             {key.name: kueue.quotas(document) for key, document in self._context.cache.cluster_queues.items()},
             {key.name: kueue.node_labels(document) for key, document in self._context.cache.flavors.items()},
@@ -143,7 +143,7 @@ class Capacity:
     def _fit(self, place: Destination) -> Fit:
         """Return whether a recommendation could start now.
 
-        The text says no number of free GPUs, which would change every minute.
+        The message does not count free GPUs: the number would change every minute.
         """
         there, free = self._nodes.get(place.pool), self._free.get(place.pool)
         if there is not None and place.nodes > there:

@@ -1,8 +1,8 @@
-"""Objects that another operator of Tilecast answers too, and otherwise: they are left to it for a growing while.
+"""Objects that another operator of Tilecast answers differently; they are left to it for a growing time.
 
-Two releases over the same namespaces with different settings would write over each other's answers for ever. Each
-signs what it writes (`status.writer`), so that one which finds an answer of another in the place of its own, although
-nobody has asked anything new, knows whose it is. Replicas of one release sign alike, and never contend.
+Two releases over the same namespaces with different settings would overwrite each other's answers for ever. Each
+release therefore signs what it writes (`status.writer`). If it finds another's answer in the place of its own although
+nobody has asked anything new, it knows whose answer that is. Replicas of one release sign alike and never contend.
 """
 
 from __future__ import annotations
@@ -21,55 +21,58 @@ from tilecast_operator.controllers.runtime import SharedContext
 log = logging.getLogger("tilecast")
 
 FREE = 1
-"""Answers of another that are written over at once: it may have ended since."""
+"""Answers of another operator that are overwritten at once, since it may have ended meanwhile."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
+"""Bounds of the time for which an object is left to the other operator; it doubles with each answer that is
+replaced."""
 CALM = 4.0
-"""An answer that has stood for so many times the last pause is contended no more."""
+"""Multiple of the last pause after which an answer that still stands is no longer contended."""
 TELL_S = 600.0
-"""The log names another no more often."""
+"""Shortest time between two log entries that name the same other operator, in seconds."""
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 32.0
-"""Bounds of the wait after a write that somebody else's came between; it doubles with each in a row."""
+"""Bounds of the wait after a write that failed with a conflict, in seconds; it doubles with each one in a row."""
 EARLIER = "an operator of an earlier release"
+"""Name of an operator that did not sign its status."""
 UNSIGNED = "another release"
-"""Who answers jobs of other kinds, whose annotations nobody signs."""
+"""Name of an operator that answers jobs of other kinds: nobody signs their annotations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An answer of ours, and what became of it."""
+    """An answer of this operator, and what has happened to it since."""
 
     generation: int
     digest: bytes
     written_s: float
     replaced: int = 0
-    """How often an answer of another has taken its place."""
+    """How often another operator's answer has replaced it."""
     by: bytes = b""
-    """Digest of the one that has."""
+    """Digest of the answer that replaced it last."""
     until_s: float = 0.0
-    """Until when the object is left to the other."""
+    """Time until which the object is left to the other operator."""
 
     @property
     def pause_s(self) -> float:
-        """How long the object is left to the other."""
+        """Seconds for which the object is left to the other operator."""
         return min(FIRST_PAUSE_S * 2.0 ** min(max(self.replaced - FREE - 1, 0), 16), MOST_PAUSE_S)
 
     def is_calm(self, now_s: float) -> bool:
-        """Whether our answer has stood long enough."""
+        """Return whether our answer has stood long enough."""
         return now_s >= max(self.until_s, self.written_s) + CALM * self.pause_s
 
     def is_contended(self, now_s: float) -> bool:
-        """Whether the object is left to the other, or was until a while ago."""
+        """Return whether the object is left to the other operator, or was until recently."""
         return self.replaced > FREE and not self.is_calm(now_s)
 
 
 def met(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | None:
-    """The claim after an answer of another was found; None where it is in the place of none of ours.
+    """Return the claim after another operator's answer was found; None if that answer replaces none of ours.
 
     Args:
-        claim: what was written here last.
-        generation: of the object now.
-        digest: of the answer that was found.
-        now_s: by a clock that only runs forward.
+        claim: What this operator wrote last.
+        generation: Generation of the object now.
+        digest: Digest of the answer that was found.
+        now_s: Time of a monotonic clock, in seconds.
     """
     if claim.generation != generation or claim.digest == digest:
         return None
@@ -81,20 +84,20 @@ def met(claim: Claim, generation: int, digest: bytes, now_s: float) -> Claim | N
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Writes of an answer in a row that failed with a conflict."""
+    """Consecutive writes of an answer that failed with a conflict."""
 
     generation: int
     count: int
     until_s: float
-    """When the next is tried, at the earliest."""
+    """Earliest time of the next try."""
 
 
 class Contention:
-    """The answers of this operator. Belongs to one event loop.
+    """Answers of this operator, and which of them are contended. Belongs to one event loop.
 
     Args:
-        context: whose settings say who this operator is.
-        clock: seconds, only running forward.
+        context: Shared context; its settings say who this operator is.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, context: SharedContext, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,32 +105,32 @@ class Contention:
         self._clock = clock
         self._claims: dict[Key, Claim] = {}
         self._named_at: dict[str, float] = {}
-        """When the log has named another."""
+        """When the log last named each other operator."""
         self._lost: dict[Key, Lost] = {}
         context.metrics.contended.set_function(self.count)
         context.leadership.listen(self._lead)
 
     @property
     def own(self) -> str:
-        """How this operator signs: by its release's Lease, which all replicas share, or by its own name."""
+        """Signature of this operator: its release's Lease, which all replicas share, or else its own name."""
         return self._context.settings.lease or self._context.settings.instance
 
     def count(self) -> int:
-        """How many objects are contended."""
+        """Return how many objects are contended."""
         now_s = self._clock()
         return sum(claim.is_contended(now_s) for claim in self._claims.values())
 
     def wrote(self, key: Key, generation: int, digest: bytes) -> None:
-        """Take note of an answer that was written."""
+        """Record an answer that was written."""
         before = self._claims.get(key)
         replaced = before.replaced if before is not None and before.generation == generation else 0
         self._claims[key] = Claim(generation, digest, self._clock(), replaced)
         self._lost.pop(key, None)
 
     def lost(self, key: Key, generation: int) -> None:
-        """Take note of a write that failed because the object had changed since it was read.
+        """Record a write that failed because the object had changed since it was read.
 
-        Two operators that write an object's annotations, one after the other, each let the other's write of the status
+        If two operators write an object's annotations one after the other, each makes the other's write of the status
         fail. A random wait lets one of them finish.
         """
         before = self._lost.get(key)
@@ -136,9 +139,9 @@ class Contention:
         self._lost[key] = Lost(generation, count, self._clock() + wait_s * random.uniform(0.5, 1.5))  # noqa: S311
 
     def waits(self, key: Key, generation: int) -> bool:
-        """Return whether an object is not written yet, after writes that were lost; its key is worked off after that.
+        """Return whether an object is not written yet after lost writes; its key is reconciled again after the wait.
 
-        Whoever has changed the specification since is answered at once.
+        A change of the specification ends the wait, so that whoever made it is answered at once.
         """
         lost, now_s = self._lost.get(key), self._clock()
         if lost is None or lost.generation != generation or now_s >= lost.until_s:
@@ -147,19 +150,19 @@ class Contention:
         return True
 
     def forget(self, key: Key) -> None:
-        """Let go of an object that is gone."""
+        """Forget an object that is gone."""
         self._claims.pop(key, None)
         self._lost.pop(key, None)
 
     async def yields(self, key: Key, uid: str, writer: str | None, generation: int, digest: bytes) -> bool:
-        """Whether an object is left to another operator for now; the key is worked off anew after that.
+        """Return whether an object is left to another operator for now; its key is reconciled again afterwards.
 
         Args:
-            key: of the object.
-            uid: of the same.
-            writer: who signed the answer that it has; None where nobody did.
-            generation: of the object.
-            digest: of that answer.
+            key: Key of the object.
+            uid: UID of the object.
+            writer: Signature of the answer on the object; None if nobody signed it.
+            generation: Generation of the object.
+            digest: Digest of the answer on the object.
         """
         claim, now_s = self._claims.get(key), self._clock()
         if claim is None or writer == self.own or (after := met(claim, generation, digest, now_s)) is None:
@@ -175,12 +178,15 @@ class Contention:
         return True
 
     def _lead(self, is_leading: bool) -> None:
-        """Forget what was written once another replica leads: answers about jobs of other kinds are not signed."""
+        """Forget what this replica wrote once another one leads.
+
+        Answers about jobs of other kinds are not signed, so the new leader's would look like another operator's.
+        """
         if not is_leading:
             self._claims.clear()
 
     def _tell(self, key: Key, other: str) -> None:
-        """Name another operator in the log, and not again while it goes on."""
+        """Name another operator in the log, unless it was named recently or contention goes on already."""
         now_s = self._clock()
         if now_s >= self._named_at.get(other, -math.inf) + TELL_S and not self.count():
             self._named_at[other] = now_s
@@ -188,7 +194,7 @@ class Contention:
 
 
 def contended(other: str, own: str) -> str:
-    """The words of the log and of the Event."""
+    """Return the text of the log entry and of the Event."""
     return (
         f"{other} answers it too, and otherwise than {own}: each leaves it to the other for minutes; give each release "
         "namespaces of its own (shard.namespaceSelector), or uninstall one"

@@ -1,4 +1,4 @@
-"""Which jobs' advice is corrected by measured runs, whose, and by how much."""
+"""Metrics on jobs whose advice measured runs correct: how many, whose runs, and by how much."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from tilecast_operator.metrics import OWN_RUNS, Metrics
 
 
 class CorrectedJobs:
-    """What runs do to the advice of TrainingJobs, as metrics show it. Belongs to one event loop."""
+    """Effect of runs on the advice of TrainingJobs, as metrics show it. Belongs to one event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._runs: dict[Key, str] = {}
-        """Whose runs a job goes by: one of `OWN_RUNS`."""
+        """Whose runs correct a job: one of `OWN_RUNS`."""
         self._ratios: dict[Key, float] = {}
-        """What they multiply the step of its first offer by."""
+        """Factor by which the runs change the step of a job's first offer."""
         for run in OWN_RUNS:
             metrics.own_runs_jobs.labels(run).set_function(partial(self._count, run))
             metrics.own_runs_change.labels(run).set_function(partial(self._typical, run))
 
     def ask(self, key: Key, run: str | None) -> None:
-        """Take note of whose runs a job goes by."""
+        """Record whose runs correct a job; None if no runs do."""
         if run is None:
             self._runs.pop(key, None)
         else:
             self._runs[key] = run
 
     def write(self, key: Key, ratio: float | None) -> None:
-        """Take note of what a status says that they do; None is nothing."""
+        """Record the factor that a job's status shows; None if it shows none."""
         if ratio is None:
             self._ratios.pop(key, None)
         else:
             self._ratios[key] = ratio
 
     def release(self, key: Key) -> None:
-        """Let go of a job."""
+        """Forget a job."""
         self._runs.pop(key, None)
         self._ratios.pop(key, None)
 
@@ -48,5 +48,6 @@ class CorrectedJobs:
         return len(self._of(run))
 
     def _typical(self, run: str) -> float:
+        """Return the median relative change of the step; NaN if no job is corrected."""
         ratios = self._of(run)
         return statistics.median(abs(ratio - 1) for ratio in ratios) if ratios else math.nan

@@ -1,4 +1,4 @@
-"""What a TrainingJob should say: pure functions from what it says and an answer."""
+"""Pure functions that return what a TrainingJob should say, given what it says now and an answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Desired:
 
     status: TrainingJobStatus
     annotations: Mapping[str, str] | None
-    """Ours, all of them; None leaves them as they are."""
+    """All annotations of ours; None leaves them as they are."""
     note: Note | None = None
 
 
@@ -33,7 +33,20 @@ def desired(
     view: View, before: TrainingJobStatus, answer: Answer, is_off: bool, fit: Fit, now: str,
     target: Target | None = None, refusal: str | None = None,
 ) -> Desired:  # fmt: skip
-    """What a job that says `before` should say for an answer. In mode Off that is its status only."""
+    """Return what a job with status `before` should say for an answer.
+
+    In mode Off that is its status only: there is no Event, and our annotations are removed.
+
+    Args:
+        view: The job.
+        before: The status that it has.
+        answer: The answer to it.
+        is_off: Whether it is in mode Off.
+        fit: Whether the recommendation could start now.
+        now: The current time as Kubernetes writes it.
+        target: The job of another kind that it names.
+        refusal: Why reports of its step do not count, if they do not.
+    """
     applied = None if target is None else target.applied
     conditions = job_status.conditions(answer, is_off, view.generation, now, before.conditions, fit, applied)
     status = job_status.fitted(job_status.status(answer, view.generation, conditions), fit)
@@ -63,9 +76,23 @@ def amended(
     refusal: str | None = None,
     target: Target | None = None,
 ) -> Desired:
-    """What a job should say that keeps its forecast: the same, but for what is free now, that it has started, how its
-    measured steps compare, or why what was told of them does not count, and what became of its target. Annotations
-    that somebody else wrote are put right; `products` has the GPU of each pool."""
+    """Return what a job that keeps its forecast should say.
+
+    Its status stays the same, except for the capacity that is free now, whether it has started, what became of its
+    target, and how its measured steps compare with the forecast or why reports of them do not count. Annotations of
+    ours that somebody else wrote are corrected.
+
+    Args:
+        view: The job.
+        before: The status that it has.
+        is_off: Whether it is in mode Off.
+        fit: Whether the recommendation could start now.
+        now: The current time as Kubernetes writes it.
+        products: The GPU of each pool, by name of the pool.
+        score: The measured steps and the forecast that they are compared with.
+        refusal: Why reports of its step do not count, if they do not.
+        target: The job of another kind that it names.
+    """
     since = started(view, before, target)
     aspects = {"CapacityAvailable": fit.aspect}
     if target is not None and not target.is_gone:
@@ -88,15 +115,16 @@ def amended(
         return Desired(status, {} if is_off else None)
     product = products.get(best.pool)
     if view.annotations_digest != UNANNOTATED and not (best.node_type or product):
-        return Desired(status, None)  # what they were cannot be told
+        return Desired(status, None)  # what they were is not known
     return Desired(status, recommendation_annotations(best, before.inputs_hash or "", product))
 
 
 def started(view: View, before: TrainingJobStatus, target: Target | None = None) -> str | None:
-    """When the job began to run, as far as it says: a time, or an empty text where it says only that it did.
+    """Return when the job began to run, as far as it says; None if it has not started.
 
-    A TrainingJob by itself runs nothing. It has started once whoever starts it says so in an annotation, once a
-    measured step is there, or once the job that it names has; that one may be gone by now.
+    An empty text means that it has started at an unknown time. A TrainingJob runs nothing by itself. It has started
+    once whoever starts it says so in an annotation, once a measured step is there, or once the job that it names has
+    started; that job may be gone by now.
     """
     inputs = dict(view.inputs)
     text = inputs.get(STARTED, "").strip()

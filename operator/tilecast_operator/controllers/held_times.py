@@ -1,4 +1,4 @@
-"""Jobs that wait for us: since when, for how long, and what became of them, as metrics."""
+"""Metrics on held jobs: since when and for how long they wait, and what became of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tilecast_operator.metrics import Metrics
 
 
 class HeldTimes:
-    """Every job that waits for us now. Belongs to one event loop.
+    """Jobs that are held now. Belongs to one event loop.
 
     Args:
-        metrics: where waits and outcomes are counted.
-        clock: the API server's, Unix time.
-        outcomes: all that may become of a job; each is counted from zero.
+        metrics: Metrics that count waits and outcomes.
+        clock: Clock of the API server, in Unix time.
+        outcomes: All possible outcomes of a job; each is counted from zero.
     """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float], outcomes: Iterable[str]) -> None:
@@ -30,12 +30,12 @@ class HeldTimes:
             metrics.placements.labels(outcome)
 
     def see(self, key: Key, before: Stored[Document] | None, now: Stored[Document]) -> None:
-        """Take note of a job as it is now.
+        """Record whether a job is held now.
 
         Args:
-            key: of the job.
-            before: as it was seen last; a job that is seen for the first time has waited since it was created.
-            now: the job.
+            key: Key of the job.
+            before: The job as it was seen last. A job that is seen for the first time has waited since it was created.
+            now: The job as it is now.
         """
         job = about(now.value)
         if not job.is_held or job.is_owned:
@@ -45,22 +45,22 @@ class HeldTimes:
             self._since[key] = self._clock() if created_s is None else created_s
 
     def since(self, key: Key) -> float | None:
-        """Return since when a job waits, as Unix time; None where that is not known."""
+        """Return since when a job waits, in Unix time; None where that is not known."""
         return self._since.get(key)
 
     def let_go(self, key: Key, since_s: float | None, outcome: str) -> None:
-        """Count a job that was let go, and how long it waited since then."""
+        """Count a released job, and the time that it has waited since `since_s` (Unix time)."""
         self._since.pop(key, None)
         if since_s is not None:
             self._metrics.placement_wait.observe(max(0.0, self._clock() - since_s))
         self.count(outcome)
 
     def count(self, outcome: str) -> None:
-        """Count what became of a job."""
+        """Count an outcome of a job."""
         self._metrics.placements.labels(outcome).inc()
 
     def forget(self, key: Key) -> None:
-        """Let go of a job that is gone."""
+        """Forget a job that is gone."""
         self._since.pop(key, None)
 
     def _oldest_s(self) -> float:
