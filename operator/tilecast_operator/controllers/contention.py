@@ -23,8 +23,8 @@ log = logging.getLogger("tilecast")
 FREE = 1
 """Answers of another operator that are overwritten at once, since it may have ended meanwhile."""
 FIRST_PAUSE_S, MOST_PAUSE_S = 60.0, 1800.0
-"""Bounds of the time for which an object is left to the other operator; it doubles with each answer that is
-replaced."""
+"""Bounds of the time for which an object is left to the other operator, in seconds. It doubles with each answer of ours
+that is replaced."""
 CALM = 4.0
 """Multiple of the last pause after which an answer that still stands is no longer contended."""
 TELL_S = 600.0

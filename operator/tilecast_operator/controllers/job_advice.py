@@ -1,4 +1,4 @@
-"""The answer about a job of another kind: who asks for it, and what its pods, its queue and its runtime leave open."""
+"""Answer about a job of another kind: who asks for it, and what the job's pods, queue and runtime leave open."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tilecast_operator.report.advice import advice_annotations
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks for advice on a job, and what."""
+    """Request for advice on a job, and who makes it."""
 
     question: Document
-    """A TrainingJob document."""
+    """TrainingJob document that says what is asked."""
     mode: training_job.Mode
     by: str = ""
     """Name of the TrainingJob; empty where the job asks by its label."""
@@ -44,17 +44,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """What is asked about a job, as far as its pods and its queue leave it open."""
+    """Question about a job, as far as its pods and its queue leave it open."""
 
     question: Question
     request: Request
     choice: candidates.Candidates
     queue: str = ""
-    """Its ClusterQueue; empty where Kueue does not manage it."""
+    """ClusterQueue of the job; empty where Kueue does not manage it."""
 
 
 MAX_OBJECTS = 1024
-"""Training runtimes, claims and device classes that are remembered; whoever makes a job chooses the name."""
+"""Most training runtimes, claims and device classes that are cached. Whoever creates a job chooses their names."""
 
 
 class JobAdvice:
@@ -77,7 +77,7 @@ class JobAdvice:
         self._pools = pools
         self._requests = requests
         self.planned = planned
-        """Where jobs go by the plan of the whole queue."""
+        """Place of each job in the plan of the whole queue."""
         self._objects: dict[str, tuple[float, Document | None]] = {}
 
     @property
@@ -86,11 +86,11 @@ class JobAdvice:
         return self._pools.report is not None
 
     async def read(self, document: Document) -> Job:
-        """The job with what its runtime adds, and with the GPUs that its ResourceClaims ask for.
+        """Return the job with what its runtime adds, and with the GPUs that its ResourceClaims request.
 
         Raises:
-            SpecError: it is not shaped like its kind, or a claim cannot be read.
-            ApiError, OSError: the API server does not answer.
+            SpecError: The document does not have the shape of its kind, or a claim cannot be read.
+            ApiError, OSError: The API server does not answer.
         """
         named = jobs.runtime_of(document)
         runtime = None if named is None else await self._fetched(_runtime_path(document, *named))
@@ -98,8 +98,9 @@ class JobAdvice:
         return await self._claimed(job) if job.has_claims else job
 
     async def _claimed(self, job: Job) -> Job:
+        """Return the job with the GPUs that its ResourceClaims request."""
         objects = dict[tuple[str, str], Document]()
-        # Device classes are named by the claims that were read.
+        # The second round reads the device classes that the claims name.
         for _ in range(2):
             for kind, name in sorted(jobs.objects_of(job, objects) - objects.keys()):
                 namespace = "" if kind == "DeviceClass" else job.namespace
@@ -109,7 +110,7 @@ class JobAdvice:
         return jobs.resolved(job, objects)
 
     def asked(self, key: Key, job: Job) -> Asked | Declined | None:
-        """What somebody asks about a job; None if nobody does."""
+        """Return who asks for advice on a job and what, or why that is refused; None if nobody asks."""
         if job.annotations.get(jobs.IGNORE, "").lower() == "true":
             return None
         if (request := self._requests.first(key)) is not None:
@@ -127,7 +128,10 @@ class JobAdvice:
         return Asked(asking(key.name, spec), mode)
 
     async def ask(self, job: Job, asked: Asked, *, is_placed: bool) -> JobQuestion | Declined:
-        """What is asked about a job, or why there is no answer; arguments as of `answer`."""
+        """Return the question about a job, or why there is no answer.
+
+        The arguments are those of `answer`.
+        """
         kinds = {job.kind.kind: job.name, **({training_job.KIND: asked.by} if asked.by else {})}
         keys = [Key(kind, job.namespace, name) for kind, name in kinds.items()]
         question = await self._advisor.question(job.namespace, asked.question, is_held=job.is_held)
@@ -153,12 +157,12 @@ class JobAdvice:
         return JobQuestion(question, request, choice, "" if queue is None else queue.cluster_queue)
 
     async def answer(self, job: Job, asked: Asked, *, is_placed: bool) -> tuple[Answer, candidates.Candidates | None]:
-        """The answer about a job, and the pools that it may use.
+        """Return the answer about a job, and the pools that it may use; None for these where there is no advice.
 
         Args:
-            job: with what its runtime adds.
-            asked: who asks, and what.
-            is_placed: whether the job is to be placed, and not only advised.
+            job: The job with what its runtime adds.
+            asked: Who asks, and what.
+            is_placed: Whether the job is to be placed, and not only advised.
         """
         open_question = await self.ask(job, asked, is_placed=is_placed)
         if isinstance(open_question, Declined):
@@ -177,38 +181,43 @@ class JobAdvice:
         return self.planned.preferred(Key(job.kind.kind, job.namespace, job.name), advice), choice
 
     def forget(self, key: Key) -> None:
-        """Let go of a job."""
+        """Forget a job."""
         self._learning.release(key)
         self._contention.forget(key)
 
     async def yields(self, key: Key, document: Document, asked: Asked, answer: Answer) -> bool:
-        """Return whether a job is left to another release for now; what anybody else has written is put right.
+        """Return whether a job is left to another release for now.
+
+        Annotations that anybody else wrote are no reason: they are corrected.
 
         Args:
-            key: of the job.
-            document: the job as it was seen.
-            asked: what is asked about it.
-            answer: ours.
+            key: Key of the job.
+            document: The job as it was seen.
+            asked: What is asked about it.
+            answer: Our answer.
         """
         shown = _shown(document)
-        # Where there are none, a person may have removed them; an operator that has finds ours and leaves them.
+        # If there are none, a person may have removed them. Another operator that did so finds ours next and yields.
         if not shown or FOREIGN in document or shown == _advised(answer):
             return False
         uid, digest = document["metadata"]["uid"], annotations_digest(shown)
         return await self._contention.yields(key, uid, UNSIGNED, _question_number(document, asked), digest)
 
     def wrote(self, key: Key, document: Document, asked: Asked, answer: Answer) -> None:
-        """Take note of an answer that was written where it differed; arguments as of `yields`."""
+        """Record that an answer was written, if it differs from what the job said before.
+
+        The arguments are those of `yields`.
+        """
         if (advised := _advised(answer)) != _shown(document):
             self._contention.wrote(key, _question_number(document, asked), annotations_digest(advised))
 
     def _queue(self, job: Job) -> kueue.Queue | None:
-        """The job's queue, where Kueue manages it and is read.
+        """Return the job's queue; None where Kueue does not manage the job, or its queue is not read.
 
         Raises:
-            SpecError: the queue leads nowhere.
+            SpecError: The LocalQueue, its ClusterQueue or a quota of GPUs does not exist.
         """
-        # Kueue counts devices of claims by its own names, deviceClassMappings, which nobody may read.
+        # Kueue counts the devices of claims under its own names (deviceClassMappings), which nobody may read.
         if not job.queue or job.has_claims or not self._context.settings.read_kueue:
             return None
         objects = kueue.Objects(
@@ -221,13 +230,17 @@ class JobAdvice:
     async def annotate(self, key: Key, job: Job, annotations: Mapping[str, str]) -> None:
         """Write all annotations of ours on a job; raises as `Writer.apply` does."""
         fields = applied_fields(key, {"uid": job.uid, "annotations": dict(annotations)})
-        # What somebody else wrote at the same time is in the answer, and its event is old news by now.
+        # The response contains what others wrote at the same time; the event of that write is outdated by now.
         body = await self._context.writer.apply(key, fields)
         if self._context.cache.jobs.get(key) is not None:
             self._context.cache.jobs.see(body)
 
     def _labels(self, job: Job, report: NodesReport) -> list[Mapping[str, str]]:
-        """Return the labels of nodes with GPUs; a node whose GPUs can only be claimed offers no extended resource."""
+        """Return the labels of all nodes with GPUs.
+
+        A node whose GPUs can only be claimed offers no extended resource; for a job with claims, membership in a pool
+        counts.
+        """
         members = {name for entry in report.entries for name in entry.members} if job.has_claims else set[str]()
         return [
             node.labels
@@ -236,7 +249,7 @@ class JobAdvice:
         ]
 
     async def _fetched(self, path: str) -> Document | None:
-        """Return an object that is read by name and remembered for a while; None where there is none to be read."""
+        """Return an object that is read by name and cached for a while; None where it cannot be read."""
         expires_s, document = self._objects.get(path, (0.0, None))
         if time.monotonic() >= expires_s:
             try:
@@ -260,7 +273,10 @@ def _runtime_path(document: Document, kind: str, name: str) -> str:
 
 
 def about(document: Document) -> Job:
-    """What is read of a job, without its pods where those cannot be read: it may hold a gate of ours all the same."""
+    """Return what can be read of a job, without its pods if those cannot be read.
+
+    Such a job may be held for us all the same.
+    """
     try:
         return jobs.read(document)
     except SpecError:
@@ -268,7 +284,7 @@ def about(document: Document) -> Job:
 
 
 def relevant(document: Document) -> bytes:
-    """What of a job matters to the TrainingJob that names it."""
+    """Return what matters of a job to the TrainingJob that names it."""
     metadata, status = document["metadata"], document.get("status") or {}
     others = {key: value for key, value in (metadata.get("annotations") or {}).items() if key not in ADVICE_KEYS}
     states = [(item.get("type"), item.get("status")) for item in status.get("conditions") or ()]
@@ -277,13 +293,13 @@ def relevant(document: Document) -> bytes:
 
 
 def _question_number(document: Document, asked: Asked) -> int:
-    """Return a number for what is asked about a job: another one where anything of it has changed."""
+    """Return a number for what is asked about a job; it changes when any part of that changes."""
     everything = canonical([asked.mode, asked.question.get("spec")]) + relevant(document)
     return int.from_bytes(hashlib.sha256(everything).digest()[:8])
 
 
 def _shown(document: Document) -> dict[str, str]:
-    """Return our annotations that a job has."""
+    """Return our annotations on a job."""
     return own_annotations(document["metadata"].get("annotations") or {})
 
 

@@ -1,6 +1,6 @@
-"""Jobs of other kinds that ask for advice: what they are in, annotations and Events out.
+"""Controller of jobs of other kinds that ask for advice: reads the jobs, writes annotations and Events.
 
-A job that waits for us is the business of `admission`.
+Jobs that wait for Tilecast are handled in `admission`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tilecast_operator.controllers.runtime import SharedContext, TryAgainError
 from tilecast_operator.report.advice import advice_annotations, note_on_job
 
 LOOK_FIRST_S, LOOK_MOST_S = 1.0, 300.0
-"""Between looks whether Kueue has admitted a job, which its own events tell unless Kueue gives it up."""
+"""Bounds of the time between two looks whether Kueue has admitted a job, in seconds. The job's own events report an
+admission, but not that Kueue has given the job up."""
 LOOK_LEAST_S = 0.1
 
 log = logging.getLogger("tilecast")
@@ -60,16 +61,17 @@ class Jobs:
         self._advice = advice
         self._admission = admission
         self._owed: set[Key] = set()
-        """Jobs that asked while they ran and were not answered yet; they are answered even if they end meanwhile."""
+        """Jobs that have not been answered since they were seen unfinished; they are answered even if they end
+        meanwhile."""
         self._queueless: set[Key] = set()
         """Jobs whose queue is not known yet."""
         self._posted: dict[Key, Note] = {}
         self._left_out: dict[Key, str] = {}
-        """Why the plan of the whole queue was without a job, as its Event says."""
+        """Why the plan of the whole queue leaves out a job, as its Event says, without numbers."""
         self._looks: Counter[Key] = Counter()
-        """How often it was looked whether Kueue has admitted a job that was let go."""
+        """Number of looks whether Kueue has admitted a job that was released."""
         self._intact: dict[Key, dict[str, str]] = {}
-        """Our annotations as they were, of jobs of which somebody has changed them."""
+        """Our annotations as they were before somebody else changed them, by job."""
         context.cache.jobs.is_kept = self._is_kept
         context.cache.jobs.listen(self._changed)
         context.cache.namespaces.listen(self._namespace_changed)
@@ -81,7 +83,11 @@ class Jobs:
             context.answers.expect(kind)
 
     def _is_kept(self, key: Key, document: Document) -> bool:
-        """Whether a job could be advised: it waits for us, is named, or could ask by a label."""
+        """Return whether the cache keeps a job.
+
+        It keeps a job that waits for Tilecast or Kueue, that a TrainingJob names, that has no answer yet, or that could
+        ask for advice by a label.
+        """
         job = about(document)
         return _is_queued(job) or job.is_held or key in self._requests or key in self._owed or _may_ask(job)
 
@@ -113,7 +119,7 @@ class Jobs:
             self._requests.notify(key)
 
     def _namespace_changed(self, key: Key, before: Stored[Any] | None, now: Stored[Any] | None) -> None:
-        """A namespace's label may ask for advice on every job in it."""
+        """Reconcile all jobs of a namespace when its label changes: it may ask for advice on them."""
         labels = [{} if seen is None else seen.value.labels for seen in (before, now)]
         if now is not None and labels[0].get(jobs.ENABLED) != labels[1].get(jobs.ENABLED):
             for job in self._context.cache.jobs:
@@ -132,10 +138,10 @@ class Jobs:
                 self._context.runtime.add(key, in_background=bool(own_annotations(annotations)))
 
     async def _reconcile(self, key: Key) -> None:
-        """Annotate a job that does not wait for us."""
+        """Annotate a job that does not wait for Tilecast."""
         seen = self._context.cache.jobs.get(key)
         if seen is None and key in self._requests:
-            # It was of no interest when it was seen.
+            # The cache did not keep it when it was seen.
             seen = self._context.cache.jobs.keep(await self._context.client.get(key.path), is_new=True)
         if seen is None or self._admission.holds(key, seen.uid) or not self._advice.is_ready:
             return
@@ -148,8 +154,10 @@ class Jobs:
                 self._context.cache.jobs.forget(key)
 
     async def _say_left_out(self, key: Key) -> None:
-        """Say in an Event why the plan of the whole queue is without a job that is advised, once for each reason, which
-        another number in it does not make another. The Event of a job that is not advised says why already."""
+        """Write an Event that says why the plan of the whole queue leaves out an advised job, once for each reason.
+
+        A reason in which only numbers differ is the same reason. The Event of a job without advice says why already.
+        """
         text, seen = self._advice.planned.left_out(key), self._context.cache.jobs.get(key)
         reason = NUMBER.sub("", text)
         if seen is None or text in ("", UNREADABLE) or reason == self._left_out.get(key):
@@ -161,7 +169,7 @@ class Jobs:
                 self._left_out[key] = reason
 
     async def _advise(self, key: Key, seen: Stored[Document]) -> bool:
-        """Write what differs; returns whether nothing is owed to the job for now."""
+        """Write what differs; return whether nothing is owed to the job for now."""
         if self._context.set_aside(key) is not None:
             return True
         job = await self._advice.read(seen.value)
@@ -194,7 +202,7 @@ class Jobs:
             if own:
                 return True
         if isinstance(answer, Declined) and answer.reason == "QueueNotFound":
-            # At the start a job may be seen before its queue; and one that is missing may be created.
+            # After a start of the operator a job may be seen before its queue, and a missing queue may be created.
             is_first = key not in self._queueless
             self._queueless.add(key)
             self._context.runtime.add(key, OWNER_S if is_first else self._context.settings.config_map_poll_s)
@@ -211,14 +219,16 @@ class Jobs:
         return True
 
     async def _repair(self, key: Key, job: Job, ours: Mapping[str, str], asked: Asked | Declined | None) -> None:
-        """Put the annotations of a job that has started right: as they were seen, or as an advice makes them that
-        agrees with those that nobody has changed. Where neither is known they stay.
+        """Restore our annotations on a job that has started.
+
+        They become what they were when they were seen intact. If that is not known, they become what the advice says
+        now, provided that it agrees with those that nobody has changed. Otherwise they stay as they are.
 
         Args:
-            key: of the job.
-            job: as it was seen.
-            ours: those that nobody has changed.
-            asked: what is asked about the job.
+            key: Key of the job.
+            job: The job as it was seen.
+            ours: Our annotations that nobody has changed.
+            asked: What is asked about the job.
         """
         intact = self._intact.pop(key, None)
         if intact is None and isinstance(asked, Asked) and ours:
@@ -230,19 +240,19 @@ class Jobs:
             await self._advice.annotate(key, job, intact if applied is None else {**intact, jobs.APPLIED: applied})
 
     async def _follow(self, key: Key, job: Job, own: Mapping[str, str]) -> bool:
-        """See what Kueue made of a job that was let go to it; returns whether it has decided.
+        """Record what Kueue has made of a job that was released to it; return whether Kueue has decided.
 
         Args:
-            key: of the job.
-            job: as it was seen.
-            own: our annotations that it has, or should have.
+            key: Key of the job.
+            job: The job as it was seen.
+            own: Our annotations that it has, or should have.
         """
-        if not self._context.settings.place:  # nor may it read Workloads
+        if not self._context.settings.place:  # the operator may not read Workloads either
             return True
         workloads = await self._kueue.workloads(key.namespace, job.uid) or ()
         decided = patches.verdict(job, workloads, _chosen(own))
         if decided is None:
-            self._context.answers.forget(key)  # it was answered when it was let go
+            self._context.answers.forget(key)  # it was answered when it was released
             await self._look_again(key, job, workloads)
             return False
         self._settle(key)
@@ -254,7 +264,7 @@ class Jobs:
         return True
 
     async def _look_again(self, key: Key, job: Job, workloads: Sequence[Document]) -> None:
-        """Look again later whether Kueue has admitted a job, unless it has waited for too long already."""
+        """Look again later whether Kueue has admitted a job; requeue the job if it has waited for too long."""
         left_s = await self._requeues.consider(key, job, workloads)
         if left_s is None:
             self._settle(key)
@@ -264,7 +274,7 @@ class Jobs:
         self._looks[key] += 1
 
     def _settle(self, key: Key) -> None:
-        """Take note that Kueue has nothing to decide about a job."""
+        """Record that Kueue has nothing to decide about a job."""
         self._looks.pop(key, None)
         self._requeues.forget(key)
 
@@ -272,11 +282,11 @@ class Jobs:
         """Write the annotations and the Event of an answer.
 
         Args:
-            key: of the job.
-            job: as it was seen.
-            answer: about it.
-            own: our annotations that it has.
-            is_placed: whether it should be placed.
+            key: Key of the job.
+            job: The job as it was seen.
+            answer: The answer about it.
+            own: Our annotations that it has.
+            is_placed: Whether it should be placed.
         """
         advised = {} if isinstance(answer, Declined) else advice_annotations(answer)
         applied = job.annotations.get(jobs.APPLIED)
@@ -296,7 +306,10 @@ class Jobs:
             await self._post(key, job, note_on_job(answer, job.annotations.get(jobs.APPLIED)), is_change=is_change)
 
     async def _post(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> None:
-        """Write an Event, once for as long as it stays. One that cannot be written keeps nothing waiting."""
+        """Write an Event, once for as long as its content stays the same.
+
+        An Event that cannot be written does not hold up anything.
+        """
         before = self._posted.get(key)
         if before == note:
             return
@@ -304,7 +317,7 @@ class Jobs:
             self._posted[key] = note
 
     async def _written(self, key: Key, job: Job, note: Note, *, is_change: bool = False) -> bool:
-        """Write an Event; returns whether it is there."""
+        """Write an Event; return whether it exists now."""
         try:
             return await self._context.writer.post(key, job.uid, note, is_change=is_change)
         except ApiError as error:
@@ -313,7 +326,7 @@ class Jobs:
 
 
 def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
-    """The node selector that our annotations name; empty where they name none."""
+    """Return the node selector in our annotations; empty if they have none."""
     try:
         return mapping(untrusted.loads(own.get(NODE_SELECTOR, "")))
     except ValueError:
@@ -321,11 +334,14 @@ def _chosen(own: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _is_queued(job: Job) -> bool:
-    """Whether a job was placed and let go, and Kueue had not admitted it when it was seen last."""
+    """Return whether a job was placed and released, and Kueue had not admitted it when it was seen last."""
     return job.annotations.get(jobs.APPLIED) == patches.QUEUED and not job.is_held
 
 
 def _may_ask(job: Job) -> bool:
-    """Whether a job could be advised by a label: it has not ended, and asks for GPUs or may do so in its runtime."""
+    """Return whether a job could ask for advice by a label.
+
+    Such a job has not ended, and it requests GPUs, may do so in its runtime, or is marked for Tilecast.
+    """
     is_marked = jobs.ENABLED in job.labels or jobs.MODEL in job.annotations
     return not job.is_finished and not job.is_owned and bool(job.gpus or is_marked or job.kind.kind == "TrainJob")

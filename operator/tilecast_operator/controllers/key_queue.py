@@ -1,9 +1,9 @@
-"""The queue of keys that controllers work on.
+"""Queue of the keys that controllers work on.
 
-The rules are those of the work queues of Kubernetes controllers: each key at most once, never two workers on one key;
-adding a key that waits changes nothing, adding a key that is being worked on queues it again for when that is done.
-Namespaces take turns. Keys in the background are worked on a few at a time, so that thousands of them hold up no other
-key.
+The rules are those of the work queues of Kubernetes controllers: the queue contains each key at most once, and no two
+workers handle one key. Adding a key that waits changes nothing; adding a key that is being worked on queues it again
+for when that is done. Namespaces take turns. Only a few background keys are worked on at a time, so that thousands of
+them hold up no other key.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from tilecast_operator.fair_queue import FairQueue
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 BACKGROUND_AT_ONCE = 4
-"""Keys in the background that are worked on at once, or are next: others wait behind no more searches of theirs."""
+"""Background keys that are worked on or ready at once: other keys wait behind no more searches of the background."""
 
 
 class KeyQueue(Generic[KeyT]):
-    """Keys to be worked on: namespaces take turns. Belongs to one event loop.
+    """Keys to be worked on; namespaces take turns. Belongs to one event loop.
 
     Args:
-        clock: seconds that only grow.
-        namespace_of: that of a key; empty for those of the cluster.
+        clock: Monotonic clock, in seconds.
+        namespace_of: Function that returns the namespace of a key; empty for cluster-scoped keys.
     """
 
     def __init__(self, clock: Callable[[], float], namespace_of: Callable[[KeyT], str] = lambda _: "") -> None:
         self._clock = clock
         self._namespace_of = namespace_of
         self.workers = math.inf
-        """How many keys can be worked on at once. Of what is free a namespace has half at most, so that there is always
-        a worker for the next namespace, whatever the keys of others wait for."""
+        """Number of keys that can be worked on at once. A namespace has at most half of the workers that other
+        namespaces leave, so that there is always a worker for the next namespace, whatever the keys of others wait
+        for."""
         self._ready: FairQueue[KeyT] = FairQueue()
         self._idle: deque[asyncio.Future[KeyT]] = deque()
         """Workers that wait for a key."""
         self._running: set[KeyT] = set()
         self._running_of: Counter[str] = Counter()
-        """How many of them each namespace has."""
+        """Number of running keys by namespace."""
         self._again: dict[KeyT, bool] = {}
         """Keys that are due again once the work on them is done, and whether in the background."""
         self._background: FairQueue[KeyT] = FairQueue()
-        """Keys that wait for others of the background."""
+        """Background keys that wait for other background keys."""
         self._admitted: set[KeyT] = set()
-        """Those of the background that wait for them no longer."""
+        """Background keys that no longer wait for others: they are ready or worked on."""
         self._later: list[tuple[float, int, tuple[KeyT, bool]]] = []
         self._due: dict[tuple[KeyT, bool], float] = {}
-        """When a key is due, in the background or not: each has its own time."""
+        """When a key is due, with separate times for the background and for the rest."""
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._last_progress = clock()
@@ -61,8 +62,11 @@ class KeyQueue(Generic[KeyT]):
         return len(self._ready) + len({*self._background, *(key for key, _ in self._due)})
 
     def add(self, key: KeyT, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Work on the key, not before `delay_s` from now. Of several delays the shortest counts, and a key that is
-        wanted at once is no longer one of the background."""
+        """Work on a key, `delay_s` from now at the earliest.
+
+        Of several delays the shortest counts. A key that is added without delay and not for the background leaves the
+        background.
+        """
         if key in self._ready:
             return
         if delay_s > 0:
@@ -93,7 +97,7 @@ class KeyQueue(Generic[KeyT]):
         self._hand_out()
 
     def _admit(self) -> None:
-        """Make keys of the background ready while few of them are."""
+        """Make background keys ready while few of them are."""
         while len(self._admitted) < BACKGROUND_AT_ONCE and (chosen := self._background.pop()) is not None:
             key, namespace = chosen
             self._background.charge(namespace, 1.0)
@@ -101,12 +105,12 @@ class KeyQueue(Generic[KeyT]):
             self._put(key)
 
     def ready(self) -> Iterator[KeyT]:
-        """The keys that could be taken now."""
+        """Return the keys that could be taken now."""
         self._move_due()
         return itertools.chain(self._ready, self._background)
 
     async def take(self) -> KeyT:
-        """The next key; call `done` with it afterwards."""
+        """Wait for the next key and return it; call `done` with it afterwards."""
         self._move_due()
         key = self._next()
         if key is not None:
@@ -122,7 +126,7 @@ class KeyQueue(Generic[KeyT]):
             raise
 
     def _next(self) -> KeyT | None:
-        """The key whose turn it is, which is worked on from now on."""
+        """Return the next key, which is worked on from now on; None if there is none."""
         chosen = self._ready.pop(self._has_worker)
         if chosen is None:
             return None
@@ -133,13 +137,16 @@ class KeyQueue(Generic[KeyT]):
         return key
 
     def _has_worker(self, _: KeyT, namespace: str) -> bool:
-        """Whether there is a worker for another key of a namespace; those of the cluster are few."""
+        """Return whether there is a worker for another key of a namespace.
+
+        There always is one for cluster-scoped keys, which are few.
+        """
         return not namespace or self._running_of[namespace] < self.workers - len(self._running)
 
     def _hand_out(self) -> None:
-        """Give workers that wait what is ready."""
+        """Give ready keys to workers that wait."""
         while self._idle:
-            if self._idle[0].done():  # it has been ended meanwhile
+            if self._idle[0].done():  # the worker has been cancelled meanwhile
                 self._idle.popleft()
             elif (key := self._next()) is not None:
                 self._idle.popleft().set_result(key)
@@ -147,7 +154,10 @@ class KeyQueue(Generic[KeyT]):
                 return
 
     def _wake(self) -> None:
-        """Move keys to the ready ones as they become due. One timer does that for every worker that waits."""
+        """Make keys ready as they become due.
+
+        One timer does that for all workers that wait.
+        """
         if self._timer:
             self._timer.cancel()
         self._move_due()
@@ -155,11 +165,11 @@ class KeyQueue(Generic[KeyT]):
             self._timer = asyncio.get_running_loop().call_later(self._later[0][0] - self._clock(), self._wake)
 
     def is_in_background(self, key: KeyT) -> bool:
-        """Whether a key that is worked on is one of the background."""
+        """Return whether a key that is worked on is a background key."""
         return key in self._admitted
 
     def done(self, key: KeyT) -> None:
-        """Say that the work on a key has ended, well or not."""
+        """Record that the work on a key has ended, well or not."""
         self._last_progress = self._clock()
         self._stopped(key)
         self._admitted.discard(key)
@@ -176,17 +186,20 @@ class KeyQueue(Generic[KeyT]):
             del self._running_of[namespace]
 
     def stalled_s(self) -> float:
-        """How long work has been ready or under way without any being finished; 0 when there is none."""
+        """Return for how many seconds work has been ready or under way without any being finished.
+
+        It is 0 when there is no work.
+        """
         return self._clock() - self._last_progress if self._ready or self._running else 0.0
 
     def _tidy(self) -> None:
-        """Let go of delays that shorter ones have replaced, before they outnumber the others."""
+        """Remove delays that shorter ones have replaced, before they outnumber the others."""
         if len(self._later) > 2 * len(self._due) + 64:
             self._later = [item for item in self._later if self._due.get(item[2]) == item[0]]
             heapq.heapify(self._later)
 
     def wait_s(self) -> float | None:
-        """How long until a key can be taken, in seconds; None while there is none."""
+        """Return the seconds until a key can be taken; None while there is no key."""
         self._move_due()
         if self._ready:
             return 0.0

@@ -1,8 +1,8 @@
-"""What the cluster's Kueue can do: the versions that it serves, its release, and whether it lets a job wait for us.
+"""What the cluster's Kueue can do: the version of its API, its release, and whether a job can wait for Tilecast.
 
-Kueue's feature gates are no part of any API. What the gate `AdmissionGatedBy` changes can be asked all the same: with
-it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that list. A
-merge patch with `dryRun` asks just that, and stores nothing.
+Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested all the same:
+with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
+list. A merge patch with `dryRun` tests just that, and stores nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ REMEDY = (
 """What to do where the gate is off."""
 
 TRUST_S = 5.0
-"""How long the gate is taken to be on after Kueue has shown it: less than it takes to start Kueue anew."""
+"""Seconds for which the gate counts as on after Kueue has shown that it is; a restart of Kueue takes longer."""
 
 _CRD = Key("CustomResourceDefinition", "", f"workloads.{KUEUE}")
 _LABELS = ("app.kubernetes.io/version", "helm.sh/chart")
 _TWICE = {"metadata": {"annotations": {ADMISSION_GATES: f"{ADVISOR},{ADVISOR}"}}}
-"""What Kueue refuses where it reads the list of gates."""
+"""Patch that Kueue refuses if it reads the list of gates."""
 _SAYS = {
     "present": f"the feature gate {GATE} is on; jobs in mode Initial may wait behind it, or in a held queue",
     "absent": f"the feature gate {GATE} is off; a job that carries {ADMISSION_GATES} is not held by it and is let go "
@@ -54,31 +54,31 @@ class KueueFeatures:
     """Facts about the cluster's Kueue."""
 
     served: str = ""
-    """The version of its API that the API server prefers; empty where there is no Kueue."""
+    """Version of its API that the API server prefers; empty where there is no Kueue."""
     release: str = ""
-    """As its CRDs are labelled; empty where they are not."""
+    """Release according to the labels of its CRDs; empty if they have none."""
     stop_policy: bool = False
     """Whether a LocalQueue can be held."""
     gate: Gate = "unknown"
-    """Whether a job waits while it carries our name in its list of gates."""
+    """Whether a job waits while its list of gates contains Tilecast's name."""
 
 
 class KueueCheck:
-    """Finds out what Kueue can do, and says so when that changes. Belongs to one event loop."""
+    """Finds out what Kueue can do, and reports changes of it. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, discovery: ServedApis) -> None:
         self._context = context
         self._discovery = discovery
         self._uid = ""
-        """Of the CRD that Events are about."""
+        """UID of the CRD that Events are about."""
         self._present_s = -math.inf
-        """When Kueue last showed that it heeds the list of gates."""
+        """When Kueue last showed that it reads the list of gates."""
         self.features = KueueFeatures()
         self._posted = KueueFeatures()
-        """What this replica said last."""
+        """What this replica reported last."""
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Look every `watch_check_s` seconds, for ever."""
         await self._context.client.logged_in()
         while True:
             try:
@@ -91,7 +91,7 @@ class KueueCheck:
         """Find out what Kueue can do.
 
         Raises:
-            ApiError, OSError: the API server did not answer.
+            ApiError, OSError: The API server did not answer.
         """
         version = await self._discovery.version(KUEUE, anew=True)
         if version is None:
@@ -107,22 +107,22 @@ class KueueCheck:
         await self._note(features)
 
     async def workloads(self, namespace: str, uid: str) -> list[Document] | None:
-        """The Workloads of a job; None where there is no Kueue. Raises as `look` does."""
+        """Return the Workloads of a job; None where there is no Kueue. Raises as `look` does."""
         version = await self._discovery.version(KUEUE)
         if version is None:
             return None
         return await self._items(version, "workloads", namespace, labelSelector=f"{KUEUE}/job-uid={uid}")
 
     async def path(self, workload: Document) -> str:
-        """Path of a Workload in the API."""
+        """Return the path of a Workload in the API."""
         metadata = workload["metadata"]
         return _path(await self._discovery.version(KUEUE) or "", "workloads", metadata["namespace"], metadata["name"])
 
     async def gate(self, workloads: Sequence[Document]) -> Gate:
-        """Whether Kueue heeds the list of gates of a job with these Workloads. Raises as `look` does."""
+        """Return whether Kueue reads the list of gates of a job with these Workloads. Raises as `look` does."""
         is_fresh = time.monotonic() - self._present_s < TRUST_S
         if not is_fresh and not workloads and self.features.gate == "unknown":
-            # Kueue may be starting anew and have yet to make the job's own.
+            # Kueue may be restarting and have yet to create the job's own Workload.
             workloads = await self._some_workload(await self._discovery.version(KUEUE) or "")
         if is_fresh or not workloads:
             return self._assumed("present" if is_fresh else self.features.gate)
@@ -132,18 +132,23 @@ class KueueCheck:
         return self._assumed(gate)
 
     async def holds(self, namespace: str, queue: str) -> bool:
-        """Whether Kueue admits nothing from a LocalQueue: it is stopped, or does not exist. Raises as `look` does."""
+        """Return whether Kueue admits nothing from a LocalQueue, because it is stopped or does not exist.
+
+        Raises as `look` does.
+        """
         version = await self._discovery.version(KUEUE) or ""
         queues = await self._items(version, "localqueues", namespace, fieldSelector=f"metadata.name={queue}")
         return all(kueue.is_stopped(item) for item in queues)
 
     def _assumed(self, gate: Gate) -> Gate:
+        """Return the state of the gate that counts, given the setting `kueue_admission_gate`."""
         setting = self._context.settings.kueue_admission_gate
         if setting == "absent":
             return "absent"
         return "present" if setting == "present" and gate == "unknown" else gate
 
     async def _ask(self, path: str) -> Gate:
+        """Test the gate by a dry run on the Workload at a path."""
         try:
             await self._context.client.dry_run(path, _TWICE)
         except ApiError as error:
@@ -157,8 +162,10 @@ class KueueCheck:
         return "absent"
 
     async def _note(self, features: KueueFeatures) -> None:
-        """Show what is known, and have the one that leads say it where that was not said: it may have changed while
-        this replica followed."""
+        """Store and show the features; the leader also writes an Event if it has not reported them yet.
+
+        They may have changed while this replica followed.
+        """
         self.features = features
         self._context.metrics.show_kueue(features.served, features.release, features.stop_policy, features.gate)
         if not features.served:
@@ -174,11 +181,11 @@ class KueueCheck:
             await self._context.writer.post(_CRD, self._uid, note, is_change=bool(self._posted.served))
             self._posted = features
         except (ApiError, *UNREACHABLE) as error:
-            # A job may wait for what was found; that it could not be said is no reason to let it go as it is.
+            # A job may wait for what was found. A failed Event is no reason to release the job without advice.
             log.warning("%s: Event not written: %s", _CRD, error or type(error).__name__)
 
     async def _some_workload(self, version: str) -> list[Document]:
-        """Return one Workload of anybody's; none where there is none."""
+        """Return a list of any one Workload; empty if there is none."""
         return await self._items(version, "workloads", limit="1")
 
     async def _crd(self, plural: str) -> Document:
@@ -197,7 +204,7 @@ def _path(version: str, plural: str, namespace: str = "", name: str = "") -> str
 
 
 def _release(crd: Document) -> str:
-    """The release that a CRD is of, as its labels say."""
+    """Return the release that a CRD's labels name."""
     labels = mapping(value_at(crd, ("metadata", "labels")))
     text = next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
     return text.removeprefix("kueue-").removeprefix("v")
