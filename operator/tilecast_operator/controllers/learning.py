@@ -1,4 +1,7 @@
-"""Learning: runs in, from reports and PoolLearnings; PoolLearnings, and what is forgotten, out."""
+"""Controller of learning: takes runs from reports and PoolLearnings, writes PoolLearnings, and forgets runs.
+
+A run is what was measured of one job. Corrections of forecasts are learned from runs.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ from tilecast_operator.observed.run_store import RunStore, template
 log = logging.getLogger("tilecast")
 
 CALIBRATION = Key("Calibration")
-"""The key of everything that measured steps teach."""
+"""Key under which corrections are fitted to the runs again."""
 UNSERVED = "the API server serves no PoolLearnings; bring the chart's CRDs"
 FORGET_PATH = f"/metadata/annotations/{pool_learning.FORGET.replace('/', '~1')}"
 
 
 class PoolLearnings:
-    """The runs of the cluster, as they are written down. Belongs to one event loop."""
+    """Runs of the cluster, as PoolLearnings store them. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, lists: ListCheck) -> None:
         settings = context.settings
@@ -44,9 +47,9 @@ class PoolLearnings:
         self._store = RunStore(is_on=settings.learning, changed=self._notify)
         self.learner = Learner(self._store, [name.strip() for name in settings.trusted_namespaces.split(",")])
         self._posted: set[tuple[str, str]] = set()
-        """Runs in doubt that Events told of."""
+        """Runs in doubt that Events have reported, each with the reason."""
         self._own: dict[Key, Seen] = {}
-        """The run of every job that is there."""
+        """Run of every job that exists."""
         self.askers = Askers()
         self.corrected = CorrectedJobs(context.metrics)
         context.cache.learnings.listen(self._learning_changed)
@@ -54,7 +57,7 @@ class PoolLearnings:
         context.runtime.register(pool_learning.KIND, self.write)
 
     def take(self, key: Key, uid: str, score: Score) -> None:
-        """Take note of a job's run as it is now."""
+        """Record a job's run as it is now."""
         if not self._is_on:
             return
         latest, namespace = score.window.latest, self._context.cache.namespaces.get(Key("Namespace", "", key.namespace))
@@ -65,21 +68,23 @@ class PoolLearnings:
         self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def recall(self, key: Key, uid: str, score: Score) -> None:
-        """Take note of what the status of a job keeps of its run, where it is not known better."""
+        """Record the run that a job's status keeps, unless more is known of it."""
         item = score.seen(key.namespace, key.name, uid)
         if self._is_on:
             self._own[key] = item
         self._store.recall(score.forecast.pool, [item])
 
     def runs_of(self, namespace: str, keys: Collection[Key], workloads: Collection[str]) -> list[Seen]:
-        """The runs of these workloads in a namespace, newest first, or where there are none, those of other workloads
-        of jobs with the same name or template; once one of them says something else, what asked is due again. A job
-        that was measured itself comes first, and others count only where it did not run.
+        """Return the runs that say something about a job, newest first; runs of the asking keys come before others.
+
+        These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
+        with the same name or template. If a key that asks was measured itself, other runs count only at settings (pool,
+        GPUs and plan) at which it did not run. Once one of these runs changes, the keys are reconciled again.
 
         Args:
-            namespace: that of the job.
-            keys: what asks.
-            workloads: their digests.
+            namespace: Namespace of the job.
+            keys: Objects that ask.
+            workloads: Digests of the workloads.
         """
         names = {template(key.name) for key in keys}
         runs = [item for workload in workloads for item in self._store.of_workload(namespace, workload).values()]
@@ -90,7 +95,7 @@ class PoolLearnings:
             run = "relative"
             runs = [item for name in names for item in self._store.of_template(namespace, name).values()]
         for key in keys:
-            if self._context.cache.table(key).get(key) is not None:  # else nobody would let go of it
+            if self._context.cache.table(key).get(key) is not None:  # otherwise nobody would release it
                 self.askers.ask(key, namespace, workloads, names)
                 self.corrected.ask(key, run if own or runs else None)
         runs.sort(key=lambda one: (one.time, one.uid), reverse=True)
@@ -101,31 +106,36 @@ class PoolLearnings:
         return [*own, *sorted(others, key=lambda one: (one.time, one.uid), reverse=True)]
 
     def release(self, key: Key) -> None:
-        """Let go of a job that asked for runs."""
+        """Forget a job that asked for runs."""
         self._own.pop(key, None)
         self.askers.release(key)
         self.corrected.release(key)
 
     def _notify(self, item: Seen) -> None:
-        """All jobs of a run's workload are due, and those of its name or template; others that were measured
-        themselves, which go by that above all, in the background."""
+        """Reconcile the jobs that asked for a run's workload, or for the template of its job's name.
+
+        Other jobs that were measured themselves are reconciled in the background: their own runs matter most to them.
+        """
         for key in self.askers.of(item.run.namespace, item.run.workload, template(item.job)):
             is_other = key in self._own and self._own[key].uid != item.uid
             self._context.runtime.add(key, self._context.settings.observe_settle_s, in_background=is_other)
 
     def recall_status(self, pool: str, status: Any) -> None:
-        """Take note of the runs that a pool's status kept in earlier releases."""
+        """Record the runs that earlier releases kept in a pool's status."""
         if self._store.recall_status(pool, status):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def drop(self, key: Key, uid: str) -> None:
-        """Let go of the run of a job."""
+        """Forget the run of a job."""
         self._own.pop(key, None)
         if self._store.drop(uid):
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     async def forget_gone(self) -> None:
-        """Forget what namespaces taught that are gone by now, once all that exist were seen."""
+        """Forget the runs of namespaces that are gone, once all existing namespaces have been seen.
+
+        Runs of an earlier namespace with the same name and another UID are forgotten as well.
+        """
         seen = self._context.cache.namespaces
         missing = [name for name in self._store.namespaces() if seen.get(Key("Namespace", "", name)) is None]
         if missing and len(seen) and await self._lists.is_whole("Namespace", len(seen)):
@@ -136,11 +146,11 @@ class PoolLearnings:
                 self._store.forget_namespace(name, there.uid)
 
     def due(self) -> set[str]:
-        """The pools whose runs may have changed."""
+        """Return the pools whose runs may have changed."""
         return self._store.pools()
 
     def adopt(self, taught: Taught) -> bool:
-        """Take over what the runs teach; returns whether forecasts change by it."""
+        """Apply the corrections that were learned from runs; return whether forecasts change by them."""
         is_other = self.learner.adopt(taught)
         for pool in self._store.pools() if self._is_on else ():
             self._context.runtime.add(Key(pool_learning.KIND, "", pool))
@@ -148,7 +158,7 @@ class PoolLearnings:
         return is_other
 
     async def write(self, key: Key) -> None:
-        """Write down what is known of a pool's runs, and say which of them are not learnt from."""
+        """Write a pool's runs into its PoolLearning, and report the runs that are not learned from in Events."""
         if key.name not in self._store.pools() or not self._context.settings.owns_pools:
             return
         if self._context.cache.learnings.get(key) is None:
@@ -170,7 +180,7 @@ class PoolLearnings:
                 await self._context.writer.post(key, seen.uid, Note("Warning", "RunQuarantined", text))
 
     async def _look_for(self, key: Key) -> None:
-        """Recall what is written down of a pool, where no watch has shown it yet: it would be written over."""
+        """Read a pool's PoolLearning that no watch has shown yet: otherwise it would be overwritten."""
         kind = KINDS[key.kind]
         try:
             page = await self._context.client.get(kind.path(), {"fieldSelector": f"metadata.name={key.name}"})
@@ -183,7 +193,7 @@ class PoolLearnings:
                 self._context.cache.learnings.see({"apiVersion": kind.api_version, **item, "kind": key.kind})
 
     async def _apply(self, key: Key, seen: Stored[LearningView] | None, document: Document) -> Stored[LearningView]:
-        """Write a PoolLearning as it should be, unless the replica that led before has changed it since it was seen."""
+        """Write a PoolLearning, unless the previous leader has changed it since it was seen."""
         is_conditional = seen is not None and self._context.runtime.is_conditional(key)
         identity = {"resource_version": seen.resource_version} if seen is not None and is_conditional else {}
         try:
@@ -191,7 +201,7 @@ class PoolLearnings:
         except ApiError as error:
             if error.status != 404:
                 raise
-            # Whoever is about to write something else must not take that for gone.
+            # This 404 must not make a caller believe that the object which it is about to write is gone.
             raise TryAgainError(UNSERVED) from None
         return self._context.cache.learnings.keep(body, is_new=True)
 
@@ -217,6 +227,7 @@ class PoolLearnings:
                 log.warning("%s: %s", key, error)
 
     def _forget(self, pool: str, what: Forget) -> None:
+        """Forget the matching runs of a pool, and reconcile their jobs."""
         count = self._store.forget(what, self._context.now(), pool)
         for key, item in self._own.items():
             if item.run.pool == pool and what.matches(item):

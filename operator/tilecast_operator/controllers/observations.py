@@ -1,4 +1,4 @@
-"""Observations: reports of measured steps in, from pods, annotations, Prometheus and TrainJobs; scores out."""
+"""Observations: takes reports of measured steps from pods, annotations, Prometheus and TrainJobs, and scores them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger("tilecast")
 
 QUERY = ("spec", "observationQuery")
 MOST_WAITS = 60
-"""A job with many reports says so every so many times `observe_settle_s`."""
+"""Largest multiple of `observe_settle_s` after which the status of a job with many reports is written."""
 FLUSH_S = 8.0
-"""Longest wait at the end for reports to be written; a pod has 30 s to end."""
+"""Longest wait for reports to be written at the end, in seconds; a pod has 30 s to end."""
 FLUSH_POLL_S = 0.05
 
 
@@ -44,15 +44,15 @@ class Observations:
         self._scores = scores
         self._reviews = reviews
         self._trainers: dict[Key, list[tuple[str, str]]] = {}
-        """What the TrainJob of each job said last."""
+        """What the TrainJob of each job reported last."""
         self._unwritten: set[Key] = set()
-        """Jobs with reports that their status does not hold yet."""
+        """Jobs with reports that their status does not contain yet."""
 
     async def put(self, namespace: str, name: str, token: str, body: bytes) -> None:
-        """Take a report that a pod PUT.
+        """Take a report that a pod sent by PUT.
 
         Raises:
-            Refused: it does not count, and why.
+            Refused: The report does not count; the message says why.
         """
         try:
             review = await self._reviews.of(token)
@@ -65,8 +65,11 @@ class Observations:
             raise
 
     def queries(self) -> Iterator[tuple[Key, str]]:
-        """Every job that has advice, with the query for its step: its own, its pool's, or the operator's. One after the
-        other, for ten thousand at once would keep everybody else waiting. None where another replica asks."""
+        """Yield every job that has advice, with the query for its step.
+
+        The query is the job's own, its pool's, or the operator's. The jobs come one after the other, since ten thousand
+        at once would block the event loop. Nothing is yielded where another replica asks.
+        """
         for key in self._context.cache.training_jobs:
             if not self._context.leadership.is_leader:
                 return
@@ -76,14 +79,14 @@ class Observations:
                 continue
             pool = self._context.cache.pools.get(Key(gpu_pool.KIND, "", str(best["pool"])))
             if (own := value_at(seen.value.document, QUERY)) is not None:
-                with suppress(SpecError):  # its status says so
+                with suppress(SpecError):  # its status says why
                     yield key, self._held(key, str(own))
                 continue
             template = None if pool is None else value_at(pool.value.document, QUERY)
             yield key, queries.asked(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def refusal(self, key: Key, document: Document) -> str | None:
-        """Why what is told of a job's step does not count, or nobody is asked for it."""
+        """Return why reports of a job's step do not count, or its query is not sent; None if neither holds."""
         own = value_at(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:
@@ -93,12 +96,13 @@ class Observations:
         return self._scores.refusal(key)
 
     def _held(self, key: Key, template: str) -> str:
+        """Return the query of a job, limited to series of the job's namespace; SpecError if it is not allowed."""
         if self._context.settings.observation_queries != "jobs":
             raise queries.NOT_ALLOWED
         return queries.held(template, key.namespace, key.name)
 
     async def take_sample(self, key: Key, answer: Any) -> None:
-        """Take what Prometheus answers to a job's query."""
+        """Take the answer of Prometheus to a job's query."""
         try:
             report = reports.from_prometheus(answer)
             if report is not None:
@@ -108,9 +112,9 @@ class Observations:
             log.warning("%s: what Prometheus tells does not count: %s", key, refused)
 
     async def look_at(self, key: Key, seen: Stored[View], status: TrainingJobStatus, target: Target | None) -> None:
-        """Take what the annotations of a job and its target say of its step."""
+        """Take what the annotations of a job and of its target say about the step."""
         text = dict(seen.value.inputs).get(OBSERVED, None if target is None else target.observed)
-        is_gone = target is not None and target.is_gone  # what it said stands
+        is_gone = target is not None and target.is_gone  # what it reported stays valid
         if text is None and not is_gone:
             self._scores.withdraw(key, seen.uid)
         if status.recommendation is None or not self._context.leadership.is_leader:
@@ -122,12 +126,12 @@ class Observations:
             await self._take_trainer(key, target.trainer)
 
     def written(self, key: Key, score: Score | None) -> None:
-        """Take note that the status of a job holds this score."""
+        """Record that the status of a job contains this score."""
         if self._scores.get(key) is score:
             self._unwritten.discard(key)
 
     async def flush(self) -> None:
-        """Wait until the statuses hold every report that was accepted, or for `FLUSH_S`."""
+        """Wait until the statuses contain every report that was accepted, for `FLUSH_S` at most."""
         for key in self._unwritten:
             self._context.runtime.add(key)
         try:
@@ -138,21 +142,20 @@ class Observations:
             log.warning("%s jobs have reports that could not be written", len(self._unwritten))
 
     def forget(self, key: Key) -> None:
-        """Let go of a job."""
+        """Forget a job."""
         self._unwritten.discard(key)
         self._trainers.pop(key, None)
         self._scores.forget(key)
 
     async def _take_trainer(self, key: Key, status: Document) -> None:
-        """Take what the status of a TrainJob says of the step of the job that names it, once for as long as it says the
-        same."""
+        """Take the step that the status of a job's TrainJob reports, once for as long as it reports the same."""
         metrics, before = reports.trainer_metrics(status), self._trainers.get(key)
         if not metrics or before == metrics:
             return
         self._trainers[key] = metrics
         try:
             report, score = reports.from_trainer(status), self._scores.get(key)
-            # A process that has just begun may see what an earlier one took.
+            # A process that has just started may see a report that an earlier one took.
             is_taken = report is not None and before is None and score is not None and score.window.ends_with(report)
             if report is not None and not is_taken:
                 await self._take(key, report)
@@ -161,7 +164,10 @@ class Observations:
             log.warning("%s: what its TrainJob tells does not count: %s", key, refused)
 
     async def _take(self, key: Key, report: StepReport) -> None:
-        """Hold a report against its job's forecast; the more there are, the rarer the status says so."""
+        """Compare a report with its job's forecast, and have the status written.
+
+        The more reports there are, the later that happens.
+        """
         pools = self._pools.report_of(key.namespace)
         score = await self._scores.take(key, self._context.cache.training_jobs.get(key), pools, report)
         self._unwritten.add(key)

@@ -1,7 +1,7 @@
-"""What mode Initial changes on a job: pure functions from objects to JSON patches.
+"""JSON patches by which mode Initial changes a job: pure functions of objects.
 
-A job is placed and let go in two writes. Each names the resource version that it was computed from, so that an edit
-in between is never overwritten: the API server answers 409, and the patch is computed anew.
+A job is placed and released in two writes. Each names the resource version that it was computed from, so that an edit
+in between is never overwritten: the API server answers 409, and the patch is computed again.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ Operation: TypeAlias = dict[str, Any]
 NODE_SELECTOR = "nodeSelector"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PLACED = "Placed"
-"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says; but for the next, any other
-is the reason why it does not."""
+"""Value of the annotation `tilecast.dev/applied` on a job that runs where the advice says. Any other value except
+`QUEUED` is the reason why the job does not."""
 QUEUED = "Queued"
-"""The same where the node choice is written and Kueue has yet to admit the job."""
+"""Value of the annotation on a job whose node choice is written, while Kueue has yet to admit the job."""
 FAILED_TO_START = "FailedToStart"
+"""Value of the annotation on a placed job that Kueue gave up before it started."""
 CHANGED_SINCE = "ChangedSince"
-"""Why a job that was placed does not run as advised."""
+"""Value of the annotation on a placed job that started without the node choice that was written."""
 REQUEUED = "Requeued"
 """Value of the annotation on a job that was placed, could not start, and may run on any flavor of its ranking."""
 
 
 def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence[str] = ()) -> list[Operation]:
-    """The patch that makes the changes; empty where there are none.
+    """Return the patch that makes the changes; empty if there are none.
 
     Args:
-        document: the job as it is now.
-        changes: of its fields.
-        chosen: node labels that are to be known as part of the choice.
+        document: The job as it is now.
+        changes: Changes of its fields.
+        chosen: Node labels that are to be recorded as part of the choice.
     """
     if not changes:
         return []
@@ -55,7 +56,10 @@ def placing(document: Document, changes: Sequence[FieldChange], chosen: Sequence
 
 
 def unplacing(document: Document, changes: Sequence[FieldChange]) -> list[Operation]:
-    """Return the patch that makes the changes by which a node choice is taken out of a job, and says so."""
+    """Return the patch that removes a node choice from a job, and marks the job as requeued.
+
+    `changes` are the changes of fields that remove the choice.
+    """
     annotations = ("metadata", "annotations")
     operations = [*(_set(change.path, change.value) for change in changes), _set((*annotations, APPLIED), REQUEUED)]
     if value_at(document, (*annotations, CHOSEN_LABELS)) is not None:
@@ -64,12 +68,12 @@ def unplacing(document: Document, changes: Sequence[FieldChange]) -> list[Operat
 
 
 def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]]) -> list[Operation]:
-    """Return the patch that lets Kueue admit a Workload to some flavors alone; empty where it is so.
+    """Return the patch that lets Kueue admit a Workload to some flavors only; empty if it is so already.
 
     Args:
-        workload: what Kueue made of the job.
-        job: without a node choice.
-        flavors: the node labels of each; none is any.
+        workload: The Workload that Kueue made of the job.
+        job: The job without a node choice.
+        flavors: Node labels of each flavor; an empty sequence allows any flavor.
     """
     operations = list[Operation]()
     for path, spec, pods in _pod_sets(workload, job):
@@ -86,7 +90,10 @@ def widening(workload: Document, job: Job, flavors: Sequence[Mapping[str, str]])
 
 
 def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> list[Document]:
-    """Terms of a node affinity of which one holds on nodes where one of those given does, of one of the flavors."""
+    """Return terms of a node affinity that combine each given term with each flavor.
+
+    One of them matches a node if a given term matches it and the node has the labels of one of the flavors.
+    """
     return [
         {
             **term,
@@ -101,13 +108,15 @@ def _terms(given: Sequence[Document], flavors: Sequence[Mapping[str, str]]) -> l
 
 
 def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
-    """The patch that lets a held job go: our name off its gates, the job into the queue that it names for us, or its
-    suspension off if its author put it there for us; nothing that anybody else holds. Empty where we hold nothing.
+    """Return the patch that releases a held job; empty if we do not hold it.
+
+    It removes our name from the job's gates, moves the job into the queue that it names for us, or ends its suspension
+    if its author suspended it for us. What anybody else holds stays as it is.
 
     Args:
-        document: the job as it is now.
-        job: what was read of it.
-        outcome: `PLACED`, or why not.
+        document: The job as it is now.
+        job: The job that was read from it.
+        outcome: `PLACED` or `QUEUED`, or why the job is not placed.
     """
     if not job.is_held:
         return []
@@ -126,8 +135,10 @@ def releasing(document: Document, job: Job, outcome: str) -> list[Operation]:
 
 
 def admitting(workload: Document, job: Job, placement: Placement) -> list[Operation]:
-    """The patch that makes a Kueue Workload ask for the same nodes as its job; empty where it does. Kueue compares only
-    counts and requests of the two, so that a selector written on the job does not reach the Workload by itself."""
+    """Return the patch that makes a Kueue Workload request the same nodes as its job; empty if it does.
+
+    Kueue compares only counts and requests of the two, so a selector on the job does not reach the Workload by itself.
+    """
     operations = list[Operation]()
     for path, spec, pods in _pod_sets(workload, job):
         fields: dict[str, Any] = {NODE_SELECTOR: selector(pods, placement.node_selector)}
@@ -139,7 +150,7 @@ def admitting(workload: Document, job: Job, placement: Placement) -> list[Operat
 
 
 def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Pods]]:
-    """The pod specs of a Workload that are of a job's pods with GPUs: where each is, what it says, and the pods."""
+    """Yield path, pod spec and pods for each pod set of a Workload that has the job's pods with GPUs."""
     named = {_pod_set(pods.name): pods for pods in job.workers}
     for index, pod_set in enumerate((workload.get("spec") or {}).get("podSets") or ()):
         if (pods := named.get(str(pod_set.get("name")))) is not None:
@@ -148,17 +159,17 @@ def _pod_sets(workload: Document, job: Job) -> Iterator[tuple[Path, Document, Po
 
 
 def is_reserved(workload: Document) -> bool:
-    """Whether Kueue has decided about the Workload, so that it can no longer change."""
+    """Return whether Kueue has decided about the Workload, so that it can no longer change."""
     return _holds(workload, "QuotaReserved") is not None or _holds(workload, "Finished") is not None
 
 
 def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) -> tuple[str, str] | None:
-    """What became of a job that was placed and let go to Kueue, and what Kueue says of it; None while it waits.
+    """Return what became of a job that was released to Kueue, and what Kueue says of it; None while it waits.
 
     Args:
-        job: as it is now.
-        workloads: what Kueue made of it.
-        chosen: the node selector that was written into it.
+        job: The placed job as it is now.
+        workloads: The Workloads that Kueue made of it.
+        chosen: The node selector that was written into it.
     """
     if not job.has_started:
         ended = next((end for item in workloads if (end := _holds(item, "Finished")) is not None), None)
@@ -170,23 +181,23 @@ def verdict(job: Job, workloads: Sequence[Document], chosen: Mapping[str, str]) 
 
 
 def _holds(workload: Document, kind: str) -> Document | None:
-    """The condition of that type, where it is true."""
+    """Return the condition of type `kind` if it is true; else None."""
     conditions: Sequence[Document] = (workload.get("status") or {}).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind and item.get("status") == "True"), None)
 
 
 def _pod_set(name: str) -> str:
-    """What Kueue calls the pods of that name."""
+    """Return the name that Kueue gives the pod set of the pods called `name`."""
     return name.lower() or "main"
 
 
 def _unchanged(document: Document) -> Operation:
-    """Makes the API server refuse the patch with 409 if the object has changed."""
+    """Return the operation that makes the API server refuse the patch with 409 if the object has changed."""
     return _set(("metadata", "resourceVersion"), document["metadata"]["resourceVersion"])
 
 
 def _set(path: Path, value: Any) -> Operation:
-    """`add` replaces what is there."""
+    """Return the operation that sets a value: `add` replaces what is there."""
     return {"op": "add", "path": _pointer(path), "value": value}
 
 
@@ -195,5 +206,5 @@ def _remove(path: Path) -> Operation:
 
 
 def _pointer(path: Path) -> str:
-    """RFC 6901."""
+    """Return a path as a JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)

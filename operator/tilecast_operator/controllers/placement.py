@@ -1,9 +1,9 @@
-"""Placement: the node choice of a job that waits for us, written into it and into what Kueue made of it.
+"""Placement: writes the node choice of a held job into the job and into the Workload that Kueue made of it.
 
-Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it makes
-its Workload, and compares it no more: one that is written to the job alone contradicts the flavor, and Kueue gives the
-job up. One that is written to the Workload alone does no harm. Hence the Workload comes first; where a choice is taken
-out again it comes last.
+Nothing is written unless the job is certain to wait meanwhile. Kueue reads a job's node selector once, when it creates
+the Workload, and does not compare it again. A selector on the job alone therefore contradicts the flavor, and Kueue
+gives the job up; a selector on the Workload alone does no harm. So the Workload is written first, and when a choice is
+removed again, the Workload is written last.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tilecast_operator.turns import TurnClaim
 log = logging.getLogger("tilecast")
 
 WORKLOAD_S = 2.0
-"""How long a job waits for the Workload that Kueue makes of it. Made later, it is made of the job as placed."""
+"""Longest wait for the Workload of a job, in seconds. Kueue makes a later Workload of the job as placed."""
 POLL_S = 0.2
-"""Between looks at what another controller has yet to make, and between tries to let a job go."""
+"""Seconds between looks at what another controller has yet to create, and before the first retry of a release."""
 
 
 class ChangedError(Exception):
-    """The job is another than the one that was decided about."""
+    """The job is no longer the one that was decided about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Prepared:
     job: Job
     placement: Placement
     operations: Sequence[patches.Operation]
-    """On the job; empty where its pods ask for these nodes already."""
+    """Patch of the job; empty where its pods request these nodes already."""
     workloads: Sequence[Document] | None
-    """What Kueue made of it; None where there is no Kueue, or the job has no queue."""
+    """Workloads that Kueue made of it; None where there is no Kueue, or the job has no queue."""
 
 
 class Placer:
@@ -64,10 +64,10 @@ class Placer:
         self._kueue = kueue_check
 
     async def prepare(self, key: Key, document: Document, placement: Placement) -> Prepared | str:
-        """See whether a job can be placed; returns what to write, or the reason why nothing may be written.
+        """Return what to write to place a job, or the reason why nothing may be written.
 
         Raises:
-            ApiError, OSError: the API server does not answer.
+            ApiError, OSError: The API server does not answer.
         """
         job = await self._advice.read(document)
         workloads = await self._workloads(key, job) if job.queue else None
@@ -83,12 +83,14 @@ class Placer:
         return Prepared(key, job, placement, operations, workloads)
 
     async def write(self, prepared: Prepared, advice: Advice | None) -> str:
-        """Write the node choice and the advice, and make the job's Workload ask for the same nodes; returns `PLACED`,
-        or `QUEUED` where Kueue has yet to admit the job.
+        """Write the node choice and the advice, and make the job's Workload request the same nodes.
+
+        Returns:
+            `PLACED`, or `QUEUED` where Kueue has yet to admit the job.
 
         Raises:
-            ChangedError: the job is another by now.
-            ApiError: the API server refuses it.
+            ChangedError: The job has changed, or is gone.
+            ApiError: The API server refuses the write.
         """
         key, job = prepared.key, prepared.job
         await self._place_workloads(prepared.workloads or (), job, prepared.placement)
@@ -97,7 +99,7 @@ class Placer:
         try:
             if advice is not None:
                 await self._annotate(key, job, advice)
-            # Kueue may have made a Workload anew, of the job as it was.
+            # Kueue may have made another Workload of the job as it was before.
             while prepared.workloads is not None and await self._place_workloads(
                 await self._kueue.workloads(key.namespace, job.uid) or (), job, prepared.placement
             ):
@@ -107,15 +109,17 @@ class Placer:
         return patches.PLACED if prepared.workloads is None else patches.QUEUED
 
     async def widen(self, key: Key, job: Job, flavors: Sequence[Mapping[str, str]]) -> None:
-        """Let the Workloads of a job without a node choice be admitted to some flavors, unless they are decided about.
+        """Let Kueue admit the Workloads of a job without a node choice to some flavors.
+
+        Workloads that Kueue has decided about stay as they are.
 
         Args:
-            key: of the job.
-            job: with what its runtime adds.
-            flavors: the node labels of each.
+            key: Key of the job.
+            job: The job with what its runtime adds.
+            flavors: Node labels of each flavor.
 
         Raises:
-            ApiError: the API server refuses it.
+            ApiError: The API server refuses the write.
         """
         while await self._change_workloads(
             await self._kueue.workloads(key.namespace, job.uid) or (),
@@ -142,7 +146,7 @@ class Placer:
             raise
 
     async def _unsafe(self, job: Job, workloads: Sequence[Document]) -> str | None:
-        """Why Kueue may admit the job while its node choice is written; None where it does not."""
+        """Return why Kueue may admit the job while its node choice is written; None if it cannot."""
         if any(patches.is_reserved(item) for item in workloads):
             return "QuotaReserved"
         if job.is_parked:
@@ -152,7 +156,7 @@ class Placer:
         ]
 
     async def _workloads(self, key: Key, job: Job) -> list[Document] | None:
-        """What Kueue made of a job, waited for; None where there is no Kueue."""
+        """Return the Workloads of a job, and wait up to `WORKLOAD_S` for them; None where there is no Kueue."""
         waited_s = 0.0
         while not (workloads := await self._kueue.workloads(key.namespace, job.uid)):
             if workloads is None or waited_s >= WORKLOAD_S:
@@ -162,13 +166,16 @@ class Placer:
         return workloads
 
     async def _place_workloads(self, workloads: Sequence[Document], job: Job, placement: Placement) -> bool:
-        """Make what Kueue made of the job ask for the same nodes, unless it is decided about; returns whether it was to
-        be changed."""
+        """Make the job's Workloads request the same nodes; return whether any had to be changed.
+
+        Workloads that Kueue has decided about stay as they are.
+        """
         return await self._change_workloads(workloads, lambda workload: patches.admitting(workload, job, placement))
 
     async def _change_workloads(
         self, workloads: Sequence[Document], change: Callable[[Document], list[patches.Operation]]
     ) -> bool:
+        """Patch the Workloads that Kueue has not decided about; return whether any had to be changed."""
         undecided = (item for item in workloads if not patches.is_reserved(item))
         differing = [(item, operations) for item in undecided if (operations := change(item))]
         for item, operations in differing:
