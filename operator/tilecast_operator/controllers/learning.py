@@ -79,7 +79,8 @@ class PoolLearnings:
 
         These are the namespace's runs of the given workloads or, where there are none, runs of other workloads by jobs
         with the same name or template. If a key that asks was measured itself, other runs count only at settings (pool,
-        GPUs and plan) at which it did not run. Once one of these runs changes, the keys are reconciled again.
+        GPUs and plan) at which it did not run, the newest at each. Once one of these runs changes, the keys are
+        reconciled again.
 
         Args:
             namespace: Namespace of the job.

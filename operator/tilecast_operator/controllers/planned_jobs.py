@@ -1,4 +1,4 @@
-"""Where and when each job runs by the plan of the whole queue, for everybody who wants to know."""
+"""Place and time of each job in the plan of the whole queue, for all controllers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tilecast_operator.cluster.kinds import Key
 
 
 class PlannedJobs:
-    """The newest plan. Belongs to one event loop.
+    """Newest plan of the queue. Belongs to one event loop.
 
     Args:
-        is_on: whether the queue is planned at all.
+        is_on: Whether the queue is planned at all.
     """
 
     def __init__(self, *, is_on: bool) -> None:
@@ -25,20 +25,21 @@ class PlannedJobs:
         self._positions: dict[Key, QueuePosition] = {}
         self._is_made = False
         self.on_write: Callable[[], None] = lambda: None
-        """Called once a TrainingJob says something else: it may have started, which no watch tells of what we write."""
+        """Called when a TrainingJob's status was written: the job may have started, and no watch reports our own
+        writes."""
         self._renewed = asyncio.Event()
 
     def get(self, key: Key) -> QueuePosition | None:
-        """Where a job runs by the plan; None where the plan does not have it."""
+        """Return where a job runs by the plan; None if the plan does not contain it."""
         return self._positions.get(key)
 
     def left_out(self, key: Key) -> str:
-        """Why the plan is without a job; empty where it has it, or nobody asked for it."""
+        """Return why the plan leaves out a job; empty if it contains the job, or nobody asked for it."""
         position = self._positions.get(key)
         return "" if position is None or position.pool else position.reason
 
     def renew(self, positions: Mapping[Key, QueuePosition]) -> set[Key]:
-        """Take over a plan; returns the jobs that it changes something for."""
+        """Take over a plan; return the jobs for which it changes something."""
         before, self._positions = self._positions, dict(positions)
         self._is_made = True
         self._renewed.set()
@@ -46,11 +47,11 @@ class PlannedJobs:
         return {key for key in before.keys() | positions.keys() if before.get(key) != positions.get(key)}
 
     def forget(self, key: Key) -> None:
-        """Let go of a job that is gone; another of its name is another job."""
+        """Forget a job that is gone; another job of its name is a different job."""
         self._positions.pop(key, None)
 
     async def wait(self, key: Key, limit_s: float) -> None:
-        """Wait until the plan has a job, and no longer than that."""
+        """Wait until the plan contains a job, for `limit_s` at most."""
         if not self.is_on:
             return
         with suppress(TimeoutError):
@@ -59,13 +60,13 @@ class PlannedJobs:
                     await self._renewed.wait()
 
     def stated(self, key: Key, status: TrainingJobStatus, before: TrainingJobStatus) -> TrainingJobStatus:
-        """A status that says where its job runs by the plan; before there is one, what it said already."""
+        """Return a status with the job's place in the plan; before the first plan, with the place that it showed."""
         is_unknown = self.is_on and not self._is_made
         position = before.queue if is_unknown else self._positions.get(key)
         return status if status.queue == position else status.model_copy(update={"queue": position})
 
     def preferred(self, key: Key, answer: Answer) -> Answer:
-        """The answer about a job that waits, with the pool of the plan in front."""
+        """Return the answer about a job that waits, with the pool of the plan first."""
         position = self._positions.get(key)
         if isinstance(answer, Declined) or position is None or not position.position:
             return answer
@@ -73,7 +74,7 @@ class PlannedJobs:
 
 
 def _led_by(advice: Advice, position: QueuePosition) -> Advice:
-    """The advice with the offer of a pool first; unchanged where it has none there."""
+    """Return the advice with its first offer on the planned pool in front; unchanged if it has none there."""
     there = [item for item in advice.offers if item.pool.name == position.pool]
     if not there or advice.offers[0] is there[0]:
         return advice

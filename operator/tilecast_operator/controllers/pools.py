@@ -1,4 +1,7 @@
-"""Pools: nodes, ResourceSlices and GPUPools in; pools for every advice, and what each GPUPool says, out."""
+"""Controller of pools: reads nodes, ResourceSlices and GPUPools, and provides the pools for every advice.
+
+It also writes GPUPools for pools that it discovers, and the status of every GPUPool.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +32,31 @@ from tilecast_operator.report.pools import pool_status
 log = logging.getLogger("tilecast")
 
 NODES = Key("Node")
-"""The key of everything that makes pools."""
+"""Key under which the pools are read again."""
 
 LEAST_WAIT_S = 0.01
+"""Shortest wait until it is checked again whether everything is listed, in seconds."""
 UNSERVED_S = 5.0
-"""How soon a pool is written down again whose CRD was not served."""
+"""Seconds until an object whose CRD was not served is written again."""
 UNKNOWN = "UnknownAccelerator"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolsChange:
-    """What has become of the pools."""
+    """Change of the pools."""
 
     is_learnt: bool
-    """Whether nothing has changed but what runs teach: what has started keeps its forecast."""
+    """Whether only corrections learned from runs have changed; a job that has started keeps its forecast then."""
     before: PoolVersions
     now: PoolVersions
 
     def concerns(self, namespace: str) -> bool:
-        """Whether the pools of a namespace are others."""
+        """Return whether the pools of a namespace have changed."""
         return not self.is_learnt or self.before.of(namespace) != self.now.of(namespace)
 
 
 class Pools:
-    """The pools there are. Belongs to one event loop."""
+    """Pools of the cluster. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Pools:
     ) -> None:
         self._context = context
         self.report: nodes.NodesReport | None = None
-        """As jobs of namespaces have it that have had no run."""
+        """Pools as jobs of namespaces without runs have them; None while they are not known."""
         self._of_namespace: dict[str, nodes.NodesReport] = {}
         self._learning = learning
         self._advisor = advisor
@@ -76,7 +80,7 @@ class Pools:
         self._expired: set[str] = set()
         """Pools whose missing nodes count as gone."""
         self._posted: set[str] = set()
-        """What Events said of unknown accelerators."""
+        """Texts of the Events on unknown accelerators."""
         self._is_dirty = False
         context.cache.nodes.listen(self._node_changed)
         context.cache.slices.listen(self._slice_changed)
@@ -87,16 +91,16 @@ class Pools:
         context.runtime.register(gpu_pool.KIND, self._describe, self._gone)
 
     def listen(self, listener: Callable[[PoolsChange], None]) -> None:
-        """Call this whenever advice may be another."""
+        """Call `listener` whenever advice may change."""
         self._listeners.append(listener)
 
     def changed(self) -> None:
-        """Take note that the pools may be others."""
+        """Record that the pools may have changed."""
         self._is_dirty = True
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _lead(self, is_leading: bool) -> None:
-        """Learn from what the replica that led has written down."""
+        """Learn from what the previous leader has stored."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 
@@ -124,15 +128,19 @@ class Pools:
         self._context.runtime.add(key)
 
     def _gone(self, key: Key) -> None:
-        """The API server has no such pool. One that should be written down could not, for its CRD is not served."""
+        """Forget a pool that the API server does not have.
+
+        A discovered pool that could not be written because its CRD is not served is tried again.
+        """
         self._context.cache.pools.forget(key)
         if key.name in self._entries and self._context.settings.discovery:
             self._context.runtime.add(key, UNSERVED_S)
 
     async def _refresh(self, _: Key) -> None:
-        """Read the pools anew; where they differ, every job is due.
+        """Read the pools again; if they changed, every job is reconciled.
 
-        Not before everything is listed: half the nodes would be written down as pools that have lost the others.
+        This waits until everything is listed: pools of half the nodes would be written as pools that have lost the
+        others.
         """
         try:
             await self._advisor.warm_up()
@@ -158,16 +166,16 @@ class Pools:
                 bare.calibrated(learner.table),
                 {name: bare.calibrated(table) for name, table in learner.tables.items()},
             )
-        # Last, for an API server that takes no Event now must not keep anybody from the rest.
+        # This comes last: an API server that accepts no Event now must not hold up the rest.
         if self.report is not None and self._context.settings.owns_pools:
             await self._post_unknown(self.report)
 
     def report_of(self, namespace: str) -> nodes.NodesReport | None:
-        """The pools as jobs of a namespace have them; None while they are not known."""
+        """Return the pools as jobs of a namespace have them; None while they are not known."""
         return self._of_namespace.get(namespace, self.report)
 
     def _use(self, report: nodes.NodesReport, of_namespace: dict[str, nodes.NodesReport]) -> None:
-        """Answer by these pools from now on, and by others in namespaces that have had runs."""
+        """Answer by these pools from now on, and by those in `of_namespace` for namespaces that have had runs."""
         before, self.report = self.report, report
         self._of_namespace = of_namespace
         self._entries = {item.pool.name: item for item in report.entries}
@@ -187,11 +195,11 @@ class Pools:
             listener(change)
 
     async def _calibrate(self, _: Key) -> None:
-        """Fit what the runs teach; where forecasts change by it, every job that has not started is due."""
+        """Fit corrections to the runs; if forecasts change, every job that has not started is reconciled."""
         learner = self._learning.learner
         await self._learning.forget_gone()
-        async with self._learning_in_turn:  # what was asked first would else be adopted last
-            # Beside the searches, which would otherwise wait for as long as many runs of many namespaces take.
+        async with self._learning_in_turn:  # otherwise an older fit might be adopted last
+            # In a thread beside those of the searches: many runs of many namespaces take long to fit.
             if self._learning.adopt(await asyncio.to_thread(Taught.by, *learner.question())):
                 self.changed()
         self._add_pools(self._learning.due())
@@ -202,9 +210,9 @@ class Pools:
             self._context.runtime.add(Key(gpu_pool.KIND, "", name))
 
     async def _describe(self, key: Key) -> None:
-        """Write a pool down that discovery found, say of any what became of it, and take back what is obsolete."""
+        """Write a pool that was discovered and the status of any pool; delete a pool that is obsolete."""
         report, seen = self.report, self._context.cache.pools.get(key)
-        # All are due once the nodes are read.
+        # All pools are reconciled once the nodes are read.
         if report is None or not self._context.settings.owns_pools:
             return
         if key.name in report.obsolete:
@@ -220,7 +228,7 @@ class Pools:
         status = self._status(key.name, pool, seen.value)
         if status_digest(document := status.document()) != seen.value.digest:
             if (seen.value.status.get("calibration") or {}).get("runs"):
-                # Earlier releases kept them there and nowhere else.
+                # Earlier releases kept the runs there and nowhere else.
                 await self._learning.write(Key(pool_learning.KIND, "", key.name))
             await self._context.writer.write_status(
                 key, seen, document, is_conditional=self._context.runtime.is_conditional(key)
@@ -237,10 +245,10 @@ class Pools:
         return pool_status(pool, view.generation, now, before, self._capacity.free(name), learnt, drifted)
 
     async def _write_down(self, key: Key, seen: Stored[View] | None, pool: nodes.FoundPool) -> Stored[View] | None:
-        """The pool's object as discovery wants it; one that a user wrote or edited stays as it is.
+        """Write a discovered pool, and return its object; one that a user wrote or edited stays as it is.
 
         Raises:
-            ApiError: among others 409, where a user has just changed a field that would be changed here.
+            ApiError: For example 409, where a user has just changed a field that would be changed here.
         """
         document = nodes.discovered(pool)
         if document is None or (seen is not None and seen.value.asks(document)):
@@ -260,7 +268,7 @@ class Pools:
         return self._context.cache.pools.keep(applied, is_new=True)
 
     def _expire(self, key: Key, status: GPUPoolStatus) -> None:
-        """Count nodes that have been missing for long as gone."""
+        """Count nodes that have been missing for `pool_retention_s` as gone."""
         shrunk = next(item for item in status.conditions if item.type == "ScaledDown")
         since = seconds(shrunk.last_transition_time)
         if shrunk.status != "True" or since is None:
@@ -273,7 +281,7 @@ class Pools:
             self.changed()
 
     async def _post_unknown(self, report: nodes.NodesReport) -> None:
-        """Say once which GPUs nobody knows, about the first node that has them; how many there are is a metric."""
+        """Report each unknown GPU once, about the first node that has it; a metric shows how many there are."""
         unknown = {f"{item.message}; {item.remedy}": item.nodes[0] for item in report.left_out if item.code == UNKNOWN}
         self._posted &= unknown.keys()
         for text in unknown.keys() - self._posted:
@@ -283,5 +291,5 @@ class Pools:
 
 
 def _reasons(report: nodes.NodesReport) -> tuple[object, ...]:
-    """What a job without pools is told."""
+    """Return why there are no pools, as jobs are told; empty if there are pools."""
     return () if report.entries else (report.left_out, {name: str(error) for name, error in report.invalid.items()})

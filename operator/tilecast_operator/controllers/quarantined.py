@@ -1,4 +1,7 @@
-"""Objects that are set aside: an Event and a metric say so, and they are read again when their time has come."""
+"""Objects that are quarantined because reading them may have killed the operator.
+
+An Event and a metric report them, and they are read again when their time has come.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from tilecast_operator.controllers.runtime import SharedContext
 log = logging.getLogger("tilecast")
 
 LOOK_S = 5.0
+"""Seconds between two looks."""
 
 
 class Quarantined:
-    """Looks after what is set aside. Belongs to one event loop."""
+    """Reports quarantined objects and reads them again. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext) -> None:
         self._context = context
@@ -28,13 +32,13 @@ class Quarantined:
         context.cache.quarantine.changed = self._show
 
     async def run(self) -> None:
-        """Look every few seconds, until it is cancelled."""
+        """Look every `LOOK_S` seconds until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Tell about every object that is set aside, and read those again whose time has come."""
+        """Report every quarantined object, and read those again whose time has come."""
         quarantine = self._context.cache.quarantine
         for key in quarantine.due():
             await self._read_again(key)
@@ -47,7 +51,7 @@ class Quarantined:
                     log.info("%s: Event not written yet: %s", key, error or type(error).__name__)
 
     async def _read_again(self, key: Key) -> None:
-        """Read an object as the API server has it: no event may come of it."""
+        """Read an object from the API server again, since no event about it may come."""
         path, query = KINDS[key.kind].path(key.namespace), {"fieldSelector": f"metadata.name={key.name}"}
         try:
             items = (await self._context.client.get(path, query)).get("items") or ()
@@ -63,6 +67,7 @@ class Quarantined:
             cache.see({"apiVersion": KINDS[key.kind].api_version, **item, "kind": key.kind})
 
     def _show(self, counts: Counter[str]) -> None:
+        """Show in metrics how many objects of each kind are quarantined."""
         for kind in self._shown - counts.keys():
             self._context.metrics.quarantined.labels(kind).set(0)
         for kind, count in counts.items():

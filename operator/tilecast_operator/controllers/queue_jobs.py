@@ -1,4 +1,4 @@
-"""Reads every job that waits or runs for the plan of the queue; what has not changed is not read again."""
+"""Reads every job that waits or runs for the plan of the queue; a job that has not changed is not read again."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from tilecast_operator.queue_rows import QueueRow, name_of
 from tilecast_operator.report import job_status
 
 AT_ONCE = 64
-"""Jobs that are read before others have a turn."""
+"""Jobs that are read before other tasks of the event loop have a turn."""
 MOST_TEXT = 400
+"""Longest reason why a job is left out, in characters."""
 UNREADABLE = "what it asks cannot be read now"
-"""Why a job is left out of one plan, and not of the next."""
+"""Why a job is left out of one plan, but not necessarily of the next."""
 
 log = logging.getLogger("tilecast")
 
 
 class QueueJobs:
-    """The jobs of the queue. Belongs to one event loop."""
+    """Jobs of the queue. Belongs to one event loop."""
 
     def __init__(
         self, context: SharedContext, advisor: Advisor, pools: Pools, advice: JobAdvice, learning: PoolLearnings
@@ -52,27 +53,27 @@ class QueueJobs:
         self._advice = advice
         self._learning = learning
         self._rows: dict[Key, tuple[Hashable, QueueRow | Unplanned | None]] = {}
-        """What was read of each job, and of what."""
+        """Row that was read of each job, with the state of the job that it was read from."""
         self._options: AnswerMemo[tuple[JobOption, ...]] = AnswerMemo(context.settings.advice_cache)
         self._since: dict[Key, float] = {}
-        """When a job was first seen to run that does not say since when."""
+        """When a job was first seen to run, if the job does not say when it started."""
 
     def clear(self) -> None:
-        """Read everything anew: pools, quotas or namespaces are others."""
+        """Read everything again: pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 
     def forget(self, key: Key) -> None:
-        """Read a job anew, or let go of one that is gone."""
+        """Forget what was read of a job, so that it is read again."""
         self._rows.pop(key, None)
 
     def release(self, key: Key) -> None:
-        """Let go of a job that is gone."""
+        """Forget a job that is gone."""
         self.forget(key)
         self._since.pop(key, None)
 
     async def read(self) -> tuple[list[QueueRow], list[Unplanned]]:
-        """Every job that waits or runs, and why not the others that ask for advice."""
+        """Return every job that waits or runs, and why the other jobs that ask for advice are left out."""
         rows, refused = list[QueueRow](), list[Unplanned]()
         cache = self._context.cache
         for number, key in enumerate((*cache.training_jobs, *cache.jobs)):
@@ -86,6 +87,7 @@ class QueueJobs:
         return rows, refused + self._odd_weights()
 
     async def _row(self, key: Key) -> QueueRow | Unplanned | None:
+        """Return the row of a job, or why it is left out; None if nobody wants it planned."""
         cache = self._context.cache
         if (refusal := self._context.set_aside(key)) is not None:
             return Unplanned(name_of(key), refusal.message[:MOST_TEXT], "")
@@ -111,7 +113,7 @@ class QueueJobs:
         return row
 
     async def _training_job(self, key: Key, view: View) -> QueueRow | Unplanned | None:
-        """A TrainingJob that names no job of another kind, which would be planned in its place."""
+        """Return the row of a TrainingJob; None in mode Off, or if it names another job, which is planned instead."""
         document, before = view.document, job_status.stored(view.status)
         if mode_of(document) == "Off" or target_of(key.namespace, document) is not None:
             return None
@@ -140,7 +142,7 @@ class QueueJobs:
         )
 
     async def _job(self, key: Key, seen: Stored[Document] | None) -> QueueRow | Unplanned | None:
-        """A job of another kind, with the GPUs that it asks for."""
+        """Return the row of a job of another kind, with the GPUs that it requests."""
         if seen is None:
             return None
         job = await self._advice.read(seen.value)
@@ -174,15 +176,18 @@ class QueueJobs:
         )
 
     def _weight(self, namespace: str) -> float:
-        """How much each job of a namespace counts. Administrators own namespaces, and tenants their jobs."""
+        """Return how much each job of a namespace counts.
+
+        The namespace says so: administrators own namespaces, and tenants own jobs.
+        """
         seen = self._context.cache.namespaces.get(Key("Namespace", "", namespace))
         try:
             return 1.0 if seen is None else jobs.weight(seen.value.annotations)
         except SpecError:
-            return 1.0  # `_odd_weights` says so
+            return 1.0  # `_odd_weights` reports it
 
     def _odd_weights(self) -> list[Unplanned]:
-        """Namespaces whose weight is none."""
+        """Return the namespaces with an invalid weight."""
         odd = list[Unplanned]()
         for key, namespace in self._context.cache.namespaces.items():
             try:
@@ -192,15 +197,17 @@ class QueueJobs:
         return odd
 
     def _began(self, key: Key, document: Document) -> float:
-        """When a job that runs started, or was first seen to run."""
+        """Return when a running job started, or was first seen to run, in Unix time."""
         start_s = seconds(mapping(document.get("status")).get("startTime"))
         return self._since.setdefault(key, self._context.clock()) if start_s is None else start_s
 
     async def _priced(self, question: Question, request: Request, pools: Sequence[Pool]) -> tuple[JobOption, ...]:
-        """The ways to run a job; equal jobs share them. The kernels were priced when the job was advised.
+        """Return the ways to run a job; equal jobs share them.
+
+        The kernels were priced when the job was advised.
 
         Raises:
-            SpecError: how long it runs is not known.
+            SpecError: It is not known how long the job runs.
         """
         is_common = self._pools.report_of(question.namespace) is self._pools.report
         shapes = tuple((pool.name, pool.max_nodes, pool.gpus_per_node) for pool in pools)
@@ -218,5 +225,5 @@ def _quotas(question: JobQuestion) -> tuple[tuple[str, int], ...]:
 
 
 def _nowhere(key: Key, answer: Answer) -> Unplanned:
-    """Why no pool can run a job, as its answer says."""
+    """Return why no pool can run a job, as its answer says."""
     return Unplanned(name_of(key), message(answer)[:MOST_TEXT], "")

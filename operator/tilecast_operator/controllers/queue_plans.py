@@ -1,4 +1,4 @@
-"""The plan of the whole queue: jobs, pools and quotas in; where and when each job runs, and the QueueAdvice, out."""
+"""Controller of the plan of the whole queue: plans where and when each job runs, and writes the QueueAdvice."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ from tilecast_operator.queue_rows import (
 from tilecast_operator.report import queue_advice as report
 
 QUEUE = Key("Queue")
-"""The key of the whole queue."""
+"""Key under which the whole queue is planned."""
 
 log = logging.getLogger("tilecast")
 
 
 class QueuePlans:
-    """Plans the queue anew when a job comes or ends or a pool changes, and not too often. Belongs to one event loop."""
+    """Plans the queue again when a job comes or ends, or a pool changes. Belongs to one event loop.
+
+    Two plans are at least `queue_interval_s` apart.
+    """
 
     def __init__(
         self,
@@ -62,9 +65,9 @@ class QueuePlans:
         self._advice_key = Key(queue_advice.KIND, "", context.settings.queue_name)
         self._plan: PlannedQueue | None = None
         self._state: QueueState | None = None
-        """What the plan was made of."""
+        """State of the queue that the plan was made from."""
         self._held: Holdings = {}
-        """What others held when it was looked last."""
+        """GPUs that others held at the last look."""
         self._last_s = float("-inf")
         cache = context.cache
         cache.training_jobs.listen(self._training_job_changed)
@@ -120,7 +123,7 @@ class QueuePlans:
             self._context.runtime.add(key)
 
     async def _reconcile(self, _: Key) -> None:
-        """Plan the queue, if anything differs that decides it."""
+        """Plan the queue again, if anything that decides the plan has changed."""
         settings = self._context.settings
         if self._pools.report is None or not self._context.leadership.is_leader:
             return  # it is due again once the nodes are read, or this replica leads
@@ -154,8 +157,11 @@ class QueuePlans:
         self._context.runtime.add(self._advice_key)
 
     async def _read(self) -> QueueState:
-        """The queue as it is. What others hold counts once it was so at two looks: a job that has just been admitted or
-        has just ended is counted twice for a moment."""
+        """Return the queue as it is.
+
+        GPUs count as held by others once two looks in a row have found them held. A job that has just been admitted or
+        has just ended is counted twice for a moment.
+        """
         rows, refused = await self._jobs.read()
         entries = () if self._pools.report is None else self._pools.report.entries
         free = {item.pool.name: known for item in entries if (known := self._capacity.free(item.pool.name)) is not None}
@@ -169,7 +175,7 @@ class QueuePlans:
         return QueueState(rows, refused, capacities(entries, held, rows))
 
     def _before(self, rows: Sequence[QueueRow]) -> dict[str, QueuePosition]:
-        """What was planned for each job before: by this process, or by another as a TrainingJob says."""
+        """Return each job's previous place: as this process planned it, or as a TrainingJob's status shows it."""
         before = dict[str, QueuePosition]()
         for row in rows:
             position = self._planned.get(row.key)
@@ -183,7 +189,7 @@ class QueuePlans:
         return before
 
     async def _write(self, key: Key) -> None:
-        """Write the QueueAdvice where it says something else."""
+        """Write the QueueAdvice if it has changed."""
         if self._plan is None or key != self._advice_key:
             return
         settings, seen = self._context.settings, self._context.cache.queue_advices.get(key)
@@ -200,6 +206,6 @@ class QueuePlans:
             await self._context.writer.write_status(key, seen, document, is_conditional=is_conditional)
 
     def _gone(self, key: Key) -> None:
-        """The API server has no such object; or its CRD is not served, and may be later."""
+        """Forget a QueueAdvice that is gone, and try again later: its CRD may not be served yet."""
         self._context.cache.queue_advices.forget(key)
         self._context.runtime.add(key, UNSERVED_S)

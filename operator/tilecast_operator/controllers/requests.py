@@ -1,4 +1,4 @@
-"""Which TrainingJobs name which jobs of other kinds."""
+"""Records which TrainingJobs name which jobs of other kinds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from tilecast_operator.cluster.view import Document, View
 
 
 class JobRequest(NamedTuple):
-    """A TrainingJob that names a job."""
+    """TrainingJob that names a job of another kind."""
 
     created: str
     document: Document
 
 
 class Requests:
-    """The requests for every job. Belongs to one event loop.
+    """Requests of TrainingJobs for each job of another kind. Belongs to one event loop.
 
     Args:
-        cache: holds the TrainingJobs.
-        due: called with each key that is due by a change.
+        cache: Cache with the TrainingJobs.
+        due: Function that is called with each key that a change makes due.
     """
 
     def __init__(self, cache: Cache, due: Callable[[Key], None]) -> None:
         self._due = due
         self._requests: dict[Key, dict[str, JobRequest]] = {}
-        """By the job that they name, then by their own name."""
+        """By the job that is named, then by the name of the TrainingJob."""
         self._targets: dict[Key, Key] = {}
+        """Named job by TrainingJob."""
         cache.training_jobs.listen(self._changed)
 
     def __contains__(self, job: Key) -> bool:
@@ -42,13 +43,16 @@ class Requests:
         return iter(list(self._requests))
 
     def first(self, job: Key) -> tuple[str, Document] | None:
-        """Name and document of the TrainingJob whose word counts for a job: the oldest; None where none names it."""
+        """Return name and document of the TrainingJob that counts for a job; None if none names it.
+
+        That is the oldest TrainingJob that names it.
+        """
         others = self._requests.get(job) or {}
         name = min(others, key=lambda name: (others[name].created, name), default=None)
         return None if name is None else (name, others[name].document)
 
     def notify(self, job: Key) -> None:
-        """Take note that a job has changed: the TrainingJobs that name it are due."""
+        """Reconcile the TrainingJobs that name a job which has changed."""
         for name in self._requests.get(job, ()):
             self._due(Key(training_job.KIND, job.namespace, name))
 
@@ -67,7 +71,7 @@ class Requests:
             self.notify(target)
 
     def _withdraw(self, job: Key, name: str) -> None:
-        """A TrainingJob no longer names the job; another may be its turn."""
+        """Record that a TrainingJob no longer names a job; another TrainingJob may count now."""
         others = self._requests.get(job, {})
         others.pop(name, None)
         if not others:
@@ -77,13 +81,16 @@ class Requests:
 
 
 def target_of(namespace: str, document: Document) -> Key | None:
-    """The job that a TrainingJob names; None where it names none of a kind that is known."""
+    """Return the job that a TrainingJob names; None if it names none of a known kind."""
     reference = mapping(mapping(document.get("spec")).get("targetRef"))
     kind = reference.get("kind")
     return Key(kind, namespace, str(reference.get("name", ""))) if isinstance(kind, str) and kind in JOB_KINDS else None
 
 
 def mode_of(document: Document) -> training_job.Mode:
-    """Mode of a TrainingJob, whatever else is wrong with it; YAML reads a bare Off as false."""
+    """Return the mode of a TrainingJob, whatever else is wrong with it.
+
+    YAML reads a bare Off as false. An unknown mode counts as Advise.
+    """
     value = mapping(document.get("spec")).get("mode")
     return next((mode for mode in training_job.MODES if mode == value), "Off" if value is False else "Advise")

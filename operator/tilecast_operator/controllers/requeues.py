@@ -1,8 +1,8 @@
 """Placed jobs that cannot start: after a while without quota they may run on every flavor of their ranking, once.
 
-The node choice is taken out of the job first, and only then out of its Workload: a Workload that may go anywhere would
-contradict a job that may not, and Kueue would give that up. The Workload alone is then bound to the flavors of the
-ranking, by a node affinity, which Kueue reads when it chooses one. A job that has quota or runs is never touched.
+The node choice is removed from the job first and from its Workload second: a Workload that may go anywhere would
+contradict a job that may not, and Kueue would give the job up. The Workload alone is then bound to the flavors of the
+ranking by a node affinity, which Kueue reads when it chooses a flavor. A job that has quota or runs is never changed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tilecast_operator.controllers.runtime import SharedContext
 log = logging.getLogger("tilecast")
 
 NEXT_TRY_S = 60.0
-"""Until it is looked again whether there is another flavor for a job, or whether it can be changed."""
+"""Seconds until the next look whether there is another flavor for a job, or whether the job can be changed."""
 REFUSALS = (400, 403, 422)
-"""Of a change that the API server does not take, of a kind whose jobs are fixed once they have run."""
+"""HTTP statuses of a change that the API server refuses, as for a kind whose jobs are fixed once they have run."""
 
 
 class RankedFlavor(NamedTuple):
-    """A flavor of the job's queue that its ranking has."""
+    """Flavor of the job's queue that is in the job's ranking."""
 
     name: str
     node_labels: Mapping[str, str]
@@ -43,7 +43,7 @@ class RankedFlavor(NamedTuple):
 
 
 def is_requeued(job: Job) -> bool:
-    """Return whether a job was released to other flavors, and has not started since."""
+    """Return whether a job was requeued to other flavors, and has not started since."""
     return job.annotations.get(jobs.APPLIED) == patches.REQUEUED and is_waiting(job)
 
 
@@ -58,7 +58,7 @@ def is_waiting(job: Job) -> bool:
 
 
 class Requeues:
-    """Every placed job that waits for quota. Belongs to one event loop."""
+    """Placed jobs that wait for quota. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -74,22 +74,22 @@ class Requeues:
         self._admission = admission
         self._kueue = kueue_check
         self._due_s: dict[Key, float] = {}
-        """When each may go elsewhere, by the monotonic clock."""
+        """When each job may go elsewhere, by the monotonic clock."""
 
     def forget(self, key: Key) -> None:
-        """Let go of a job that is gone, or no longer waits."""
+        """Forget a job that is gone, or no longer waits."""
         self._due_s.pop(key, None)
 
     async def consider(self, key: Key, job: Job, workloads: Sequence[Document]) -> float | None:
-        """Release a job to the other flavors of its ranking, if it has waited for too long.
+        """Requeue a job to the other flavors of its ranking, if it has waited for too long.
 
         Args:
-            key: of the job.
-            job: as it was seen.
-            workloads: what Kueue made of it.
+            key: Key of the job.
+            job: The job as it was seen.
+            workloads: The Workloads that Kueue made of it.
 
         Returns:
-            Seconds until it is to be looked at again, at the latest; None once it is released.
+            Seconds until the job must be looked at again, at the latest; None once it is requeued.
         """
         limit_s = self._context.settings.requeue_s
         if not limit_s or not is_waiting(job) or not workloads or any(map(patches.is_reserved, workloads)):
@@ -103,7 +103,7 @@ class Requeues:
                 self.forget(key)
                 return None
         except ChangedError:
-            pass  # it is looked at again, as it is by then
+            pass  # the next try sees the job as it is by then
         except ApiError as error:
             if error.status not in REFUSALS:
                 raise
@@ -111,23 +111,23 @@ class Requeues:
         return NEXT_TRY_S
 
     async def widen(self, key: Key, job: Job) -> None:
-        """Let the Workloads of a released job be admitted to every flavor of its ranking.
+        """Let Kueue admit the Workloads of a requeued job to every flavor of its ranking.
 
         Args:
-            key: of the job.
-            job: without its node choice, and with what its runtime adds.
+            key: Key of the job.
+            job: The job without its node choice, and with what its runtime adds.
         """
         if flavors := await self._ranking(key, job):
             await self._placer.widen(key, job, [flavor.node_labels for flavor in flavors])
 
     def _planned_s(self, key: Key) -> float:
-        """Return how long the plan of the whole queue has a job wait from now on."""
+        """Return for how many seconds from now the plan of the whole queue has a job wait."""
         position = self._advice.planned.get(key)
         start_s = None if position is None or not position.pool else seconds(position.start)
         return 0.0 if start_s is None else max(0.0, start_s - self._context.clock())
 
     async def _release(self, key: Key, uid: str) -> bool:
-        """Take the node choice out of a job that still waits, and see to its Workloads; returns whether it was."""
+        """Remove the node choice from a job that still waits, and widen its Workloads; return whether it was done."""
         document = await self._context.client.get(key.path)
         job = await self._advice.read({**document, "kind": key.kind})
         if job.uid != uid or not is_waiting(job) or job.annotations.get(jobs.APPLIED) == patches.REQUEUED:
@@ -149,8 +149,11 @@ class Requeues:
         return True
 
     async def _ranking(self, key: Key, job: Job) -> list[RankedFlavor]:
-        """Return the flavors on which a job can run with the GPUs that it has, best first. A job of several groups of
-        pods has one at most, which has room if any does: Kueue would choose for each group by itself."""
+        """Return the flavors on which a job can run with the GPUs that it has, best first.
+
+        A job with several groups of pods has one at most, with room if any flavor has: Kueue would choose a flavor for
+        each group by itself.
+        """
         asked = self._advice.asked(key, job)
         if not isinstance(asked, Asked):
             return []
