@@ -89,7 +89,7 @@ _BY_OTHERS = {"Waiting", "Finished", "Uninstalled", "OperatorDown"}
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What to do with a held job."""
+    """Decision about a held job."""
 
     outcome: str
     """`PLACED` or `QUEUED`, or the reason why the job is released as it is."""
@@ -107,7 +107,7 @@ class Admission:
         self._requests = requests
         self._advice = advice
         self._tasks: dict[tuple[Key, str], asyncio.Task[None]] = {}
-        """By key and UID of the job: a decision about one job says nothing about the next job of its name."""
+        """Tasks by key and UID of the job: a decision about one job says nothing about the next job of its name."""
         context.leadership.listen(self._lead)
         self._texts: dict[Key, str] = {}
         """Why each job was released, in a sentence."""

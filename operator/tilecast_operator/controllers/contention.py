@@ -45,7 +45,7 @@ class Claim:
     digest: bytes
     written_s: float
     replaced: int = 0
-    """How often another operator's answer has replaced it."""
+    """Number of times that another operator's answer has replaced it."""
     by: bytes = b""
     """Digest of the answer that replaced it last."""
     until_s: float = 0.0

@@ -15,7 +15,7 @@ class CorrectedJobs:
 
     def __init__(self, metrics: Metrics) -> None:
         self._runs: dict[Key, str] = {}
-        """Whose runs correct a job: one of `OWN_RUNS`."""
+        """Origin of the runs that correct a job: one of `OWN_RUNS`."""
         self._ratios: dict[Key, float] = {}
         """Factor by which the runs change the step of a job's first offer."""
         for run in OWN_RUNS:

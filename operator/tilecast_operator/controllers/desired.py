@@ -21,7 +21,7 @@ UNANNOTATED = annotations_digest({})
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What an object should say."""
+    """Status, annotations and Event that an object should have."""
 
     status: TrainingJobStatus
     annotations: Mapping[str, str] | None

@@ -1,4 +1,4 @@
-"""What the cluster's Kueue can do: the version of its API, its release, and whether a job can wait for Tilecast.
+"""Capabilities of the cluster's Kueue: its API version, its release, and whether a job can wait for Tilecast.
 
 Kueue's feature gates are not part of any API. The effect of the gate `AdmissionGatedBy` can be tested all the same:
 with it, Kueue's webhook refuses a Workload whose list of gates names one twice; without it, Kueue does not read that
@@ -31,7 +31,7 @@ REMEDY = (
     f"switch {GATE} on in Kueue (alpha and off in 0.17 and 0.18, on from 0.19), or let the job wait in a held queue: "
     f"label {QUEUE}: {HOLD_QUEUE}, annotation {NEXT_QUEUE}: QUEUE"
 )
-"""What to do where the gate is off."""
+"""Remedy where the gate is off."""
 
 TRUST_S = 5.0
 """Seconds for which the gate counts as on after Kueue has shown that it is; a restart of Kueue takes longer."""
@@ -75,7 +75,7 @@ class KueueCheck:
         """When Kueue last showed that it reads the list of gates."""
         self.features = KueueFeatures()
         self._posted = KueueFeatures()
-        """What this replica reported last."""
+        """Features that this replica reported last."""
 
     async def run(self) -> None:
         """Look every `watch_check_s` seconds, for ever."""

@@ -44,7 +44,7 @@ class Observations:
         self._scores = scores
         self._reviews = reviews
         self._trainers: dict[Key, list[tuple[str, str]]] = {}
-        """What the TrainJob of each job reported last."""
+        """Metrics that the TrainJob of each job reported last."""
         self._unwritten: set[Key] = set()
         """Jobs with reports that their status does not contain yet."""
 

@@ -59,7 +59,7 @@ class QueueJobs:
         """When a job was first seen to run, if the job does not say when it started."""
 
     def clear(self) -> None:
-        """Read everything again: pools, quotas or namespaces have changed."""
+        """Forget everything that was read, because pools, quotas or namespaces have changed."""
         self._rows.clear()
         self._options.clear()
 

@@ -31,7 +31,7 @@ class Requests:
     def __init__(self, cache: Cache, due: Callable[[Key], None]) -> None:
         self._due = due
         self._requests: dict[Key, dict[str, JobRequest]] = {}
-        """By the job that is named, then by the name of the TrainingJob."""
+        """TrainingJobs by the job that they name, then by their own name."""
         self._targets: dict[Key, Key] = {}
         """Named job by TrainingJob."""
         cache.training_jobs.listen(self._changed)

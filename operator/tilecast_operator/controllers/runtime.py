@@ -1,4 +1,4 @@
-"""The loop of every controller: one queue of keys, workers, and tries again."""
+"""Loop of all controllers: one queue of keys, workers, and retries."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from tilecast_operator.metrics import Metrics
 from tilecast_operator.settings import Settings
 
 CONDITIONAL_TRIES = 6
-"""How often a write is meant for the object as it was seen, which keeps two operators from writing over each other."""
+"""Number of tries in which a write requires the object to be as it was seen. That keeps two operators from overwriting
+each other's answers."""
 
 TAKE_OVER_S = 30.0
-"""Within this time a replica that has begun to lead looks at everything. New jobs need not wait for that."""
+"""Time within which a replica that has begun to lead looks at everything, in seconds. New jobs do not wait for that."""
 
 log = logging.getLogger("tilecast")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedContext:
-    """What all controllers share."""
+    """Objects that all controllers share."""
 
     settings: Settings
     client: Api
@@ -48,21 +49,21 @@ class SharedContext:
     journal: Journal
 
     def set_aside(self, key: Key) -> Declined | None:
-        """Return the answer about an object that is set aside; None where it is not."""
+        """Return the answer about an object that is quarantined; None if it is not."""
         text = self.cache.quarantine.why(key)
         return None if text is None else Declined(INPUT_QUARANTINED, text)
 
     def now(self) -> str:
-        """The time as Kubernetes writes it."""
+        """Return the current time as Kubernetes writes it."""
         return stamp(self.clock())
 
 
 class TryAgainError(Exception):
-    """A key could not be worked off for a reason that may pass."""
+    """A key could not be reconciled for a reason that may pass."""
 
 
 class Runtime:
-    """Brings keys to the controllers of their kinds. Belongs to one event loop."""
+    """Passes keys to the controllers of their kinds. Belongs to one event loop."""
 
     def __init__(self, settings: Settings, metrics: Metrics, journal: Journal | None = None) -> None:
         self._journal = journal or Journal("")
@@ -73,7 +74,7 @@ class Runtime:
         self._gone: dict[str, Callable[[Key], None]] = {}
         self._failures: dict[Key, int] = {}
         self._unwritten: set[Key] = set()
-        """Keys whose answers another replica has to write; they are worked off anew when this one leads."""
+        """Keys whose answers another replica has to write; they are reconciled again when this one leads."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def register(
@@ -82,23 +83,28 @@ class Runtime:
         reconcile: Callable[[Key], Coroutine[Any, Any, None]],
         gone: Callable[[Key], None] = lambda key: None,
     ) -> None:
-        """Work off keys of a kind by `reconcile`; `gone` is called where the API server has no such object."""
+        """Have `reconcile` handle keys of a kind; `gone` is called where the API server has no such object."""
         self._reconcile[kind], self._gone[kind] = reconcile, gone
         self._metrics.queue.labels(kind).set_function(lambda: self.backlog(kind))
 
     def backlog(self, kind: str) -> int:
-        """How many keys of a kind are ready, or failed the last time. Others wait for their time."""
+        """Return how many keys of a kind are ready, or failed the last time; other keys wait for their time."""
         return sum(key.kind == kind for key in {*self.queue.ready(), *self._failures})
 
     def add(self, key: Key, delay_s: float = 0.0, *, in_background: bool = False) -> None:
-        """Work off a key, not before `delay_s` from now; one of a kind that no controller has is left alone. What is
-        due because of something else than itself is for the background."""
+        """Reconcile a key, `delay_s` from now at the earliest.
+
+        A key of a kind that no controller handles is ignored. The background is for keys that are due because something
+        other than the object itself has changed.
+        """
         if key.kind in self._reconcile:
             self.queue.add(key, delay_s, in_background=in_background)
 
     def lead(self, others: Iterable[Key]) -> None:
-        """Work off what another replica has not written, and look at the others within `TAKE_OVER_S`: it may have ended
-        between two writes."""
+        """Reconcile what another replica has not written at once, and the other keys within `TAKE_OVER_S`.
+
+        The replica that led may have ended between two writes.
+        """
         unwritten, self._unwritten = self._unwritten, set()
         for key in sorted(unwritten):
             self.queue.add(key)
@@ -112,34 +118,37 @@ class Runtime:
         self._tasks = [asyncio.create_task(self._work(), name=f"worker-{number}") for number in range(workers)]
 
     def add_task(self, work: Awaitable[None], name: str) -> None:
-        """Run something beside the workers that never ends either."""
+        """Run a task beside the workers; like them it never ends."""
         self._tasks.append(asyncio.ensure_future(work))
         self._tasks[-1].set_name(name)
 
     async def stop(self) -> None:
-        """Stop everything; what was about to be written is computed again at the next start."""
+        """Stop all tasks; what was about to be written is computed again at the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def unhealthy(self) -> str | None:
-        """Why this process should be restarted, if it should."""
+        """Return why this process should be restarted; None if it should not."""
         if ended := [task.get_name() for task in self._tasks if task.done()]:
             return f"{', '.join(ended)} ended"
         stalled_s = self.queue.stalled_s()
         return f"no work finished for {stalled_s:.0f} s" if stalled_s > self._settings.stall_s else None
 
     def is_conditional(self, key: Key) -> bool:
-        """Whether a write is meant for the object as it was seen. After some failures the watch may have lost what is
-        new: then for the object as it is."""
+        """Return whether a write requires the object to be as it was seen.
+
+        After some failures the watch may have missed newer states, and the write applies to the object as it is.
+        """
         return self._failures.get(key, 0) < CONDITIONAL_TRIES
 
     def forget(self, key: Key) -> None:
-        """Let go of an object that is gone."""
+        """Forget an object that is gone."""
         self._failures.pop(key, None)
         self._unwritten.discard(key)
 
     async def _work(self) -> None:
+        """Reconcile keys one after the other, for ever."""
         while True:
             key = await self.queue.take()
             try:
@@ -155,13 +164,15 @@ class Runtime:
                 self._retry(key, None)
             finally:
                 self.queue.done(key)
-            # Thousands of keys of which nothing is to be asked or written never wait for anything, and nobody else of
-            # the event loop, probes and reports, would get a turn.
+            # Keys that need no request never wait for anything. Thousands of them in a row would keep the event loop
+            # from serving anything else, such as probes and reports.
             await asyncio.sleep(0)
 
     def _retry(self, key: Key, error: Exception | None) -> None:
-        """Try again later, unless the object is gone. Content that the API server will not take may be taken once the
-        CRDs are as new as this process."""
+        """Try again later, unless the object is gone.
+
+        Content that the API server refuses (422) may be accepted once the CRDs are as new as this process.
+        """
         code = error.status if isinstance(error, ApiError) else None
         if code == 404:
             self.forget(key)

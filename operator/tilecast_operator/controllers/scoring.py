@@ -1,4 +1,7 @@
-"""Measured steps held against the forecast of the pool and plan that ran, as it was when the job started."""
+"""Measured steps, compared with the forecast for the pool and plan that ran, as it was when the job started.
+
+A score is such a forecast together with the measured steps.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from tilecast_operator.observed.reports import Refused, ScoredForecast, StepRepo
 from tilecast_operator.report.job_status import stored
 
 Origin: TypeAlias = tuple[str | None, int | None, Stated | None]
-"""What reports say of where they come from: pool, GPUs and plan."""
+"""Pool, GPUs and plan that a report says it comes from; None where it does not say."""
 
 
 class Scores:
-    """Forecasts and measured steps of the jobs that run, and what they teach. Belongs to one event loop."""
+    """Forecasts and measured steps of jobs that run, passed on to learning. Belongs to one event loop."""
 
     def __init__(self, context: SharedContext, advisor: Advisor, learning: PoolLearnings) -> None:
         self._context = context
@@ -38,12 +41,14 @@ class Scores:
         """Annotations that do not count, and why."""
 
     def get(self, key: Key) -> Score | None:
-        """The score of a job; None where no step of it was measured."""
+        """Return the score of a job; None if no step of it was measured."""
         return self._scores.get(key)
 
     def recall(self, key: Key, seen: Stored[View], *, is_leader: bool) -> bool:
-        """Take note of what a job's status keeps; for the leader, who writes it, where more is kept there than here.
-        Returns whether that is news."""
+        """Record the score that a job's status keeps; return whether that is news.
+
+        The leader, who writes the status, takes it only if it has more samples than its own score.
+        """
         score, known = Score.of(stored(seen.value.status)), self._scores.get(key)
         if score is None or score == known:
             return False
@@ -54,23 +59,23 @@ class Scores:
         return True
 
     def forget(self, key: Key) -> None:
-        """Let go of a job. Its run is kept."""
+        """Forget the score of a job; its run is kept."""
         for known in (self._scores, self._origins, self._refused):
             known.pop(key, None)
 
     def withdraw(self, key: Key, uid: str) -> None:
-        """Let go of a step of an annotation which is no longer there."""
+        """Forget a step that came from an annotation which is no longer there."""
         known = self._scores.get(key)
         if known is not None and known.window.latest.source == "annotation":
             self.forget(key)
             self._learning.drop(key, uid)
 
     def refusal(self, key: Key) -> str | None:
-        """Why the annotation of a job does not count, if it does not."""
+        """Return why the annotation of a job does not count; None if that is not so."""
         return self._refused[key][1] if key in self._refused else None
 
     async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
-        """Take what the annotation of a job says, once; returns whether it counts."""
+        """Take what the annotation of a job says, once; return whether a report was taken."""
         known = self._scores.get(key)
         is_taken = known is not None and known.window.latest.annotation == text[:32]
         if is_taken or self._refused.get(key, ("", ""))[0] == text:
@@ -84,10 +89,10 @@ class Scores:
         return True
 
     async def take(self, key: Key, seen: Stored[View] | None, pools: NodesReport | None, report: StepReport) -> Score:
-        """Hold a report against the forecast.
+        """Compare a report with the forecast, and return the score after it.
 
         Raises:
-            Refused: it does not count, and why.
+            Refused: The report does not count; the message says why.
         """
         if seen is None:
             raise Refused("unknown_job", 404, f"there is no TrainingJob {key.name} in namespace {key.namespace}")
@@ -102,7 +107,7 @@ class Scores:
         now = self._context.cache.training_jobs.get(key)
         if now is None or now.uid != seen.uid:
             raise Refused("unknown_job", 404, f"TrainingJob {key.name} was deleted meanwhile")
-        known = self._scores.get(key)  # others may have reported while it was priced
+        known = self._scores.get(key)  # others may have reported during the forecast
         same = known is not None and known.forecast.place == forecast.place
         window = reports.added(known.window if known and same else None, report, self._context.now())
         score = self._scores[key] = Score(forecast, window)
@@ -121,7 +126,11 @@ class Scores:
         best: Recommendation,
         frozen: FrozenForecast | None,
     ) -> ScoredForecast:
-        """The frozen forecast; a new one where the job turns out to run elsewhere or otherwise."""
+        """Return the frozen forecast; a new one if the job turns out to run elsewhere or with another plan.
+
+        Raises:
+            Refused: The pool of the report is not known, or what runs cannot be forecast.
+        """
         known = ScoredForecast.of(frozen)
         origin = (_pool_of(report, pools, best), report.gpus, report.plan)
         if known is not None and (origin == (None, None, None) or origin == self._origins.get(key)):
@@ -166,10 +175,12 @@ def _of(ran: Ran, since: str, followed: bool) -> ScoredForecast:
 
 
 def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> str | None:
-    """The pool that a report comes from: that of its node, else the one that has its GPU; None where it does not say.
+    """Return the pool that a report comes from; None if the report does not say.
+
+    That is the pool of its node, or else the pool that has its GPU; the recommended pool wins if several have it.
 
     Raises:
-        Refused: no pool, or more than one, has its GPU.
+        Refused: No pool has its GPU, or several other than the recommended one have it.
     """
     if report.node is not None:
         of_node = next((item.pool.name for item in pools.entries if report.node in item.members), None)
@@ -187,6 +198,6 @@ def _pool_of(report: StepReport, pools: NodesReport, best: Recommendation) -> st
 
 
 def _baseline(status: TrainingJobStatus) -> float | None:
-    """GPU-seconds of a step of the job's baseline."""
+    """Return the GPU-seconds of a step of the job's baseline; None if it has none."""
     baseline = status.baseline
     return None if baseline is None else baseline.step_seconds.target * baseline.gpus

@@ -1,4 +1,4 @@
-"""The shard of a cluster that this operator answers: jobs of other namespaces are as good as not there."""
+"""Shard of a cluster that this operator answers: it treats jobs of other namespaces as if they did not exist."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PAGE = 500
 class NamespaceShard:
     """Follows the labels of namespaces. Belongs to one event loop.
 
-    A job may be seen before its namespace: it is set aside until then. A namespace that comes into the shard is listed,
-    for its jobs were let go when they were seen.
+    A job may be seen before its namespace; the cache sets it aside until then. The jobs of a namespace that comes into
+    the shard are listed, because the cache dropped them when they were seen.
     """
 
     def __init__(self, context: SharedContext, selector: LabelSelector) -> None:
@@ -35,7 +35,7 @@ class NamespaceShard:
         context.runtime.register(NAMESPACE, self._list)
 
     def _has(self, namespace: str) -> bool | None:
-        """Whether jobs of a namespace are ours; None while that is not known."""
+        """Return whether jobs of a namespace belong to the shard; None while that is not known."""
         seen = self._context.cache.namespaces.get(Key(NAMESPACE, "", namespace))
         return None if seen is None else self._selector.selects(seen.value.labels)
 
@@ -52,7 +52,7 @@ class NamespaceShard:
             self._context.runtime.add(key)
 
     async def _list(self, key: Key) -> None:
-        """See every job of a namespace that has come into the shard."""
+        """List every job of a namespace that has come into the shard, and store it in the cache."""
         kinds = (training_job.KIND, *(JOB_KINDS if self._context.settings.jobs else ()))
         for kind in kinds:
             query: dict[str, str] = {"limit": str(PAGE)}
@@ -70,5 +70,5 @@ class NamespaceShard:
                 query["continue"] = onward
 
     def _see(self, kind: str, item: dict[str, Any]) -> None:
-        """A list does not repeat what its items are."""
+        """Store an item of a list in the cache, with its version and kind, which lists leave out."""
         self._context.cache.see({"apiVersion": KINDS[kind].api_version, **item, "kind": kind})

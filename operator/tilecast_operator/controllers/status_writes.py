@@ -1,4 +1,4 @@
-"""The writes of a TrainingJob's answer: annotations, Event, status, each only where it differs."""
+"""Writes of a TrainingJob's answer: annotations, Event and status, each only where it differs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class StatusWrites:
         self._contention = contention
 
     def forget(self, key: Key) -> None:
-        """Let go of a job that is gone."""
+        """Forget a job that is gone."""
         self._contention.forget(key)
 
     async def write(self, key: Key, seen: Stored[View], want: Desired, before: TrainingJobStatus) -> bool:
-        """Write what differs, unless the job is left to another operator; returns whether the status was written.
+        """Write what differs, unless the job is left to another operator; return whether the status was written.
 
         Args:
-            key: of the job.
-            seen: the job.
-            want: what it should say.
-            before: the status that it has.
+            key: Key of the job.
+            seen: The job as it was seen.
+            want: What it should say.
+            before: The status that it has.
 
         Raises:
-            ApiError: among others 409, where the job has changed since.
+            ApiError: For example 409, where the job has changed since it was seen.
         """
         generation = seen.value.generation
         if self._contention.waits(key, generation):
@@ -72,7 +72,7 @@ class StatusWrites:
             seen = await self._context.writer.write_status(key, seen, signed, is_conditional=is_conditional)
             self._contention.wrote(key, asked.generation, digest)
             self._planned.on_write()
-        # A step that a job brings along is held against the forecast that was written just now.
+        # A step that the job already reports is compared with the forecast that was just written.
         if not seen.value.asks_as(asked) or (is_other and status.forecast is not None and before.forecast is None):
             self._context.runtime.add(key)
         return is_other

@@ -1,4 +1,4 @@
-"""The job that a TrainingJob names: the answer about it, and what became of it."""
+"""Target of a TrainingJob, which is the job that it names: the answer about it, and what became of it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tilecast_operator.report.job_status import Aspect
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is known of a TrainingJob's target."""
+    """Target of a TrainingJob, as far as it is known."""
 
     name: str
     """Kind and name of the target."""
     answer: Answer
     applied: Aspect
     has_started: bool = False
-    """Whether the advice no longer matters to it: it runs, or is placed."""
+    """Whether advice no longer matters to it, because it runs or is placed."""
     is_gone: bool = False
-    """Whether there is no such job, now."""
+    """Whether there is no such job now."""
     is_finished: bool = False
     observed: str | None = None
-    """Its annotation with a measured step."""
+    """Its annotation with a measured step; None if it has none."""
     trainer: Document = field(default_factory=dict)
-    """Its status, of a TrainJob."""
+    """Status of a TrainJob; empty for other kinds."""
 
 
 class Targets:
@@ -52,14 +52,14 @@ class Targets:
         self._admission = admission
 
     async def find(self, key: Key, document: Document) -> Target | None:
-        """What a TrainingJob's target adds to its answer; None where it has none.
+        """Return what a TrainingJob's target adds to its answer; None if it has no target.
 
         Args:
-            key: of the TrainingJob.
-            document: the TrainingJob.
+            key: Key of the TrainingJob.
+            document: The TrainingJob.
 
         Raises:
-            ApiError, OSError: the API server did not answer.
+            ApiError, OSError: The API server did not answer.
         """
         target = target_of(key.namespace, document)
         if target is None:
@@ -88,7 +88,7 @@ class Targets:
         )
 
     async def _missing(self, key: Key) -> Document | Declined:
-        """A job that was not seen: as the API server has it, or why there is none."""
+        """Return a job that is not in the cache as the API server has it, or why there is none."""
         try:
             return await self._context.client.get(key.path)
         except ApiError as error:

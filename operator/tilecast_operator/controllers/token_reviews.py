@@ -1,4 +1,4 @@
-"""Whose the tokens are with which pods report."""
+"""Reviews of the tokens that pods report with."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from tilecast_operator.observed.reports import AUDIENCE, Refused
 log = logging.getLogger("tilecast")
 
 REVIEW_HOLDS_S = 60.0
-"""How long the answer to a TokenReview is taken for granted."""
+"""Seconds for which the answer to a TokenReview is used again."""
 MAX_REVIEWS = 4096
-"""Answers that are kept, of either kind: forged tokens push out no true ones."""
+"""Most answers that are kept, separately for valid and other tokens: forged tokens displace no valid ones."""
 BUSY_S = 1
-"""What a client is asked to wait."""
+"""Seconds that a client is asked to wait."""
 MAX_REVIEWING = 32
-"""TokenReviews under way: whoever floods us with tokens does not flood the API server."""
+"""Most TokenReviews under way at once: a flood of tokens does not become a flood for the API server."""
 MAX_UNKNOWN = 24
-"""Of them those about tokens that were never true: forged ones keep no reporter out whose token is due again."""
+"""Reviews under way at which a token that was never valid is refused: forged tokens keep out no reporter whose token is
+due for review again."""
 
 
 class TokenReviews:
-    """Asks the API server, about each token once a minute."""
+    """Reviews of tokens by the API server, one a minute for each token."""
 
     def __init__(self, client: Api) -> None:
         self._client = client
@@ -35,14 +36,14 @@ class TokenReviews:
             True: OrderedDict(),
             False: OrderedDict(),
         }
-        """When each token was reviewed and with what answer, by whether it is somebody's."""
+        """When each token was reviewed and the answer, by whether the token is valid."""
         self._reviewing = 0
 
     async def of(self, token: str) -> Document:
-        """What the API server says of a token.
+        """Return what the API server says of a token.
 
         Raises:
-            Refused: it cannot be asked.
+            Refused: There is no token, or it cannot be reviewed now.
         """
         if not token:
             raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")

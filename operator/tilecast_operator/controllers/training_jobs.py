@@ -1,4 +1,4 @@
-"""TrainingJobs: what they ask in; status, annotations and Events out."""
+"""Controller of TrainingJobs: reads what they ask, and writes status, annotations and Events."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TrainingJobs:
         self._writes = StatusWrites(context, learning, planned, contention)
         self._notices = BudgetNotices(context, advisor)
         self._touched: set[Key] = set()
-        """Jobs whose status somebody else wrote: they are compared in full."""
+        """Jobs whose status somebody else wrote; they are compared in full."""
         context.cache.training_jobs.listen(self._changed)
         pools.listen(self._pools_changed)
         context.runtime.register(training_job.KIND, self._reconcile, self._gone)
@@ -92,7 +92,7 @@ class TrainingJobs:
             self._context.runtime.add(CALIBRATION, self._context.settings.calibrate_settle_s)
 
     def _forget(self, key: Key) -> None:
-        """Keep nothing of a job that is gone."""
+        """Forget everything about a job that is gone."""
         self._context.runtime.forget(key)
         self._context.answers.forget(key)
         self._touched.discard(key)
@@ -102,21 +102,26 @@ class TrainingJobs:
         self._observations.forget(key)
 
     def _pools_changed(self, change: PoolsChange) -> None:
-        """Jobs that other pools concern are due, those with an answer in the background; learning moves no score."""
+        """Reconcile the jobs whose pools changed, those with an answer in the background.
+
+        Jobs with a score are left out where only corrections changed.
+        """
         for key, view in list(self._context.cache.training_jobs.items()):
             if change.concerns(key.namespace) and not (change.is_learnt and self._scores.get(key)):
                 self._context.runtime.add(key, in_background=view.digest != UNANSWERED)
 
     def _gone(self, key: Key) -> None:
-        """The API server has no such job, whatever the watch says."""
+        """Forget a job that the API server does not have, whatever the watch says."""
         self._context.cache.training_jobs.forget(key)
         self._forget(key)
 
     async def _reconcile(self, key: Key) -> None:
-        """Write what differs. The status comes last: it is what says that the rest was written.
+        """Write what differs.
+
+        The status comes last: it says that the rest was written.
 
         Raises:
-            TryAgainError: the status says InternalError, and the search is due again.
+            TryAgainError: The status says InternalError, and the search is due again.
         """
         seen = self._context.cache.training_jobs.get(key)
         if seen is None or self._pools.report is None:  # all are due once the nodes are read
@@ -144,7 +149,7 @@ class TrainingJobs:
             return
         question = await self._question(key, document)
         if question.has_config_map:
-            # ConfigMaps are read by name and not watched, so that the operator needs to list none.
+            # ConfigMaps are read by name and not watched, so that the operator need not list any.
             self._context.runtime.add(key, self._context.settings.config_map_poll_s)
         best = before.recommendation
         is_current = before.observed_generation == view.generation and before.forecast is None and target is None
@@ -174,7 +179,7 @@ class TrainingJobs:
         self._context.answers.answer(key)
 
     async def _set_aside(self, key: Key, seen: Stored[View]) -> bool:
-        """Return whether a job is not to be read, and say why; one that runs keeps its forecast."""
+        """Return whether a job is quarantined, and say why in its status; one that runs keeps its forecast."""
         if (why := self._context.set_aside(key)) is None:
             return False
         self._context.answers.forget(key)
@@ -186,20 +191,23 @@ class TrainingJobs:
         return True
 
     def _waits(self, key: Key, answer: Answer) -> bool:
-        """Whether the search for a job was interrupted; the job is due when it is tried again."""
+        """Return whether the search for a job was interrupted; the job is reconciled when it is tried again."""
         if (pause := interrupted(answer)) is not None:
             self._context.runtime.add(key, pause.again_s, in_background=True)
         return pause is not None
 
     async def _question(self, key: Key, document: Document, unless: str | None = None) -> Question:
-        """What a job asks, with what earlier runs of it say; those that `unless` is the digest of need no price."""
+        """Return what a job asks, with what its earlier runs say.
+
+        Runs whose digest is `unless` are not priced.
+        """
         question = await self._advisor.question(key.namespace, document)
         return await self._advisor.measured(question, partial(self._learning.runs_of, key.namespace, [key]), unless)
 
     async def _alternatives(
         self, key: Key, document: Document, before: TrainingJobStatus, score: Score | None, target: Target | None
     ) -> TrainingJobStatus:
-        """The status of a job that runs, its alternatives as its own measured steps correct them."""
+        """Return the status of a job that runs, with alternatives corrected by its own measured steps."""
         if score is None and before.alternatives_hash is None:
             return before
         if target is not None:
@@ -228,7 +236,10 @@ class TrainingJobs:
         self, key: Key, seen: Stored[View], status: TrainingJobStatus, score: Score | None, before: TrainingJobStatus,
         target: Target | None,
     ) -> TrainingJobStatus:  # fmt: skip
-        """A status that says whether the job would do better elsewhere now; an Event says so once."""
+        """Return a status that says whether the job would do better elsewhere now.
+
+        An Event says so once.
+        """
         report, is_over = self._pools.report, target is not None and (target.is_finished or target.is_gone)
         known = next((item for item in before.conditions if item.type == better_placement.KIND), None)
         if is_over or score is None or status.alternatives_hash is None or report is None:
@@ -255,7 +266,7 @@ class TrainingJobs:
         return job_status.amended(status, generation, now, {better_placement.KIND: aspect})
 
     def _products(self) -> dict[str, str]:
-        """The GPU of each pool."""
+        """Return the GPU of each pool, by name of the pool."""
         return {} if self._pools.report is None else {one.name: one.gpu.product for one in self._pools.report.pools}
 
 
