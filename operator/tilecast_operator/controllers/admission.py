@@ -48,8 +48,8 @@ asks for no advice itself, or the job's queue."""
 MOST_WAIT_S = 5.0
 """Longest wait between two tries to place or release a job, in seconds."""
 WEBHOOK_S = 300.0
-"""Longest time for which placing a job is retried while an admission webhook does not answer, in seconds. Kueue's does
-not while Kueue starts, and no job can be released meanwhile either."""
+"""Longest time for which placing a job is retried while an admission webhook does not answer, such as that of a Kueue
+that is starting, in seconds. No job can be released meanwhile either."""
 
 OUTCOMES: Mapping[str, str] = {
     patches.PLACED: "the node choice was written into the job before it started",

@@ -86,7 +86,7 @@ class Observations:
             yield key, queries.asked(template or self._context.settings.prometheus_query, key.namespace, key.name)
 
     def refusal(self, key: Key, document: Document) -> str | None:
-        """Return why reports of a job's step do not count, or its query is not sent; None if neither holds."""
+        """Return why reports of a job's step do not count, or why its query is not sent; None if there is no reason."""
         own = value_at(document, QUERY)
         if own is not None and self._context.settings.prometheus_url:
             try:

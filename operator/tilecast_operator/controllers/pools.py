@@ -100,7 +100,7 @@ class Pools:
         self._context.runtime.add(NODES, self._context.settings.settle_s)
 
     def _lead(self, is_leading: bool) -> None:
-        """Learn from what the previous leader has stored."""
+        """Learn from what the previous leader has stored, once this replica leads."""
         if is_leading:
             self._context.runtime.add(CALIBRATION)
 

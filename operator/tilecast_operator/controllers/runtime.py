@@ -1,4 +1,8 @@
-"""Loop of all controllers: one queue of keys, workers, and retries."""
+"""Loop of all controllers: one queue of keys, workers, and retries.
+
+A controller registers a function for a kind of key. A worker calls that function with each key that is due, and calls
+it again after a back-off if it fails.
+"""
 
 from __future__ import annotations
 

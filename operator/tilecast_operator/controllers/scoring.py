@@ -71,7 +71,7 @@ class Scores:
             self._learning.drop(key, uid)
 
     def refusal(self, key: Key) -> str | None:
-        """Return why the annotation of a job does not count; None if that is not so."""
+        """Return why the annotation of a job was refused; None if it was not."""
         return self._refused[key][1] if key in self._refused else None
 
     async def annotated(self, key: Key, seen: Stored[View], pools: NodesReport, text: str) -> bool:
