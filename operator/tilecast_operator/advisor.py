@@ -1,7 +1,7 @@
-"""From what a job asks to the answer. Equal questions are read once and searched once.
+"""From the question of a job to its answer. Equal questions are read once and searched once.
 
-Reading and searching run in threads of their own, few of them, so that watching and probes go on. Whatever waits for
-one does so in turns, by every claim of those who ask for it.
+Reading and searching run in a few threads of their own, so that watches and probes go on. Work that waits for a thread
+takes turns (`turns`), and counts for everyone who asks for it.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ ReadRequest: TypeAlias = Callable[[str, training_job.TrainingJobSpec, bytes | No
 log = logging.getLogger("tilecast")
 
 READERS = 2
-"""Questions that are read at once: one that takes long holds up no other."""
+"""Questions that are read at once: with two, a slow one does not hold up the other."""
 
 UNPRICED: Any = {"mode": True, "observation_query": True, "training": {"checkpoint_seconds", "restart_seconds"}}
-"""Fields of a spec on which no answer depends."""
+"""Fields of a spec that no answer depends on."""
 
 
 class Advisor:
-    """Answers questions for the pools there are. Belongs to one event loop.
+    """Answers questions about the current pools. Belongs to one event loop.
 
     Args:
         reader: reads ConfigMaps.
         searches: runs searches.
         counted: called with each advice and how long its search took, in seconds.
-        threads: that read and price beside the searches.
+        threads: threads that read and price beside the searches.
         size: results of each kind that are remembered.
         interruptions: searches that were interrupted.
-        journal: where objects are noted while a thread reads them.
-        read: makes of a spec, and of the content of its ConfigMap, what is asked.
+        journal: where an object is noted while a thread reads it.
+        read: turns a spec, and the content of its ConfigMap, into a request.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Advisor:
         read: ReadRequest = training_job.request,
     ) -> None:
         self.problem: str | None = "the utilization model is not loaded yet"
-        """Why no advice can be given."""
+        """Why no advice can be given; None if it can."""
         self._reader = reader
         self._searches = searches
         self._interruptions = interruptions or Interruptions()
@@ -92,7 +92,7 @@ class Advisor:
         self._version = itertools.count(1)
         self.versions = PoolVersions({})
         self.facts = ""
-        """What the pools are, whatever runs teach."""
+        """Text that identifies the pools, without the corrections learned from runs."""
         self._requests: AnswerMemo[Request | Declined] = AnswerMemo(size)
         self._answers: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
         self._standing: AnswerMemo[Answer] = AnswerMemo(size, (Pool, Request))
@@ -101,7 +101,10 @@ class Advisor:
         self._own: AnswerMemo[OwnRuns] = AnswerMemo(size)
 
     def use(self, report: NodesReport, of_namespace: Mapping[str, NodesReport] = MappingProxyType({})) -> None:
-        """Answer for these pools from now on; in some namespaces for the same ones with corrections of their own."""
+        """Answer for these pools from now on.
+
+        In the namespaces of `of_namespace`, the same pools carry that namespace's own corrections.
+        """
         numbers = {}
         for name, one in {"": report, **of_namespace}.items():
             known = self._of_namespace.get(name, self._report)
@@ -111,15 +114,15 @@ class Advisor:
         self._report, self._of_namespace = report, of_namespace
 
     def over_budget(self) -> Mapping[str, float]:
-        """The namespaces whose searches used up their budget, and the seconds of their last minute."""
+        """Return the namespaces whose searches used up their budget, with their seconds of the last minute."""
         return self._searches.turns.over_budget()
 
     def behind_others(self) -> Mapping[str, float]:
-        """Those of them beside which others had a search in that minute."""
+        """Return those namespaces over budget, if others had a search in the same minute."""
         return self._searches.turns.behind_others()
 
     async def run(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Call a function in one of the threads, as the next."""
+        """Call a function in one of the threads, without waiting for a turn."""
         call = partial(contextvars.copy_context().run, self._journal.call, function)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
@@ -127,7 +130,7 @@ class Advisor:
         """Load the utilization model by pricing one small job.
 
         Raises:
-            SpecError: the model cannot be read, or is another than it should be.
+            SpecError: the model cannot be read, is not the expected one, or the search broke its limits.
         """
         if self.problem is None:
             return
@@ -142,20 +145,20 @@ class Advisor:
         self.problem = None
 
     def stop(self) -> None:
-        """End the threads once they are done with what they do."""
+        """Stop the threads; each ends when its current work is done."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._searches.stop()
 
     async def question(self, namespace: str, asked: Document, *, is_held: bool = False) -> Question:
-        """What a TrainingJob document asks.
+        """Read what a TrainingJob document asks.
 
         Args:
-            namespace: of the job.
+            namespace: namespace of the job.
             asked: the document.
             is_held: whether the start of a job waits for the answer.
 
         Raises:
-            ApiError, OSError: its ConfigMap cannot be read now.
+            ApiError, OSError: the job's ConfigMap cannot be read now.
         """
         try:
             spec = training_job.parse(asked)
@@ -180,12 +183,12 @@ class Advisor:
     async def measured(
         self, question: Question, known: Callable[[Collection[str]], Sequence[Seen]], unless: str | None = None
     ) -> Question:
-        """The question with what earlier runs say that are the same job.
+        """Return the question together with earlier runs of the same job.
 
         Args:
-            question: as it was asked.
-            known: the runs of workloads by their digests, newest first.
-            unless: the digest of runs that need not be priced.
+            question: the question as it was read.
+            known: returns the runs of workloads, given by their digests, newest first.
+            unless: a digest of runs; runs with this digest are not priced.
         """
         pools, request = self.pools(question), question.request
         if isinstance(request, Declined) or not pools:
@@ -201,7 +204,7 @@ class Advisor:
         return replace(question, own=own, runs_hash=digest if own.own.runs else "")
 
     async def inputs_hash(self, question: Question) -> str | None:
-        """Digest of all that would decide the advice now, without searching for it; None where there is none."""
+        """Return a digest of everything that decides the advice now, without a search; None if there is no advice."""
         pools, request = self.pools(question), question.request
         if not pools or isinstance(request, Declined):
             return None
@@ -209,7 +212,7 @@ class Advisor:
         return await self._shared(question, self._hashes, self._key(question), inputs_hash, request, pools, digest)
 
     async def answer(self, question: Question) -> Answer:
-        """The answer to a question."""
+        """Return the answer to a question."""
         if isinstance(question.request, Declined):
             if is_passing(question.request):
                 self._requests.drop(question.key)
@@ -222,14 +225,16 @@ class Advisor:
     async def search(
         self, key: Hashable, asked: Hashable, request: Request, pools: Sequence[Pool], claim: TurnClaim
     ) -> Answer:
-        """Return the answer to a request on some pools. Equal keys are searched once, in the first turn of those who
-        ask.
+        """Return the answer to a request on some pools.
+
+        Equal keys are searched once, at the earliest turn of those who ask.
 
         Args:
             key: everything that decides the answer.
-            asked: what of it the job says; a search that was interrupted is not tried anew with every change of pools.
-            request: what is asked.
-            pools: those to search.
+            asked: the part of the key that the job decides. An interrupted search is remembered by it, and so is not
+                retried whenever the pools change.
+            request: the request.
+            pools: the pools to search.
             claim: who asks.
         """
         if (refusal := self._interruptions.answer(asked)) is not None:
@@ -241,7 +246,10 @@ class Advisor:
         return advice
 
     async def standing(self, question: Question, answer: Answer, before: Mapping[str, Any]) -> Answer:
-        """The answer to a job to which `before` was recommended for the same question."""
+        """Return the answer to a job that was recommended `before` for the same question.
+
+        That recommendation stays the best unless it is no longer valid or the new one is clearly better.
+        """
         pools, incumbent = self.pools(question), document.incumbent(before)
         if isinstance(answer, Declined) or incumbent is None or not pools:
             return answer
@@ -249,10 +257,10 @@ class Advisor:
         return await self._shared(question, self._standing, key, _held, answer, pools, incumbent)
 
     async def ran(self, question: Question, pool: Pool, gpus: int, plan: Plan | Stated | None, **chosen: Any) -> Ran:
-        """The forecast for a plan that runs, on a pool as it is now.
+        """Return the forecast for a plan that runs, on a pool as it is now.
 
         Raises:
-            SpecError: no plan can be so.
+            SpecError: the job cannot run with such a plan.
         """
         if isinstance(question.request, Declined):
             raise SpecError("spec", question.request.message, "correct the job")
@@ -260,12 +268,12 @@ class Advisor:
             return await self.run(partial(ran, question.request, pool, gpus, plan, **chosen))
 
     def pools(self, question: Question) -> Sequence[Pool]:
-        """The pools as the question's namespace has them, and as the job's own runs correct them."""
+        """Return the pools with the corrections of the question's namespace and of the job's own runs."""
         report = self._of_namespace.get(question.namespace, self._report)
         return () if report is None else question.own.corrected(report.pools)
 
     def _key(self, question: Question) -> Hashable:
-        """What decides the answer."""
+        """Return everything that decides the answer."""
         return question.key, self.versions.of(question.namespace), question.own.own
 
     async def _shared(
@@ -276,7 +284,7 @@ class Advisor:
         function: Callable[..., ResultT],
         *arguments: object,
     ) -> ResultT:
-        """What a function returns, called in one of the threads once for equal keys."""
+        """Call a function in one of the threads, once for equal keys, and return its result."""
         place = (memo, key)
 
         async def compute() -> ResultT:
@@ -289,7 +297,7 @@ class Advisor:
     async def _config_map(
         self, namespace: str, reference: training_job.Reference
     ) -> Mapping[str, Any] | Declined | None:
-        """The ConfigMap, None where there is none, or why it cannot be read."""
+        """Return the ConfigMap, None if there is none, or why it cannot be read."""
         try:
             return await self._reader.get(f"/api/v1/namespaces/{namespace}/configmaps/{reference.name}")
         except ApiError as error:
@@ -303,7 +311,7 @@ class Advisor:
     async def _read(self, key: bytes, spec: training_job.TrainingJobSpec, stored: bytes | None) -> Request | Declined:
         try:
             async with self._readers.take(key):
-                # A stored graph takes a while to read, beside searches rather than behind them.
+                # A stored graph takes a while to read: it is read beside searches, not behind them.
                 return await asyncio.to_thread(self._journal.call, self._request_of, "", spec, stored)
         except SpecError as error:
             return refused(error)
@@ -326,7 +334,7 @@ class Advisor:
 
 
 def _held(answer: Advice, pools: Sequence[Pool], incumbent: Incumbent) -> Answer:
-    """The answer with what was recommended before, unless that cannot be priced."""
+    """Keep what was recommended before in the answer, unless it cannot be priced."""
     try:
         return hold(answer, pools, incumbent)
     except Exception:

@@ -1,4 +1,4 @@
-"""The answer to a job: an advice, or why there is none."""
+"""The answer to a job: advice, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ REASONS = (
     "Advised", "NoFittingPlan", "InvalidSpec", SEARCH_TOO_LARGE, "NoPools", "ModelNotFound", "ModelNotReadable",
     INTERNAL_ERROR, SEARCH_INTERRUPTED, INPUT_QUARANTINED,
 )  # fmt: skip
-"""Of the Ready condition of a TrainingJob."""
+"""Reasons of the Ready condition of a TrainingJob."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Why there is no advice. `reason` is stable CamelCase, `message` says the problem and the remedy."""
+    """Why there is no advice. `reason` is stable CamelCase; `message` says the problem and the remedy."""
 
     reason: str
     message: str
     again_s: float = 0.0
-    """Seconds after which the question is worth asking again; 0 where that does not depend on time."""
+    """Seconds after which the question is worth asking again; 0 if that does not depend on time."""
 
 
 Answer: TypeAlias = Advice | Declined
 
 
 def reason(answer: Answer) -> str:
-    """The one word that an answer comes down to, as in the Ready condition."""
+    """Return the reason of an answer for the Ready condition, one word."""
     if isinstance(answer, Declined):
         return answer.reason
     return "Advised" if answer.best else "NoFittingPlan"
 
 
 def message(answer: Answer) -> str:
-    """The sentence behind `reason`."""
+    """Return the message that explains `reason`."""
     if isinstance(answer, Declined):
         return answer.message[:MAX_MESSAGE]
     best = answer.best
@@ -53,29 +53,31 @@ def message(answer: Answer) -> str:
 
 
 def is_passing(answer: Answer) -> bool:
-    """Whether an answer is a failure of this process, which another try may not have."""
+    """Return whether an answer is a failure of this process that another try may not have."""
     return isinstance(answer, Declined) and answer.reason == INTERNAL_ERROR
 
 
 def interrupted(answer: Answer) -> Declined | None:
-    """Return the answer of a search that was interrupted; None for any other. It says nothing of what is asked: it is
-    never kept for others, and replaces no advice."""
+    """Return the answer if its search was interrupted, else None.
+
+    Such an answer says nothing about the question: it is never kept for others, and replaces no advice.
+    """
     return answer if isinstance(answer, Declined) and answer.reason == SEARCH_INTERRUPTED else None
 
 
 def refused(error: SpecError) -> Declined:
-    """Return the answer to a job that cannot be meant, or whose search would be too large."""
+    """Return the answer to a job that is invalid, or whose search would be too large."""
     is_too_large = isinstance(error, SearchTooLargeError)
     return Declined(SEARCH_TOO_LARGE if is_too_large else "InvalidSpec", str(error))
 
 
 def internal_error(error: Exception) -> Declined:
-    """The answer where this process failed."""
+    """Return the answer for a failure of this process."""
     return Declined(INTERNAL_ERROR, f"advice failed with {type(error).__name__}; the operator's log has the rest")
 
 
 def no_pools(report: NodesReport | None) -> Declined:
-    """The answer where no pool is known."""
+    """Return the answer for a cluster without a known pool."""
     if report is None:
         return Declined("NoPools", "nodes are not read yet")
     try:

@@ -1,4 +1,4 @@
-"""The last results of what takes long, bounded in number and in size."""
+"""A cache of the newest results of slow computations, bounded in number and in size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ log = logging.getLogger("tilecast")
 ResultT = TypeVar("ResultT")
 
 MOST_BYTES = 16 * 2**20
-"""Of the pickles of the results that a memo keeps, in which pools are left out, for the operator has them anyway."""
+"""Largest size of a memo: the bytes of its pickled results, without the pools, which the operator has anyway."""
 
 
 class AnswerMemo(Generic[ResultT]):
-    """Results by key, each computed once even when many ask at the same time. The least recently used that are made go
-    first, where there are too many or they are too large; a failure is not kept.
+    """Results by key; each is computed once, even if many ask for it at the same time.
+
+    When there are too many results, or they are too large, the least recently used finished ones are dropped. A failure
+    is not kept.
 
     Args:
         size: results that are kept.
-        shared: types of what results share with others.
+        shared: types of the parts that results share with other objects; these parts do not count.
     """
 
     def __init__(self, size: int, shared: tuple[type, ...] = (Pool,)) -> None:
@@ -35,13 +37,13 @@ class AnswerMemo(Generic[ResultT]):
         self._results: OrderedDict[Hashable, asyncio.Future[ResultT]] = OrderedDict()
         self._weights: dict[asyncio.Future[ResultT], int] = {}
         self.bytes = 0
-        """Of the results that are kept."""
+        """Bytes of the results that are kept."""
 
     def __len__(self) -> int:
         return len(self._results)
 
     async def get(self, key: Hashable, compute: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """The result of a key."""
+        """Return the result of a key; compute it if it is not kept."""
         result = self._results.get(key)
         if result is None:
             result = self._results[key] = asyncio.ensure_future(compute())

@@ -51,20 +51,20 @@ from tilecast_operator.selector import LabelSelector
 from tilecast_operator.settings import Settings
 
 WORKERS = 512
-"""Keys that are worked on at once: jobs that ask the same wait for one search together, and behind no other. One
-namespace has half of them at most."""
+"""Keys that are worked on at once: so many that a job waits for its own search only, which jobs with equal questions
+share. One namespace has half of them at most."""
 
 
 class Assembly:
-    """Everything that runs in one event loop.
+    """All objects of the operator, which run in one event loop.
 
     Args:
-        settings: of the operator.
-        client: of the API server.
-        metrics: where everything is counted.
-        search: `advise`.
-        clock: Unix time.
-        read: makes of a spec what is asked.
+        settings: settings of the operator.
+        client: client of the API server.
+        metrics: metrics in which everything is counted.
+        search: the search, `advise`.
+        clock: Unix time, in seconds.
+        read: turns a spec into a request.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Assembly:
         leadership.listen(self._lead)
 
     def start(self) -> None:
-        """Load the model and start the workers."""
+        """Start the workers and the background tasks; a worker loads the model."""
         self.runtime.start(WORKERS)
         self.runtime.add_task(self.lists.compare(self.settings.watch_check_s), "watch-check")
         self.runtime.add_task(self.quarantined.run(), "quarantine")
@@ -140,8 +140,10 @@ class Assembly:
         self.runtime.add(NODES, self.settings.settle_s)
 
     async def stop(self) -> None:
-        """Write the reports that were accepted, then stop everything; whatever else was about to be written is computed
-        again at the next start, or by the replica that leads next."""
+        """Write the reports that were accepted, then stop everything.
+
+        Other pending writes are computed again at the next start, or by the replica that leads next.
+        """
         await self.observations.flush()
         self.leadership.end()
         await self.runtime.stop()
@@ -159,15 +161,15 @@ class Assembly:
             self.runtime.lead(everything)
 
     def see_pods(self, used: Mapping[str, int] | None) -> None:
-        """Take note of the GPUs that pods hold, by node; None where that is not known."""
+        """Record the GPUs that pods hold, by node; None where that is not known."""
         self.capacity.see_pods(used)
 
     def unhealthy(self) -> str | None:
-        """Why this process should be restarted, if it should."""
+        """Return why this process should be restarted; None if it should not."""
         return self.runtime.unhealthy() or self.lists.stale(self.settings.stall_s)
 
     def unready(self) -> str | None:
-        """Why no advice can be given yet, if none can."""
+        """Return why no advice can be given yet; None if advice can be given."""
         return self.advisor.problem or (None if self.pools.report is not None else "nodes are not read yet")
 
 

@@ -1,4 +1,4 @@
-"""The order of what waits: namespaces take turns."""
+"""A queue in which namespaces take turns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ ItemT = TypeVar("ItemT", bound=Hashable)
 Rank: TypeAlias = tuple[float, ...]
 
 SPARE_NAMESPACES = 64
-"""Namespaces that are remembered beside those that wait, before they are looked through."""
+"""Namespaces remembered beyond twice those in line, before the unneeded ones are forgotten."""
 
 
 class FairQueue(Generic[ItemT]):
     """Items that wait, each once, for one namespace or for several.
 
-    The namespace that has used least is next. One that comes to wait begins where the others are, for idle time earns
-    nothing. Of its items the lowest rank goes first, then the oldest.
+    The namespace that has used least is next. A namespace that joins starts level with the others, because idle time
+    earns nothing. Within a namespace the lowest rank goes first, then the oldest item.
     """
 
     def __init__(self) -> None:
         self._entries: dict[ItemT, dict[str, int]] = {}
-        """Numbers of each item's entries in the lines of the namespaces that it waits for."""
+        """For each item and each namespace that it waits for, the number of its entry in that namespace's line."""
         self._lines: dict[str, list[tuple[Rank, int, ItemT]]] = {}
-        """Heaps; an entry that its item has no longer is passed over."""
+        """Heap of entries by namespace; an entry that its item no longer has is skipped."""
         self._places: dict[str, tuple[float, int]] = {}
-        """What each namespace has used, and when it came to stand there."""
+        """What each namespace has used, and the number of its place among those that used as much."""
         self._order: list[tuple[tuple[float, int], str]] = []
-        """Heap of the places; one that its namespace has no longer is passed over."""
+        """Heap of the places; one that its namespace no longer has is skipped."""
         self._used: dict[str, float] = {}
         self._least = 0.0
-        """Used by the namespace whose turn it was last."""
+        """What the namespace whose turn was last had used."""
         self._number = itertools.count()
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class FairQueue(Generic[ItemT]):
         return iter(self._entries)
 
     def push(self, item: ItemT, namespace: str = "", rank: Rank = ()) -> None:
-        """Add an item, another namespace that it waits for, or another rank that it has there."""
+        """Add an item, a further namespace that it waits for, or its new rank there."""
         number = next(self._number)
         self._entries.setdefault(item, {})[namespace] = number
         heapq.heappush(self._lines.setdefault(namespace, []), (rank, number, item))
@@ -54,22 +54,24 @@ class FairQueue(Generic[ItemT]):
             self._place(namespace)
 
     def withdraw(self, item: ItemT, namespace: str) -> None:
-        """Have an item no longer wait for a namespace."""
+        """Stop an item from waiting for a namespace."""
         entries = self._entries.get(item, {})
         entries.pop(namespace, None)
         if not entries:
             self.remove(item)
 
     def remove(self, item: ItemT) -> None:
-        """Take an item out."""
+        """Remove an item."""
         self._entries.pop(item, None)
         self._tidy()
 
     def pop(self, may: Callable[[ItemT, str], bool] = lambda item, namespace: True) -> tuple[ItemT, str] | None:
-        """The item whose turn it is, and for which namespace; None where none may go on. `charge` says what it uses.
+        """Remove and return the next item and the namespace whose turn it is; None if none may go on.
+
+        What the item uses is added by `charge`.
 
         Args:
-            may: whether the first item of a namespace may go on.
+            may: tells whether the first item of a namespace may go on.
         """
         namespace = self._next(may)
         if namespace is None:
@@ -82,19 +84,19 @@ class FairQueue(Generic[ItemT]):
         return item, namespace
 
     def charge(self, namespace: str, amount: float) -> None:
-        """Add to what a namespace has used; where nobody waits none is ahead of others."""
+        """Add to what a namespace has used; does nothing while nobody waits, because then nobody is ahead."""
         if self._entries:
             self._used[namespace] = max(self._used.get(namespace, 0.0) + amount, self._least)
             if namespace in self._places:
                 self._place(namespace)
 
     def _place(self, namespace: str) -> None:
-        """Have a namespace stand where it belongs, behind those that have used as much."""
+        """Put a namespace behind all those that have used as much."""
         place = self._places[namespace] = (self._used[namespace], next(self._number))
         heapq.heappush(self._order, (place, namespace))
 
     def _next(self, may: Callable[[ItemT, str], bool]) -> str | None:
-        """The first namespace that has an item which may go on."""
+        """Return the first namespace whose first item may go on."""
         aside = []
         chosen = None
         while self._order and chosen is None:
@@ -107,7 +109,7 @@ class FairQueue(Generic[ItemT]):
             elif not may(item, namespace):
                 aside.append(heapq.heappop(self._order))
             elif place[0] < self._least:
-                # It might not go on for a while, which earns nothing either.
+                # It could not go on for a while, which earns nothing either.
                 self._used[namespace] = self._least
                 self._place(namespace)
             else:
@@ -117,7 +119,7 @@ class FairQueue(Generic[ItemT]):
         return chosen
 
     def _first(self, namespace: str) -> ItemT | None:
-        """The first item of a namespace; entries that their items have no longer are dropped."""
+        """Return the first item of a namespace; drop entries that their items no longer have."""
         line = self._lines[namespace]
         while line:
             _, number, item = line[0]

@@ -1,8 +1,9 @@
-"""What kopf calls. Every handler puts what it was given into the cache and returns.
+"""Handlers that kopf calls: each puts the object that it is given into the cache and returns.
 
-Only `event` handlers watch objects: they put no finalizer and no annotation on anything, so that no job waits for this
-process to be deleted, and whatever they miss is seen again. Nothing is indexed: kopf wakes every object for each one
-that is indexed, which takes minutes for thousands of nodes. What is optional is watched only where the settings say so.
+There are only `event` handlers. They put no finalizer and no annotation on an object, so that no deletion of a job
+waits for this process, and an object that they miss is listed again later. Nothing uses kopf's indices: for each
+indexed object kopf wakes the tasks of all objects, which takes minutes for thousands of nodes. Optional kinds are
+watched only where the settings say so.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from tilecast_operator.settings import Settings, from_environment
 
 WATCH_SERVER_S = 600
 WATCH_CLIENT_S = 660
-"""A watch is begun anew every ten minutes, in case a proxy dropped it without a word."""
+"""Seconds after which the server ends a watch, and the client if the server does not. A watch begins anew every ten
+minutes in case a proxy dropped it silently."""
 CHUNK = 500
 EXIT_S = 25
-"""Below the 30 s that a pod is given."""
+"""Longest time for an orderly exit, in seconds; below the 30 s that a pod is granted."""
 YOUNG = 10_000
-"""Objects more than were freed at which cycles among them are looked for. Most of a request's are freed without."""
+"""Allocations minus deallocations at which Python looks for reference cycles. Most objects of a request are freed
+without that search."""
 THREADS = 2
-"""For handlers that are no coroutines; there are none."""
+"""Threads for handlers that are not coroutines; there are no such handlers."""
 
 try:
     OWN = from_environment(os.environ)
@@ -52,9 +55,9 @@ except SpecError as error:
 
 @kopf.on.startup()
 async def startup(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Configure kopf, start the workers and the server."""
+    """Configure kopf, and start the workers and the server."""
     gc.collect()
-    gc.freeze()  # modules stay, and need not be looked through with what comes
+    gc.freeze()  # modules stay, so later collections need not scan them
     gc.set_threshold(YOUNG)
     configure(settings, OWN)
     memo.api = Api(OWN.request_timeout_s)
@@ -89,20 +92,23 @@ async def cleanup(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.login()
 async def login(memo: kopf.Memo, **kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Log in for kopf and for the writer alike: as the pod, or with a kubeconfig."""
+    """Log in for kopf and for our own client: as the pod, or with a kubeconfig."""
     info = credentials.read(kwargs)
     memo.api.connect(lambda: credentials.connection(credentials.read(kwargs)))
     return info
 
 
 async def event(type: str | None, memo: kopf.Memo, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-    """An object is there, or gone."""
+    """Tell the cache that an object exists, or that it was deleted."""
     cache = memo.operator.cache
     (cache.lose if type == "DELETED" else cache.see)(body)
 
 
 def watched(settings: Settings) -> Iterable[str]:
-    """The kinds that are watched through kopf. Nodes and pods are not: their heartbeats would be read one by one."""
+    """Yield the kinds that are watched through kopf.
+
+    Nodes and pods are not among them: kopf would read their heartbeats one by one.
+    """
     yield from (gpu_pool.KIND, training_job.KIND)
     if settings.jobs:
         yield from JOB_KINDS
@@ -133,33 +139,35 @@ METRICS = Metrics()
 
 
 def _answered(resource: str) -> None:
-    """Show that the API server answers lists and watches of a resource."""
+    """Record that the API server answered a list or a watch of a resource."""
     METRICS.watched.labels(resource).set_to_current_time()
 
 
 kopf_internals.install(OWN.relist_s, _answered)
-faulthandler.enable()  # what a signal that ends the process interrupts is in the log
+faulthandler.enable()  # a signal that kills the process logs what it interrupts
 recursion.prepare()
 
 
 class Unrecorded(kopf.DiffBaseStorage):
-    """Keeps no record of what an object was when it was last handled. Kopf copies every object of every event for one,
-    status and all, which `event` handlers never ask for."""
+    """Storage that keeps no record of an object as it was when it was last handled.
+
+    Kopf would copy every object of every event for that record, including its status; `event` handlers never use it.
+    """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Nothing of an object is worth recording."""
+        """Return an empty record: nothing in an object is worth recording."""
         return kopf.BodyEssence()
 
     def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """There is no record."""
+        """Return None: there is no record."""
         return None
 
     def store(self, **_: Any) -> None:
-        """None is made."""
+        """Store nothing."""
 
 
 def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
-    """Have kopf leave no trace on anybody's object, and give up nothing."""
+    """Configure kopf to leave no trace on anybody's object and to retry without end."""
     kopf_settings.peering.standalone = True
     kopf_settings.posting.enabled = False
     kopf_settings.posting.loggers = False
@@ -171,7 +179,7 @@ def configure(kopf_settings: kopf.OperatorSettings, own: Settings) -> None:
     kopf_settings.networking.request_timeout = own.request_timeout_s
     kopf_settings.networking.error_backoffs = kopf_internals.Backoffs()
     kopf_settings.execution.max_workers = THREADS
-    # No handler has state to keep or a deletion to delay; should one ever, it would be under our own name.
+    # No handler has state to keep or a deletion to delay. If one ever does, it is kept under our own name.
     kopf_settings.persistence.finalizer = f"{GROUP}/finalizer"
     kopf_settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     kopf_settings.persistence.diffbase_storage = Unrecorded()

@@ -1,4 +1,4 @@
-"""What a job asks, and the pools that it is answered by."""
+"""What a job asks, and the versions of the pools that answer it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tilecast_operator.turns import TurnClaim
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a job asks: everything that decides its advice but the pools, or why that cannot be said."""
+    """What a job asks: everything that decides its advice except the pools, or why that cannot be read."""
 
     key: bytes
     request: Request | Declined
     has_config_map: bool = False
-    """Whether part of it is in a ConfigMap, which is not watched."""
+    """Whether part of the question is in a ConfigMap, which is not watched."""
     namespace: str = ""
     is_held: bool = False
     """Whether the start of a job waits for the answer."""
     own: OwnRuns = field(default_factory=OwnRuns)
     """Earlier runs of the job."""
     runs_hash: str = ""
-    """Digest of them and of what else decides the job's alternatives; empty where there are none."""
+    """Digest of these runs and of everything else that decides the job's alternatives; empty if there are no runs."""
 
     @property
     def claim(self) -> TurnClaim:
-        """Who asks."""
+        """The claim of whoever asks, for a turn."""
         return TurnClaim(self.namespace, self.is_held)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolVersions:
-    """Numbers of the pools, with what runs teach of them: others get another number."""
+    """Version numbers of the pools with the corrections learned from runs; a change gives a new number."""
 
     numbers: Mapping[str, int]
-    """By namespace that has had runs; those of all others stand under the empty name."""
+    """Numbers by namespace with runs of its own; the empty name has the number for all other namespaces."""
 
     def of(self, namespace: str) -> int:
-        """That of the pools that jobs of a namespace are answered by; 0 while there are none."""
+        """Return the version of the pools that answer jobs of a namespace; 0 while there are none."""
         return self.numbers.get(namespace, self.numbers.get("", 0))

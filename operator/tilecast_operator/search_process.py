@@ -1,8 +1,8 @@
 """A process that carries out one call at a time under limits of time and memory, and is replaced when it breaks one.
 
-Each process has a pipe of its own and is waited for by one thread. A pool such as `ProcessPoolExecutor`, which cannot
-end a call before Python 3.14, or `pebble.ProcessPool` shares one pipe and one lock among its processes: one that the
-kernel kills while it holds the lock takes the calls of all others along.
+Each process has its own pipe, and one thread waits for it. `ProcessPoolExecutor` (which cannot end a call before Python
+3.14) and `pebble.ProcessPool` share one pipe and one lock among their processes: one that the kernel kills while it
+holds the lock loses the calls of all others.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ CAUSES: tuple[Cause, ...] = ("timeout", "memory", "died")
 """Why a process was replaced: its call took too long or too much memory, or the process ended for another reason."""
 
 BOOT_S = 300.0
-"""Longest that a new process takes to load its modules, on a machine whose cores are all busy."""
+"""Longest time in which a new process loads its modules, in seconds, on a machine whose cores are all busy."""
 MIB = 2**20
 OUT_OF_MEMORY = 77
-"""Exit status of a process that reached its limit of memory: it may have none left to say so."""
+"""Exit status of a process that reached its memory limit: it may have no memory left to report that."""
 
 log = logging.getLogger("tilecast")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """What one call may take."""
+    """Limits of one call."""
 
     seconds: float = 30.0
     memory_mib: int = 640
-    """Of the process's private, writable memory (`RLIMIT_DATA`). Its address space says less: libraries and the stacks
-    of threads map twice of what they use."""
+    """Limit of the process's private, writable memory (`RLIMIT_DATA`). The address space would say less: libraries and
+    the stacks of threads map twice what they use."""
 
 
 class SearchInterruptedError(Exception):
@@ -54,18 +54,18 @@ class SearchInterruptedError(Exception):
         super().__init__(cause, text)
         self.cause = cause
         self.text = text
-        """At which limit, or how the process ended."""
+        """Which limit the call broke, or how the process ended."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class SearchProcess:
-    """A process for one thread at a time.
+    """A process that one thread at a time uses.
 
     Args:
-        function: what it calls; its module is loaded before the first call.
-        limits: of each call.
+        function: the function that it calls; its module is loaded before the first call.
+        limits: limits of each call.
         restarted: called with the cause whenever the process was replaced.
     """
 
@@ -82,12 +82,12 @@ class SearchProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process as it is now."""
+        """Id of the current process."""
         return self._process.pid or 0
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the process; 0 where it cannot be told."""
+        """Resident memory of the process; 0 if it cannot be read."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
         except (OSError, ValueError, IndexError):
@@ -97,8 +97,8 @@ class SearchProcess:
     def call(self, *arguments: object) -> Any:
         """Return what the function returns, or raise what it raises.
 
-        The process keeps what earlier calls have left in it, so that one which ends for want of memory is tried again
-        in a new process, within the same time.
+        A process keeps memory from earlier calls. A call that runs out of memory in such a process is therefore tried
+        again in a new one, within the same time limit; so is a call whose process died.
 
         Raises:
             SearchInterruptedError: the call broke a limit, or the process ended.
@@ -121,7 +121,7 @@ class SearchProcess:
         self._process.kill()
 
     def _start(self) -> None:
-        # A fork would carry over locks that other threads hold.
+        # A fork would copy locks that other threads hold.
         context = multiprocessing.get_context("spawn")
         self._is_stopped = self._is_ready = self._is_used = False
         self._pipe, other = context.Pipe()
@@ -169,7 +169,7 @@ class SearchProcess:
         return f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
 
     def _replaced(self, cause: Cause, text: str) -> SearchInterruptedError:
-        """Put a new process in the place of this one; returns why."""
+        """Start a new process in place of this one, and return the error with the cause."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -206,13 +206,13 @@ def _raised(error: Exception) -> bytes:
     try:
         data = pickles.dump((True, error), ())
         pickles.load(data, ())
-    except Exception:  # an exception with arguments of its own may not come back from its pickle
+    except Exception:  # some exceptions with arguments of their own cannot be unpickled
         return pickles.dump((True, RuntimeError(f"{type(error).__name__}: {error}")), ())
     return data
 
 
 def _is_memory(error: BaseException | None) -> bool:
-    """Whether an error comes from a lack of memory, in Python or in a library."""
+    """Return whether an error comes from a lack of memory, in Python or in a library."""
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
             return True
@@ -221,14 +221,14 @@ def _is_memory(error: BaseException | None) -> bool:
 
 
 def _prepare(memory_mib: int) -> None:
-    """Make this process one that searches: it ends with the operator, whatever that ended by."""
+    """Prepare this process for searches; it ends when the operator ends, however that ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     recursion.prepare()
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_DATA, (memory_mib * MIB, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    # A process that dies of a signal leaves no core of what users have written.
+    # A process that dies of a signal leaves no core dump with what users have written.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):  # the kernel ends this process before the operator
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
@@ -240,7 +240,7 @@ def _end_with(sentinel: int) -> None:
 
 
 def _oom_kills() -> int:
-    """How many processes of this container the kernel has killed for want of memory; 0 where it does not tell."""
+    """Return how many processes of this container the kernel killed for lack of memory; 0 if it does not say."""
     try:
         text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
     except OSError:

@@ -1,5 +1,7 @@
-"""Where searches run, and in which order: in threads of the operator, or in processes of their own where there are
-cores for them; of those of a namespace that wait the shortest first."""
+"""Runs searches in threads of the operator, or in processes of their own if there are cores for them.
+
+Among the waiting searches of a namespace the shortest goes first.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,22 @@ from tilecast_operator.turns import Turns
 Advise: TypeAlias = Callable[[Request, Sequence[Pool]], Advice]
 
 PATIENCE = 50.0
-"""A search waits for others of its namespace that came so many times its length later, and for none after those."""
+"""A search waits for shorter ones of its namespace that came up to this many times its own length later, and for none
+that came after those."""
 MOST_PATIENCE_S = 2.0
-"""However long it is, it waits for none that came this much later."""
+"""Longest of these times, in seconds, however long the search is."""
 NEWEST = 0.2
-"""Share of the newest search in what one of its kind is expected to take."""
+"""Weight of the newest search in the expected duration of its kind."""
 
 
 class Searches:
-    """Runs searches, beside the event loop that asks for them.
+    """Runs searches beside the event loop that asks for them.
 
     Args:
-        advise: the search; where it runs in processes, a function of a module.
-        threads: of the operator, where it has no processes.
-        processes: of their own; 0 for none, and then no limit can be enforced.
-        limits: of each search in a process.
+        advise: the search; a function of a module if it runs in processes.
+        threads: threads of the operator, used if there are no processes.
+        processes: processes for searches; with 0 the limits cannot be enforced.
+        limits: limits of each search in a process.
         restarted: called with the cause whenever a process was replaced, in a thread.
         budget_s: seconds of searches that a namespace may use in a minute before it waits behind the others.
     """
@@ -58,11 +61,11 @@ class Searches:
         for process in self._processes:
             self._idle.put(process)
         self.turns = Turns(processes + 1 if processes else threads, budget_s)
-        """A process has its next search at hand."""
+        """Turns of the searches: one more than processes, so that each process finds its next search at hand."""
         self._began: dict[object, float] = {}
         """When each search under way began."""
         self._expected_s: dict[Hashable, float] = {}
-        """What searches take, by their kind."""
+        """Expected duration of a search, by kind."""
 
     async def run(
         self,
@@ -71,24 +74,24 @@ class Searches:
         counted: Callable[[Advice, float], None] | None = None,
         key: Hashable = None,
     ) -> Advice:
-        """Return the advice. No search is lost with the process of another one.
+        """Run a search and return its advice. A search is not lost with the process of another one.
 
         Args:
-            request: what is asked.
-            pools: those to search.
+            request: the request.
+            pools: the pools to search.
             counted: called with the advice and how long the search took, without its wait, in seconds.
-            key: under which its turn is claimed.
+            key: the key under which its turn is claimed.
 
         Raises:
-            SearchInterruptedError: the search broke a limit of its process, or ended it twice; besides, whatever the
-                search raises.
+            SearchInterruptedError: the search broke a limit of its process, or its process ended twice. Whatever the
+                search raises is raised too.
         """
         kind = (request.workload.model.family, request.precisions, request.batches is None, len(pools))
         expected_s = self._expected_s.get(kind, 0.0)
         rank = time.monotonic() + min(PATIENCE * expected_s, MOST_PATIENCE_S)
         async with self.turns.take(key, rank=rank, expected_s=expected_s) as turn:
             if self._is_stopped:
-                # Its turn came because another search was cancelled; nobody waits for the answer any more.
+                # The turn came because another search was cancelled; nobody waits for the answer any more.
                 raise asyncio.CancelledError
             advice, spent_s = await asyncio.get_running_loop().run_in_executor(
                 self._executor, self._search, request, tuple(pools)
@@ -101,18 +104,18 @@ class Searches:
         return advice
 
     def stop(self) -> None:
-        """End the processes; threads end once they are done with what they do."""
+        """End the processes; threads end when their current work is done."""
         self._is_stopped = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()
 
     def resident_bytes(self) -> int:
-        """Return the memory of all processes."""
+        """Return the resident memory of all processes."""
         return sum(process.resident_bytes for process in self._processes)
 
     def running_s(self) -> float:
-        """Return how long the oldest search under way has run, in seconds; 0 when there is none."""
+        """Return how long the oldest search under way has run, in seconds; 0 if there is none."""
         began = min(self._began.copy().values(), default=None)
         return 0.0 if began is None else time.monotonic() - began
 
@@ -135,12 +138,12 @@ class Searches:
 
 
 def _pickled(advise: Advise, request: Request, pools: Sequence[Pool]) -> bytes:
-    """The same without request and pools: the answers of a thousand jobs share those of the operator."""
+    """Return the timed advice as a pickle without request and pools, which all answers share with the operator."""
     return pickles.dump(_timed(advise, request, pools), (request, *pools))
 
 
 def _timed(advise: Advise, request: Request, pools: Sequence[Pool]) -> tuple[Advice, float]:
-    """An advice and how many seconds it took where it was made."""
+    """Return the advice and how many seconds it took in this process."""
     began = time.monotonic()
     advice = advise(request, pools)
     return advice, time.monotonic() - began

@@ -1,4 +1,7 @@
-"""Turns: a few go on at once, and the others wait; what holds a job's start goes first, and namespaces have budgets."""
+"""Turns: a few callers go on at once, and the others wait.
+
+Work that holds up the start of a job goes first, and each namespace has a budget of seconds in a minute.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from dataclasses import dataclass, field
 from tilecast_operator.fair_queue import FairQueue
 
 WINDOW_S = 60.0
-"""The time over which the use of a namespace is added up."""
+"""Seconds over which the use of a namespace is added up."""
 HELD_FIRST_S = 10.0
-"""Seconds that the held jobs of a namespace may use within that time ahead of everybody else's jobs. Those beyond wait
+"""Seconds that the held jobs of a namespace may use within that time ahead of everybody else's jobs. Later ones wait
 for the turn of their namespace, so that holding many jobs stops nobody."""
 LEAST_S = 1e-3
-"""What a turn is expected to take at least, so that one that is not known yet is behind others too."""
+"""Shortest time that a turn is expected to take, in seconds, so that a turn of unknown length counts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,17 @@ class RecentUse:
     """Seconds that each namespace has used within the last minute.
 
     Args:
-        clock: seconds that only grow.
+        clock: monotonic time, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._used: dict[str, deque[tuple[int, float]]] = {}
-        """By whole seconds, so that there are no more entries than those."""
+        """Pairs of a whole second and the time used in it, so that there are at most as many as seconds."""
         self._tidied_s = clock()
 
     def add(self, namespace: str, seconds: float) -> None:
-        """Add what was used just now."""
+        """Add what a namespace used just now."""
         if self._clock() - self._tidied_s > WINDOW_S:
             self._tidied_s = self._clock()
             self.over(0.0)
@@ -57,7 +60,7 @@ class RecentUse:
         entries.append((now, seconds))
 
     def of(self, namespace: str) -> float:
-        """Seconds of one namespace."""
+        """Return the seconds of one namespace."""
         entries, since = self._used.get(namespace), self._clock() - WINDOW_S
         if entries is None:
             return 0.0
@@ -68,46 +71,46 @@ class RecentUse:
         return math.fsum(seconds for _, seconds in entries)
 
     def over(self, limit_s: float) -> dict[str, float]:
-        """The namespaces that have used so much or more, and how much."""
+        """Return the namespaces that have used at least `limit_s`, and how much."""
         used = {namespace: self.of(namespace) for namespace in list(self._used)}
         return {namespace: seconds for namespace, seconds in used.items() if 0.0 < seconds >= limit_s}
 
 
 class Turn:
-    """Leave to go on."""
+    """Permission to go on."""
 
     __slots__ = ("claim", "queue", "seconds")
 
     def __init__(self, claim: TurnClaim, queue: FairQueue[_Ticket]) -> None:
         self.claim = claim
-        """For whom."""
+        """For whom the turn is."""
         self.queue = queue
-        """Where it is paid for."""
+        """The queue in which the turn is charged."""
         self.seconds: float | None = None
-        """What it took, where that is another time than it was had."""
+        """What the turn took, if that differs from the time for which it was held."""
 
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """Somebody who waits for a turn."""
+    """A caller who waits for a turn."""
 
     rank: float
     expected_s: float
     turn: asyncio.Future[Turn]
     is_held_by: dict[str, bool] = field(default_factory=dict)
-    """The namespaces for which, and whether a job of each waits for it to start."""
+    """Namespaces that the ticket waits for, and whether a job of each waits for it to start."""
 
 
 class Turns:
-    """Lets a few go on at once. Belongs to one event loop.
+    """Lets a few callers go on at once. Belongs to one event loop.
 
-    First go those who hold a job's start, then namespaces in turn, then those of namespaces that are over their budget.
+    First come those who hold up the start of a job, then the namespaces in turn, then namespaces over their budget.
     Nobody waits while there is room.
 
     Args:
-        at_once: how many.
+        at_once: how many callers go on at once.
         budget_s: seconds that a namespace may use within a minute before it waits behind the others.
-        clock: seconds that only grow.
+        clock: monotonic time, in seconds.
     """
 
     def __init__(self, at_once: int, budget_s: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,24 +119,24 @@ class Turns:
         self._clock = clock
         self._used, self._used_held = RecentUse(clock), RecentUse(clock)
         self._held: FairQueue[_Ticket] = FairQueue()
-        """Those of everybody that a job's start waits for."""
+        """Tickets of all namespaces that the start of a job waits for."""
         self._everybody: FairQueue[_Ticket] = FairQueue()
         self._claims: dict[Hashable, list[TurnClaim]] = {}
-        """What is asked for now, and by whom."""
+        """Claims by key: what is requested now, and by whom."""
         self._tickets: dict[Hashable, list[_Ticket]] = {}
-        """Who waits, by what for."""
+        """Waiting tickets by key."""
 
     def over_budget(self) -> dict[str, float]:
-        """The namespaces that are over their budget, and what they used in the last minute."""
+        """Return the namespaces that are over their budget, and what they used in the last minute."""
         return self._used.over(self._budget_s)
 
     def behind_others(self) -> dict[str, float]:
-        """Those of them beside which others had a turn in that minute."""
+        """Return those namespaces over budget, if others had a turn in the same minute."""
         return self.over_budget() if len(self._used.over(0.0)) > 1 else {}
 
     @contextmanager
     def claim(self, key: Hashable, claim: TurnClaim) -> Iterator[None]:
-        """Have what waits under a key now, or begins to, wait for this claim as well as for others."""
+        """Add a claim to whatever waits, or begins to wait, under a key; it then waits for this claim too."""
         claims = self._claims.setdefault(key, [])
         claims.append(claim)
         for ticket in self._tickets.get(key, ()):
@@ -154,10 +157,10 @@ class Turns:
         """Wait for a turn, and give it back at the end.
 
         Args:
-            key: what it is for.
-            claim: for whom, where nobody claims the key.
-            rank: within the namespace the lowest is next.
-            expected_s: how long it is going to take.
+            key: what the turn is for.
+            claim: for whom, if nobody claims the key.
+            rank: order within the namespace; the lowest is next.
+            expected_s: how long the turn is expected to take, in seconds.
         """
         claims, expected_s = self._claims.get(key) or [claim], max(expected_s, LEAST_S)
         if self._free:
@@ -197,7 +200,7 @@ class Turns:
                 del self._tickets[key]
 
     def _file(self, ticket: _Ticket, claim: TurnClaim) -> None:
-        """Have somebody wait for a claim."""
+        """Put a ticket into the queues for a claim."""
         namespace, known = claim.namespace, ticket.is_held_by
         if ticket.turn.done() or known.get(namespace) in (True, claim.is_held):
             return
@@ -207,8 +210,10 @@ class Turns:
             self._held.push(ticket, namespace, (ticket.rank,))
 
     def _withdraw(self, ticket: _Ticket, claim: TurnClaim, others: list[TurnClaim]) -> None:
-        """Have somebody wait for others' claims alone; what nobody waits for any longer is made all the same, for the
-        next who asks."""
+        """Take a claim off a ticket, which then waits for the other claims only.
+
+        A ticket that nobody waits for any longer keeps its place: its work is done for the next one who asks.
+        """
         if claim in others or ticket.turn.done():
             return
         namespace = claim.namespace
@@ -225,7 +230,7 @@ class Turns:
         self._everybody.remove(ticket)
 
     def _give_back(self) -> None:
-        """Have the next go on."""
+        """Pass the turn on to the next ticket, or free it."""
         while (chosen := self._next()) is not None:
             ticket, turn = chosen
             self._remove(ticket)
