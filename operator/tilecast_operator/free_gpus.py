@@ -1,6 +1,6 @@
-"""What is free now: by Kueue's quotas where a pool has a flavor, else by the pods that run, else unknown.
+"""GPUs that are free now: by Kueue's quotas if a pool has a flavor, else by the running pods, else unknown.
 
-It decides what a job's CapacityAvailable says and nothing else: advice does not depend on the hour.
+They decide the condition CapacityAvailable of a job and nothing else: advice does not depend on the hour.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Free:
     """Kueue or Pods."""
     flavor: str = ""
     nodes: Mapping[int, int] | None = None
-    """How many nodes have so many GPUs free; None where only a sum is known."""
+    """Number of nodes by their number of free GPUs; None if only the sum is known."""
 
     def fits(self, nodes: int, gpus_per_node: int) -> bool:
-        """Whether a plan on so many nodes could start now."""
+        """Return whether a plan on so many nodes could start now."""
         if nodes * gpus_per_node > self.gpus:
             return False
         return self.nodes is None or sum(n for free, n in self.nodes.items() if free >= gpus_per_node) >= nodes
@@ -41,10 +41,10 @@ class Usage:
     queues: Mapping[str, Quotas] = field(default_factory=dict)
     flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used: Mapping[str, int] | None = None
-    """GPUs that pods hold, by node; None where pods are not read."""
+    """GPUs that pods hold, by node; None if pods are not read."""
 
     def free(self, pools: Iterable[FoundPool], nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """What is free of each pool, by name; a pool of which nothing is known is absent."""
+        """Return the free GPUs of each pool, by name; a pool of which nothing is known is absent."""
         out = {}
         for item in pools:
             free = self._by_kueue(item, nodes) or self._by_pods(item, nodes)
@@ -57,7 +57,7 @@ class Usage:
         if item.kueue_flavor:
             names = [item.kueue_flavor]
         else:
-            # Members of a discovered pool carry the same deciding labels; the first stands for all.
+            # Members of a discovered pool have the same deciding labels, so the first one's are enough.
             first = next((nodes[name] for name in item.members if name in nodes), None)
             labels = item.pool.node_selector if first is None else first.labels
             known = {name: self.flavors.get(name) for name in sorted(quota)}
@@ -70,7 +70,7 @@ class Usage:
 
     def _by_pods(self, item: FoundPool, nodes: Mapping[str, Node]) -> Free | None:
         there = [nodes[name] for name in item.members if name in nodes]
-        # A DRA driver's devices and the slices of the mixed strategy are other resources, which nobody counts.
+        # Devices of a DRA driver and slices of the mixed strategy are other resources, which nobody counts.
         is_other = item.facts["gpusPerNode"][1] == RESOURCE_SLICE or any(node.slices for node in there)
         if self.used is None or is_other:
             return None

@@ -12,7 +12,7 @@ from tilecast_operator.cluster.view import stamp
 from tilecast_operator.search_process import Cause, SearchInterruptedError
 
 FIRST_S, FACTOR, MOST_S = 60.0, 4.0, 6 * 3600.0
-"""Wait before the second try, how many times longer each further wait is, and the longest."""
+"""Seconds before the second try, the factor by which each further wait is longer, and the longest wait in seconds."""
 MOST = 4096
 """Questions that are remembered; the oldest are forgotten first."""
 
@@ -30,21 +30,21 @@ class Interruption:
 
     tries: int
     due_s: float
-    """When it is tried again, on the monotonic clock."""
+    """When the search is tried again, in seconds of the monotonic clock."""
     answer: Declined
 
 
 def wait_s(tries: int) -> float:
-    """Return how long a search waits that was interrupted so many times."""
+    """Return how long a search waits after so many interrupted tries, in seconds."""
     return min(FIRST_S * FACTOR ** min(tries - 1, 16), MOST_S)
 
 
 class Interruptions:
-    """The interrupted searches, by what they were asked. Belongs to one event loop.
+    """The interrupted searches, by their questions. Belongs to one event loop.
 
     Args:
-        clock: Unix time, for what is written.
-        monotonic: seconds, for what is due.
+        clock: Unix time, in seconds, for texts.
+        monotonic: monotonic time, in seconds, for what is due.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -53,14 +53,14 @@ class Interruptions:
         self._known: OrderedDict[Hashable, Interruption] = OrderedDict()
 
     def answer(self, asked: Hashable) -> Declined | None:
-        """Return why a question is not searched for now; None where it may be."""
+        """Return why a question is not searched now; None if it may be."""
         known = self._known.get(asked)
         if known is None or known.due_s <= self._monotonic():
             return None
         return replace(known.answer, again_s=known.due_s - self._monotonic())
 
     def add(self, asked: Hashable, error: SearchInterruptedError) -> Declined:
-        """Take note of an interruption; returns the answer until the next try."""
+        """Record an interruption; return the answer until the next try."""
         before = self._known.pop(asked, None)
         tries = 1 if before is None else before.tries + 1
         pause_s = wait_s(tries)

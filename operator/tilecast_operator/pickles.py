@@ -1,4 +1,4 @@
-"""Pickles of what refers to things that whoever reads them has already."""
+"""Pickles of values that refer to objects which the reader already has."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dump(value: object, shared: Sequence[object]) -> bytes:
-    """The pickle of a value, in which `shared` are left out: `load` needs as many of them in the same order."""
+    """Pickle a value without the objects in `shared`; `load` needs as many of them in the same order."""
     numbers = {id(one): number for number, one in enumerate(shared)}
     return _pickled(value, lambda part: numbers.get(id(part)))
 
 
 def load(data: bytes, shared: Sequence[object]) -> Any:
-    """The value of a pickle that `dump` made in a process of ours."""
+    """Return the value of a pickle that `dump` made in a process of ours."""
     return _Unpickler(io.BytesIO(data), shared).load()
 
 
 def weight(value: object, shared: type | tuple[type, ...]) -> int:
-    """Bytes of a value's pickle, those of the types left out that it shares with others; it takes a few times as many
-    in memory."""
+    """Return the size of a value's pickle without parts of the types in `shared`, in bytes.
+
+    In memory the value takes a few times as much.
+    """
     return len(_pickled(value, lambda part: 0 if isinstance(part, shared) and part is not value else None))
 
 

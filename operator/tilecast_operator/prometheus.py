@@ -18,20 +18,20 @@ log = logging.getLogger("tilecast")
 
 
 class Sampled(Protocol):
-    """What is needed of the observations."""
+    """The methods of the observations that are needed here."""
 
     def queries(self) -> Iterable[tuple[Key, str]]:
-        """Every job that may have a step, with its query."""
+        """Return every job that may have a step, with its query."""
 
     async def take_sample(self, key: Key, answer: Any) -> None:
         """Take the answer to a job's query."""
 
 
 async def poll(settings: Settings, observations: Sampled) -> None:
-    """Ask for every job in each interval, for ever. A Prometheus that does not answer is asked again in the next."""
+    """Ask for every job in each interval, for ever. If Prometheus does not answer, ask again in the next interval."""
     url = f"{settings.prometheus_url.rstrip('/')}/api/v1/query"
     timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
-    # By a proxy where HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.
+    # Use a proxy if HTTP_PROXY, HTTPS_PROXY and NO_PROXY name one.
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         while True:
             await asyncio.sleep(settings.prometheus_poll_s)

@@ -1,4 +1,4 @@
-"""The jobs of the cluster as the plan of the queue reads them, and the problem that they make at a moment."""
+"""The jobs of the cluster as rows of the queue plan, and the planning problem that they make at a moment."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from tilecast_operator.free_gpus import Free
 Place: TypeAlias = tuple[str, int]
 """A pool and a number of GPUs."""
 Holdings: TypeAlias = Mapping[tuple[str, str], int]
-"""GPUs by pool and ClusterQueue; the queue is empty where pods are counted."""
+"""GPUs by pool and ClusterQueue; the queue is empty if pods are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A job that waits or runs. Times are seconds since the epoch."""
+    """A job that waits or runs. Times are Unix time, in seconds."""
 
     key: Key
     options: tuple[JobOption, ...]
-    """Of the whole run."""
+    """Options of the whole run."""
     created_s: float
     weight: float = 1.0
-    """Of its namespace."""
+    """Weight of the job's namespace."""
     own_weight: float = 1.0
-    """Its own, which orders the jobs of its namespace."""
+    """Weight of the job itself, which orders the jobs of its namespace."""
     priority: int = 0
     deadline_s: float | None = None
-    """Seconds from its creation."""
+    """Seconds from the creation of the job."""
     queue: str = ""
-    """Its ClusterQueue."""
+    """ClusterQueue of the job."""
     quotas: tuple[tuple[str, int], ...] = ()
-    """The most GPUs that the queue can have of each pool."""
+    """Most GPUs that the queue can have, by pool."""
     place: Place | None = None
-    """Where it runs, or was placed; None where that is open."""
+    """Where the job runs or was placed; None if that is open."""
     began_s: float | None = None
-    """When it started; None while it waits."""
+    """When the job started; None while it waits."""
     is_endless: bool = False
-    """Whether nobody says when it ends: it counts as ended after the upper end of its forecast."""
+    """Whether the end of the job is unknown: it then counts as ended after the upper end of its forecast."""
 
     @property
     def name(self) -> str:
@@ -56,16 +56,16 @@ class QueueRow:
 
 
 def name_of(key: Key) -> str:
-    """How the plan names a job."""
+    """Return the name of a job in the plan."""
     return f"{key.kind}/{key.namespace}/{key.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
-    """A plan, and the jobs that it is without."""
+    """A plan, and the jobs that are not part of it."""
 
     report: QueueReport | None = None
-    """None where there is no job to plan."""
+    """The plan; None if there is no job to plan."""
     refused: tuple[Unplanned, ...] = ()
     problem: str = ""
     """Why there is no plan at all."""
@@ -73,7 +73,7 @@ class PlannedQueue:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Everything that decides a plan but the clock and what was planned before."""
+    """Everything that decides a plan except the time and the previous plan."""
 
     rows: Sequence[QueueRow] = ()
     refused: Sequence[Unplanned] = ()
@@ -83,13 +83,15 @@ class QueueState:
 def holdings(
     entries: Iterable[FoundPool], free: Mapping[str, Free], queues: Mapping[str, Quotas], rows: Iterable[QueueRow]
 ) -> dict[tuple[str, str], int]:
-    """The GPUs that are held by what is not among the jobs, where that is known and not none.
+    """Count the GPUs that other things than these jobs hold, by pool and ClusterQueue.
+
+    Pools of which nothing is known, and counts of 0, are absent.
 
     Args:
         entries: the pools.
-        free: what nobody holds of each.
+        free: the free GPUs of each pool.
         queues: GPUs of every ClusterQueue.
-        rows: the jobs; those that run hold theirs.
+        rows: the jobs; those that run hold GPUs themselves.
     """
     ours = Counter[tuple[str, str]]()
     for row in rows:
@@ -108,13 +110,13 @@ def holdings(
         total = sum(sizes[name] for name in names)
         for queue, quota in queues.items():
             held = quota.reserved.get(flavor, 0) - sum(ours[name, queue] for name in names)
-            for name in names:  # where several pools share a flavor, nobody says which of them is held
+            for name in names:  # if several pools share a flavor, nothing says which of them is held
                 others[name, queue] = held * sizes[name] // max(total, 1)
     return dict(+others)
 
 
 def capacities(entries: Iterable[FoundPool], held: Holdings, rows: Iterable[QueueRow]) -> tuple[PoolCapacity, ...]:
-    """The pools, and who may have how much of them."""
+    """Return the pools, with how much of each every ClusterQueue may have."""
     quotas = dict[str, dict[str, int]]()
     for row in rows:
         for pool, quota in row.quotas:
@@ -133,13 +135,13 @@ def capacities(entries: Iterable[FoundPool], held: Holdings, rows: Iterable[Queu
 
 
 def planned(state: QueueState, policy: str, before: Mapping[str, Place], now_s: float) -> PlannedQueue:
-    """The plan at a moment; takes seconds for thousands of jobs.
+    """Plan the queue at a moment; this takes seconds for thousands of jobs.
 
     Args:
         state: jobs and pools.
         policy: a key of `POLICIES`.
         before: where each job was planned before, by name.
-        now_s: seconds since the epoch.
+        now_s: Unix time, in seconds.
     """
     jobs, refused = list[QueuedJob](), list(state.refused)
     for row in state.rows:
@@ -158,7 +160,7 @@ def planned(state: QueueState, policy: str, before: Mapping[str, Place], now_s: 
 
 
 def _job(row: QueueRow, before: Place | None, now_s: float) -> QueuedJob | None:
-    """The job at a moment; None where it counts as ended."""
+    """Return the job of a row at a moment; None if it counts as ended."""
     waits = row.began_s is None
     is_open = waits and row.place is None
     options = row.options if is_open else tuple(item for item in row.options if (item.pool, item.gpus) == row.place)

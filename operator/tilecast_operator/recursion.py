@@ -1,7 +1,8 @@
-"""How deep calls may nest in a process of the operator, and the stacks that carry them.
+"""The depth to which calls may nest in a process of the operator, and the stacks that carry them.
 
-The API server takes documents that are nested 10,000 deep, and Python reads 1,000: one such object, and a watch would
-tell of nothing else again. Only the JSON parser may meet those levels; `untrusted.cut` takes them away right after it.
+The API server accepts documents that are nested 10,000 deep, and Python reads 1,000 by default: one such object, and a
+watch would never report anything else again. Only the JSON parser may meet those levels; `untrusted.cut` removes them
+right after it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import threading
 from tilecast_operator.settings import RECURSION_LIMIT
 
 STACK_BYTES = 8 * 2**20
-"""The usual stack of a process. Threads have less where the process may have a stack without a limit."""
+"""The usual stack of a process, in bytes. Threads have less if the stack of the process has no limit."""
 CALL_BYTES = 700
-"""More than Python's own functions in C take of it for each call that the limit counts: its JSON parser 140 bytes,
-`repr` of a mapping 220, of an object by `__repr__` 520, `map` 640 (CPython 3.11 on x86-64)."""
+"""Stack for one call that the recursion limit counts, in bytes. Python's own functions in C take less: its JSON parser
+140 bytes, `repr` of a mapping 220, of an object by `__repr__` 520, `map` 640 (CPython 3.11 on x86-64)."""
 
 
 def prepare() -> None:
-    """Set the recursion limit of this process, and give its threads from now on the stack for it.
+    """Set the recursion limit of this process, and the stack of its future threads to match.
 
-    A smaller stack than usual is made larger where the process may do so, or else gets a lower limit.
+    A smaller stack than usual is made larger if the process may do so; otherwise the limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < STACK_BYTES:

@@ -1,4 +1,4 @@
-"""Hands a report that reached a replica which does not lead to the one that does, with the token it came with."""
+"""Passes a report that reached another replica on to the leader, with the token that it came with."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tilecast_operator.cluster.leadership import Election, Leadership
 from tilecast_operator.observed.reports import Refused
 
 RELAYED = "Tilecast-Relayed"
-"""Header of a report that a replica hands on, with the name of the one that leads as the Lease has it; it is not handed
-on again."""
+"""Header of a report that a replica passes on, with the leader's name in the Lease. Such a report is not passed on
+again."""
 CLIENT = "Tilecast-Client"
-"""Header of the same with the address of whoever sent it."""
+"""Header of a report that a replica passes on, with the address of the original sender."""
 TIMEOUT_S = 15.0
 
 
 class Relay:
-    """A client of the replica that leads. Belongs to one event loop.
+    """Client of the replica that leads. Belongs to one event loop.
 
     Args:
-        leadership: of this replica.
-        election: knows the other's address; None where there is no other.
+        leadership: leadership of this replica.
+        election: knows the leader's address; None if there is only one replica.
         certificate: file of the certificate that all replicas serve; empty without TLS.
     """
 
@@ -36,17 +36,21 @@ class Relay:
         self._certificate = certificate
         self._session: aiohttp.ClientSession | None = None
         self._tls: tuple[int, str, ssl.SSLContext] | None = None
-        """When the certificate's file was written, what it says, and what is trusted by it."""
+        """When the certificate's file was written (ns), its text, and the TLS context that trusts it."""
 
     def client(self, request: web.Request) -> str:
-        """Address of whoever sent a report. One that is handed on says so, and counts where it names this replica as
-        only the Lease does: else all that another replica hands on would be one client's, or anybody could be many."""
+        """Return the address of the original sender of a report.
+
+        A relayed report says so in a header. That counts only if the header has the name of this replica, which only
+        readers of the Lease know: otherwise anybody could pose as many clients. If it did not count, all that another
+        replica relays would be one client's.
+        """
         named = request.headers.get(RELAYED, "").encode(errors="replace")
         is_relayed = self._election is not None and hmac.compare_digest(named, self._election.identity.encode())
         return (request.headers.get(CLIENT) if is_relayed else request.remote) or ""
 
     async def put(self, request: web.Request, body: bytes) -> web.Response | None:
-        """The leader's answer to a report; None where this replica leads, and has to answer itself.
+        """Pass a report on and return the leader's answer; None if this replica leads and has to answer itself.
 
         Raises:
             Refused: nobody leads, or the leader does not answer.
@@ -75,8 +79,10 @@ class Relay:
             await self._session.close()
 
     def _trust(self) -> ssl.SSLContext | bool:
-        """TLS that trusts the certificate as it is now, and as it was before: the other replica may serve either. One
-        for all requests, for a connection is used again only by requests with the same."""
+        """Return a TLS context that trusts the current certificate and the one before; the leader may serve either.
+
+        All requests share one context, because a connection is only reused by requests with the same context.
+        """
         if not self._certificate:
             return True
         path = Path(self._certificate)
@@ -88,8 +94,10 @@ class Relay:
 
 
 def _trusting(*chains: str) -> ssl.SSLContext:
-    """TLS that trusts the first certificate of each file, whatever address serves it: replicas mount the same Secret.
-    Those that follow have signed certificates of others too."""
+    """Return a TLS context that trusts the first certificate of each chain, whatever address serves it.
+
+    Replicas mount the same Secret. The later certificates of a chain have signed certificates of others too.
+    """
     first = ["".join(chain.partition("-----END CERTIFICATE-----")[:2]) for chain in chains if chain]
     context = ssl.create_default_context(cadata="\n".join(first))
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

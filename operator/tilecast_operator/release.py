@@ -1,14 +1,15 @@
-"""Lets every job go that waits for Tilecast: before an uninstall, while the operator is down, or where it is gone.
+"""Release every job that waits for Tilecast: before an uninstall, while the operator is down, or when it is gone.
 
     python -m tilecast_operator.release [--dry-run] [--policy NAME] [--namespace-selector JSON]
                                         [--if-stale NAMESPACE/NAME [--older-than SECONDS]]
 
-Jobs of every kind that the cluster serves, in all namespaces or those of one shard: our name comes off their gates,
-parked ones move to their own queue, those that were suspended for us are resumed; each by the patch that the operator
-writes. Doing it again does nothing. The credentials are those of the operator: a pod's, or a kubeconfig's.
+It releases jobs of every kind that the cluster serves, in all namespaces or in those of one shard. Our name comes off
+their gates, parked jobs move to their own queue, and jobs that were suspended for us are resumed; each by the patch
+that the operator would write. A second run does nothing. The credentials are those of the operator: a pod's, or a
+kubeconfig's.
 
-With `--if-stale` nothing is let go unless the operator's Lease stays as it is for so long; one that is renewed ends the
-command after a few seconds.
+With `--if-stale` nothing is released unless the operator's Lease stays unchanged for that time. If the Lease is
+renewed, the command ends after a few seconds.
 """
 
 from __future__ import annotations
@@ -38,29 +39,29 @@ from tilecast_operator.settings import lease_place
 
 UNINSTALLED = "Uninstalled"
 OPERATOR_DOWN = "OperatorDown"
-"""Values of `tilecast.dev/applied` on a job that is let go here: for good, or because nobody leads."""
+"""Values of `tilecast.dev/applied` on a job that is released here: for good, or because nobody leads."""
 OLDER_THAN_S = 120.0
 REQUEST_S = 30.0
 PAGE = 500
 TRIES = 5
-"""Of a patch that somebody else's edit came before."""
+"""Tries of a patch, which fails when somebody else edits the job at the same time."""
 PASSES = 4
 PAUSE_S = 3.0
-"""Between passes: what was created just before the policy went may be seen only now."""
+"""Seconds between passes: jobs created just before the policy was deleted may be seen only now."""
 _ADMISSION = "/apis/admissionregistration.k8s.io"
 
 Say = Callable[[str], object]
 
 
 class Release:
-    """Lets jobs go.
+    """Releases jobs.
 
     Args:
-        api: of the cluster.
+        api: client of the cluster.
         say: called with one line for each job, and for each thing that could not be done.
         is_dry: whether to say only what would be done.
-        selector: of the namespaces whose jobs are let go; None for all.
-        lease: what nobody may renew meanwhile; None where it does not matter whether the operator lives.
+        selector: selector of the namespaces whose jobs are released; None for all.
+        lease: the Lease that must stay unrenewed; None if it does not matter whether the operator lives.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Release:
         self._selector = selector
         self._lease = lease
         self._namespaces = frozenset[str]()
-        """Those that the selector selects."""
+        """Namespaces that the selector selects."""
         self.freed = Counter[str]()
-        """Jobs by kind."""
+        """Number of released jobs, by kind."""
         self.failed = 0
 
     async def run(self, policy: str = "") -> None:
-        """Withdraw the policy that has new jobs wait, if one is named, and let go until nothing waits.
+        """Release jobs until none waits; first delete the binding of a named policy that makes new jobs wait.
 
         Raises:
             LeaderLivesError: the operator is back.
@@ -103,7 +104,7 @@ class Release:
             await asyncio.sleep(PAUSE_S)
 
     async def _select(self) -> bool:
-        """Find out which namespaces are selected; returns whether that is known."""
+        """Find out which namespaces are selected; return whether that is known."""
         if self._selector is None:
             return True
         try:
@@ -116,7 +117,7 @@ class Release:
         return True
 
     async def _free_kind(self, kind: str) -> int:
-        """Let all jobs of a kind go; returns how many did."""
+        """Release all jobs of a kind; return how many were released."""
         freed = 0
         try:
             async for document in self._pages(kind):
@@ -138,7 +139,7 @@ class Release:
             query["continue"] = onward
 
     async def _free(self, kind: str, document: Document) -> bool:
-        """Let a job go, if it waits for us; returns whether it does no more."""
+        """Release a job if it waits for us; return whether it was released."""
         key = Key.of({**document, "kind": kind})
         name = f"{kind} {key.namespace}/{key.name}"
         try:
@@ -193,7 +194,7 @@ class Release:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     asked = _parser().parse_args(arguments)
     try:
         selector = LabelSelector.read(asked.namespace_selector, "--namespace-selector")

@@ -1,4 +1,4 @@
-"""Which reports are read at all: of clients that keep within their limits, with a token that could be ours."""
+"""Decides which reports are read at all: those of clients within their limits, with a token that could be ours."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tilecast import untrusted
 from tilecast_operator.observed.reports import AUDIENCE, Refused
 
 BURST_S = 10.0
-"""A client that was quiet may send what it may send in so long at once."""
+"""A client that was quiet may send at once what it may otherwise send in this time, in seconds."""
 MAX_IN_FLIGHT = 8
-"""Reports of one client at a time: fewer than TokenReviews, so that no client takes them all."""
+"""Reports of one client at a time: fewer than TokenReviews at a time, so that no client takes them all."""
 MAX_CLIENTS = 4096
 MAX_TOKEN = 8192
 SKEW_S = 60.0
@@ -26,13 +26,13 @@ ACCOUNT = "system:serviceaccount:"
 
 
 class ReportGuard:
-    """Refuses before the body of a report is read or the API server asked. Belongs to one event loop.
+    """Refuses reports before their body is read or the API server is asked. Belongs to one event loop.
 
     Args:
-        rate: reports that a client may send, 1/s.
-        clock: Unix time, the API server's.
+        rate: reports that a client may send, in 1/s.
+        clock: Unix time of the API server, in seconds.
         refused: called with the outcome of each refusal.
-        timer: seconds that only grow.
+        timer: monotonic time, in seconds.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class ReportGuard:
         self._refused = refused
         self._timer = timer
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Reports that a client may send now, and since when, by client; who was seen last comes last."""
+        """Reports that a client may send and since when, by client; the client seen last comes last."""
         self._in_flight: dict[str, int] = {}
 
     @contextmanager
     def admit(self, address: str, namespace: str, token: str) -> Iterator[None]:
-        """Let a report be read, for as long as that takes.
+        """Admit a report for the time that it takes to read it.
 
         Args:
-            address: of the client.
-            namespace: that it reports to.
+            address: address of the client.
+            namespace: namespace that it reports to.
             token: its bearer token.
 
         Raises:
-            Refused: it is not read, and why.
+            Refused: the report is not read, and why.
         """
         client = _client(address)
         try:
@@ -97,7 +97,7 @@ def _too_many(wait_s: int) -> Refused:
 
 
 def _client(address: str) -> str:
-    """Who is limited: an IPv4 address, or the network that one IPv6 host may choose its addresses from."""
+    """Return who is limited: an IPv4 address, or the /64 network from which one IPv6 host may choose its addresses."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -108,10 +108,10 @@ def _client(address: str) -> str:
 
 
 def require_token(token: str, namespace: str, now_s: float) -> None:
-    """Check what a token says of itself. Whether it is true is for a TokenReview to say, about tokens that pass.
+    """Check what a token says about itself; a TokenReview later says whether that is true.
 
     Raises:
-        Refused: it cannot be a token of the namespace for our audience, valid now.
+        Refused: it cannot be a token of the namespace for our audience that is valid now.
     """
     if not token:
         raise Refused("unauthenticated", 401, "there is no bearer token; project one with audience tilecast")

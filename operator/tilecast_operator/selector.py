@@ -1,4 +1,4 @@
-"""The namespaces whose jobs an operator answers, by a label selector as Kubernetes writes it."""
+"""Label selectors as Kubernetes writes them: they say of which namespaces an operator answers the jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Requirement(ApiModel):
     values: list[str] = Field(default_factory=list)
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels are as this asks."""
+        """Return whether these labels meet the requirement."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -40,11 +40,11 @@ class LabelSelector(ApiModel):
 
     @classmethod
     def read(cls, text: str, field: str) -> LabelSelector | None:
-        """The selector in a JSON text; None where it is empty or selects everything.
+        """Return the selector in a JSON text; None if it is empty or selects everything.
 
         Args:
             text: the JSON.
-            field: what the text is the value of.
+            field: name of the setting whose value the text is.
 
         Raises:
             SpecError: the text is no selector.
@@ -60,6 +60,6 @@ class LabelSelector(ApiModel):
         return selector if selector.match_labels or selector.match_expressions else None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether something with these labels is selected."""
+        """Return whether something with these labels is selected."""
         has_labels = all(labels.get(key) == value for key, value in self.match_labels.items())
         return has_labels and all(item.holds(labels) for item in self.match_expressions)

@@ -1,4 +1,4 @@
-"""The one HTTP server: /metrics, /healthz, /readyz, and PUT /observations/{namespace}/{name}."""
+"""The HTTP server of the operator: /metrics, /healthz, /readyz, and PUT /observations/{namespace}/{name}."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from tilecast.spec import SpecError
 from tilecast_operator.observed.reports import MAX_BODY_BYTES, Refused
 
 BODY_S = 10.0
-"""A report that takes longer to arrive is no report: whoever sends a byte a minute holds no connection."""
+"""Longest time that a report may take to arrive, in seconds: a client that sends a byte a minute cannot hold a
+connection."""
 REQUEST_S = 10.0
-"""A connection without a whole request by then is closed, and so is a handshake that takes longer."""
+"""Time in which a TLS handshake, or the first whole request of a connection, must be complete, in seconds."""
 IDLE_S = 75.0
-"""How long a connection is kept between requests."""
+"""Seconds that a connection is kept between requests."""
 MAX_CONNECTIONS = 1024
 CLOSED_AT_ONCE = 64
-"""Connections without a request under way that make room where there are too many, those first that were used longest
-ago: whoever opens many shuts out no probe and no other client."""
+"""Connections without a request under way that are closed when there are too many, least recently used first. So a
+client that opens many connections shuts out no probe and no other client."""
 RENEW_S = 30.0
-"""How often the certificate is looked at."""
+"""Seconds between two looks at the certificate."""
 SERVED_AFTER_S = 120.0
-"""How long a renewed certificate is in its file before it is served: by then it has come to every replica, which trusts
-it before it meets it."""
+"""Seconds that a renewed certificate is in its file before it is served. By then it has reached every replica, so that
+each trusts it before it meets it."""
 ANY = "::"
-"""The host that stands for every address of both families."""
+"""The host that means every address of both families."""
 
 Check = Callable[[], str | None]
-"""Says what is wrong, or None."""
+"""Returns what is wrong, or None."""
 Take = Callable[[str, str, str, bytes], Awaitable[None]]
 """Takes namespace and name of a job, the token and the body of a report; raises Refused."""
 Admit = Callable[[str, str, str], AbstractContextManager[None]]
-"""Takes a client's address, the namespace and the token; raises Refused where the report is not to be read."""
+"""Takes a client's address, the namespace and the token; raises Refused if the report is not to be read."""
 
 Client = Callable[[web.Request], str]
-"""Says at what address the client of a report is."""
+"""Returns the address of the client that sent a report."""
 
 HandOn = Callable[[web.Request, bytes], Awaitable[web.Response | None]]
-"""Answers a report in the name of another replica, or None where that is for this one to do; raises Refused."""
+"""Answers a report on behalf of another replica; None if this replica has to answer it. Raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen: host and port, and the files of certificate and key where that is by TLS."""
+    """Where to listen: host and port, and for TLS the files of certificate and key."""
 
     host: str
     port: int
@@ -61,15 +62,15 @@ class Address:
 
 
 class HttpServer:
-    """Serves until `cleanup`."""
+    """The HTTP server; it serves until `cleanup`."""
 
     def __init__(self, runner: web.AppRunner, address: Address) -> None:
         self._runner = runner
         self._address = address
         self._unused: set[asyncio.BaseProtocol] = set()
-        """Connections without a whole request."""
+        """Connections without a whole request so far."""
         self._idle: dict[web.RequestHandler, None] = {}
-        """Connections without a request under way, the one used last comes last; some are closed by now."""
+        """Connections without a request under way, the most recently used last; some are closed by now."""
         self._server: asyncio.Server | None = None
         self._renewal: asyncio.Task[None] | None = None
 
@@ -82,7 +83,7 @@ class HttpServer:
     async def note(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Take note that a connection is used."""
+        """Record that a connection is in use while a request is handled."""
         connection = request.protocol
         self._unused.discard(connection)
         self._idle.pop(connection, None)
@@ -92,7 +93,7 @@ class HttpServer:
             self._idle[connection] = None
 
     async def start(self) -> None:
-        """Listen.
+        """Start to listen.
 
         Raises:
             SpecError: the certificate cannot be read.
@@ -130,7 +131,7 @@ class HttpServer:
         return connection
 
     def _make_room(self) -> bool:
-        """Close some connections; returns whether there were any to close."""
+        """Close some connections without a request under way; return whether there were any to close."""
         closed = 0
         while self._idle and closed < CLOSED_AT_ONCE:
             connection = next(iter(self._idle))
@@ -157,7 +158,7 @@ class HttpServer:
         return times[0], times[1]
 
     async def _renew(self, tls: ssl.SSLContext, loaded: tuple[int, int]) -> None:
-        """Serve a renewed certificate to whoever connects from then on; one that cannot be read yet is read later."""
+        """Serve a renewed certificate to new connections; one that cannot be read yet is tried again later."""
         files = Path(self._address.certificate), Path(self._address.key)
         newest, since_s = loaded, time.monotonic()
         while True:
@@ -171,15 +172,15 @@ class HttpServer:
 
 
 class _Refusing(asyncio.Protocol):
-    """A connection too many."""
+    """Protocol of a connection that is one too many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
+        """Close the connection."""
         transport.close()
 
 
 async def _here(_: web.Request, __: bytes) -> None:
-    """There is no other replica."""
+    """Return None: there is no other replica."""
 
 
 def _remote(request: web.Request) -> str:
@@ -196,7 +197,7 @@ async def start(
     hand_on: HandOn = _here,
     client: Client = _remote,
 ) -> HttpServer:
-    """Serve until `cleanup()` of what is returned."""
+    """Start a server, which serves until its `cleanup()`."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
@@ -237,7 +238,7 @@ async def start(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; `ANY` is both families where this machine has both."""
+    """Return a listening socket; `ANY` means both address families if this machine has both."""
     if host == ANY:
         with suppress(OSError, ValueError):
             return socket.create_server((ANY, port), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -22,16 +22,17 @@ from tilecast_operator.observed.reports import error
 from tilecast_operator.queue_rows import PlannedQueue
 
 OWN_RUNS = ("own", "successor", "relative")
-"""Whose measured run corrects a job: its own, one of the same workload, one of another workload under its name."""
+"""Origins of the measured run that corrects a job: the job itself, one of the same workload, or one of another workload
+under its name."""
 MOST_GROUPS = 64
-"""Groups of GPU, precision and model family that have series of their own; there are as many as users make."""
+"""Groups of GPU, precision and model family with series of their own; users can make any number of groups."""
 MOST_GPUS = 12
 RUN_REPORTS = 3
-"""Reports of a job by which it is judged, once."""
+"""Number of reports after which a job is judged, once."""
 
 
 class Metrics(MetricFamilies):
-    """Every instrument, in a registry of its own."""
+    """Every metric, in a registry of its own."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -45,14 +46,17 @@ class Metrics(MetricFamilies):
         self._groups = BoundedGroups(self.registry, MOST_GROUPS, covered, clock)
         self.build.info({"version": tilecast.__version__})
         for resource in WATCHED:
-            # A resource that is never answered is as old as the process.
+            # A resource that was never answered is as old as the process.
             self.watched.labels(resource).set_to_current_time()
         self._is_leading = True
         self.lead(True)
 
     def lead(self, is_leading: bool) -> None:
-        """Show whether this replica leads. What would be the same in every replica is shown by that one alone, so that
-        sums over replicas are right."""
+        """Show whether this replica leads.
+
+        Series that would be the same in every replica are shown only by the leader, so that sums over replicas are
+        right.
+        """
         self.leader.set(is_leading)
         if is_leading != self._is_leading:
             self._is_leading = is_leading
@@ -60,7 +64,7 @@ class Metrics(MetricFamilies):
                 (self.registry.register if is_leading else self.registry.unregister)(collector)
 
     def count_write(self, resource: str, outcome: str) -> None:
-        """Count what became of a request that writes: `ok`, the HTTP status of a refusal, or `unreachable`."""
+        """Count the outcome of a write request: `ok`, the HTTP status of a refusal, or `unreachable`."""
         self.writes.labels(resource, outcome).inc()
 
     def count_advice(self, answer: Answer, changed: bool) -> None:
@@ -75,10 +79,10 @@ class Metrics(MetricFamilies):
         """Count an accepted report.
 
         Args:
-            score: the job it is of.
-            seconds: the step that it tells.
-            steps: how many of them it is of, where it says so.
-            baseline: GPU-seconds of a step of the job's baseline, where it has one.
+            score: the job that it belongs to.
+            seconds: the reported step.
+            steps: number of steps that the report covers; None if it does not say.
+            baseline: GPU-seconds of a step of the job's baseline, if it has one.
         """
         forecast = score.forecast
         gpu, precision, family = forecast.group[:3]
@@ -100,20 +104,20 @@ class Metrics(MetricFamilies):
             self.saved.inc(max(0.0, baseline - seconds * forecast.gpus) * steps)
 
     def show_kueue(self, served: str, release: str, stop_policy: bool, gate: str) -> None:
-        """Show what Kueue can do; nothing where none is served."""
+        """Show what Kueue can do; no series if Kueue is not served."""
         self.kueue.clear()
         if served:
             self.kueue.labels(served, release, "true" if stop_policy else "false", gate).set(1)
 
     def show_learning(self, learner: Learner) -> None:
-        """Show whose runs count."""
+        """Show how many runs count, and how many namespaces are at their bound."""
         self.learnt_runs.clear()
         for labels, count in learner.standing().items():
             self.learnt_runs.labels(*labels).set(count)
         self.bounded.set(len(learner.bounded))
 
     def show_calibration(self, learner: Learner) -> None:
-        """Show what the runs teach now."""
+        """Show the errors and the corrections of the current calibration."""
         for instrument in (self.bias, self.spread, self.runs):
             instrument.clear()
         shown = self._groups.chosen(learner.sizes())
@@ -150,7 +154,7 @@ class Metrics(MetricFamilies):
             self.queue_jobs.labels(state).set(count)
 
     def show_pools(self, report: NodesReport, free: Mapping[str, Free]) -> None:
-        """Show the pools as they are now; what is gone goes, and what is not known is absent."""
+        """Show the current pools; series of pools that are gone disappear, and what is not known is absent."""
         self.left_out.clear()
         for left_out in report.left_out:
             self.left_out.labels(left_out.code).inc(len(left_out.nodes))

@@ -15,17 +15,18 @@ MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 
 @dataclass(frozen=True)
 class Declared(Generic[MetricT]):
-    """A metric family that every instance of its class has as an attribute of its own."""
+    """A metric family; every instance of the class that declares it has a metric of its own."""
 
     kind: type[MetricT]
     name: str
     text: str
     labels: tuple[str, ...] = ()
     zero: Sequence[Sequence[str]] = ()
-    """Values of the labels, one sequence a label, whose combinations exist from the start: a counter that begins at one
-    shows no increase."""
+    """Known values of each label, one sequence a label. Their combinations exist from the start, because a counter that
+    begins at one shows no increase."""
     of_the_cluster: bool = False
-    """Whether every replica would show the same, so that only the leader shows it and sums over replicas are right."""
+    """Whether every replica would show the same value. Then only the leader shows it, so that sums over replicas are
+    right."""
     buckets: tuple[float, ...] | None = None
 
     @overload
@@ -33,13 +34,13 @@ class Declared(Generic[MetricT]):
     @overload
     def __get__(self, instance: object, owner: type) -> MetricT: ...
     def __get__(self, instance: object | None, owner: type) -> Declared[MetricT] | MetricT:
-        # An instance that was built has the metric in its own dictionary, and this is not called.
+        # An instance that was built has the metric in its own dictionary; then this is not called.
         if instance is None:
             return self
         raise AttributeError(self.name)
 
     def build(self, registry: CollectorRegistry) -> MetricT:
-        """The metric, in a registry."""
+        """Build the metric in a registry."""
         options: dict[str, Any] = {} if self.buckets is None else {"buckets": self.buckets}
         metric = self.kind(self.name, self.text, self.labels, registry=registry, **options)
         for values in product(*self.zero) if self.zero else ():
@@ -48,12 +49,12 @@ class Declared(Generic[MetricT]):
 
 
 def counter(name: str, text: str, *labels: str, zero: Sequence[Sequence[str]] = ()) -> Declared[Counter]:
-    """Declare a counter; `zero` are the values of each label that are known."""
+    """Declare a counter; `zero` has the known values of each label."""
     return Declared(Counter, name, text, labels, zero)
 
 
 def gauge(name: str, text: str, *labels: str, of_the_cluster: bool = False) -> Declared[Gauge]:
-    """Declare a gauge; `of_the_cluster` is one that only the leader shows."""
+    """Declare a gauge; with `of_the_cluster` only the leader shows it."""
     return Declared(Gauge, name, text, labels, of_the_cluster=of_the_cluster)
 
 
@@ -63,12 +64,12 @@ def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) ->
 
 
 def info(name: str, text: str) -> Declared[Info]:
-    """Declare facts in labels."""
+    """Declare an info metric: facts in labels."""
     return Declared(Info, name, text)
 
 
 def build_all(owner: object, registry: CollectorRegistry) -> list[MetricWrapperBase]:
-    """Give an object every metric that its class declares; returns those of the cluster."""
+    """Give an object every metric that its class declares; return those of the cluster."""
     of_the_cluster = []
     for name, declared in _declared(type(owner)):
         metric = declared.build(registry)

@@ -1,6 +1,6 @@
 """Every metric family, one declaration each: prefix `tilecast_`, base units, never the name of a job in a label.
 
-A family that is added here is an attribute of `Metrics` and is served; docs/metrics.md has a row of each.
+A family that is added here becomes an attribute of `Metrics` and is served; docs/metrics.md has a row for each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 ANSWERS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 RATIOS = (0.05, 0.1, 0.15, 0.25, 0.5, 1.0)
 SIGNED = (*(-bound for bound in reversed(RATIOS[:-1])), 0.0, *RATIOS)
-"""A forecast of nothing errs by -1, so that lower bounds end there."""
+"""Bounds of signed errors. A forecast of 0 has the error -1, so lower bounds end there."""
 GROUP = ("gpu", "precision", "family")
 STAGES = ("raw", "calibrated")
 
@@ -78,7 +78,7 @@ class ErrorFamilies:
 
 
 class LearningFamilies:
-    """What the runs of the cluster teach."""
+    """Corrections learned from the runs of the cluster."""
 
     bias = gauge(
         "tilecast_prediction_bias_ratio",

@@ -1,4 +1,4 @@
-"""Series by labels whose values users make: bounded in number, forgotten when nobody uses them, and zero at first."""
+"""Series by labels whose values users choose: bounded in number, forgotten when nobody uses them, and zero at first."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 Group: TypeAlias = tuple[str, ...]
 Series: TypeAlias = Mapping[MetricWrapperBase, tuple[Group, ...]]
-"""Metrics, with the further labels that each has for every group."""
+"""Metrics, each with the further labels that it has for every group."""
 
 OTHER = "other"
-"""The value of every label of what there is no room for."""
+"""Value of every label of groups for which there is no room."""
 DAY_S = 86_400.0
 SCRAPES = 2
-"""Scrapes that find a new series at zero before what was counted comes into it: `increase` sees nothing of a series
-that begins at one, and Prometheus often runs twice."""
+"""Scrapes that find a new series at zero before the counts so far are added to it: `increase` does not see the start of
+a series that begins at one, and Prometheus often runs twice."""
 
 
 class BoundedGroups(Collector):
-    """The values of some labels that have series.
+    """The groups of label values that have series.
 
     Args:
-        registry: where the series are.
-        most: groups with series of their own; what more there are is `OTHER`.
-        series: those of every group.
-        clock: seconds.
+        registry: registry of the series.
+        most: number of groups with series of their own; further groups are `OTHER`.
+        series: the series of every group.
+        clock: monotonic time, in seconds.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class BoundedGroups(Collector):
         self._series = series
         self._clock = clock
         self._used: dict[Group, float] = {}
-        """When each was used last."""
+        """When each group was used last."""
         self._scrapes: dict[Group, int] = {}
-        """Scrapes that have found those at zero that are new."""
+        """Scrapes that found each new group's series at zero."""
         self._counts: dict[Group, list[tuple[Counter, Group]]] = {}
-        """What was counted of them meanwhile."""
+        """Counts of new groups that are still to be added."""
         registry.register(self)
 
     def use(self, group: Group) -> Group:
-        """The labels of a group now, whose series exist from here on."""
+        """Return the labels under which a group is shown now; its series exist from here on."""
         shown = group if group in self._used or len(self._used) < self._most else (OTHER,) * len(group)
         if shown not in self._used:
             self._scrapes[shown] = 0
@@ -63,7 +63,7 @@ class BoundedGroups(Collector):
         return shown
 
     def count(self, counter: Counter, group: Group, *labels: str) -> None:
-        """Count one of a group, once its series were seen at zero."""
+        """Count one for a group, or later if its series were not yet scraped at zero."""
         shown = self.use(group)
         if shown in self._scrapes:
             self._counts.setdefault(shown, []).append((counter, labels))
@@ -71,14 +71,17 @@ class BoundedGroups(Collector):
             counter.labels(*shown, *labels).inc()
 
     def chosen(self, sizes: Mapping[Group, int]) -> Mapping[Group, Group]:
-        """The labels of groups of some sizes that are all shown at once: those in use first, and then the largest."""
+        """Return the labels of groups that are all shown at once.
+
+        Where there are too many, groups in use go first, then the largest by `sizes`.
+        """
         order = sorted(sizes, key=lambda group: (group not in self._used, -sizes[group], group))
         return {group: group if place < self._most else (OTHER,) * len(group) for place, group in enumerate(order)}
 
     def collect(self) -> Iterator[Metric]:
-        """Be scraped: nothing of its own, but the series change here alone."""
+        """Return no metric; a scrape calls this, and only here the series change."""
         for group, scrapes in list(self._scrapes.items()):
-            self._scrapes[group] = scrapes + 1  # the registry asks this collector after the metrics
+            self._scrapes[group] = scrapes + 1  # the registry calls this collector after the metrics
             if scrapes + 1 >= SCRAPES:
                 del self._scrapes[group]
                 for counter, labels in self._counts.pop(group, []):
